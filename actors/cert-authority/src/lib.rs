@@ -1,0 +1,1 @@
+//! muster-cert-authority

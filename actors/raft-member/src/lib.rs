@@ -1,0 +1,1 @@
+//! muster-raft-member

@@ -1,0 +1,2 @@
+//! The command line. A thin main over the library.
+fn main() {}

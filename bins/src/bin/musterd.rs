@@ -1,0 +1,2 @@
+//! The daemon. A thin main over the library.
+fn main() {}

@@ -1,0 +1,247 @@
+//! Commands: guards and changes, judged together when the entry is applied.
+//!
+//! Whoever proposes chooses ids, times and expiries and carries them in the command, so that applying is a
+//! pure function and every member computes the same state. Guards make a caller's assumptions explicit:
+//! callers pipeline without a lock, and a command whose assumptions no longer hold changes nothing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Blocked, CertificateRecord, ClusterRecord, Generation, Liveness, Name, NodeId, NodeRecord,
+    Principal, RaftId, Removal, RequestId, Revision, Role, Token, User, WallTime,
+};
+
+/// One entry's worth of change.
+///
+/// Repeated with the same `request`: applied at most once; the retry gets the first outcome (the outcomes of
+/// the last 65,536 requests are kept). `request` 0 is never remembered: for commands that are idempotent by themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    pub request: RequestId,
+    /// The proposer's wall clock.
+    pub at: WallTime,
+    pub by: Principal,
+    /// For the event log; short.
+    pub reason: String,
+    pub guards: Vec<Guard>,
+    pub changes: Vec<Change>,
+}
+
+impl Command {
+    /// A command that is idempotent by itself and needs no remembered outcome.
+    pub fn idempotent(at: WallTime, by: Principal, reason: impl Into<String>) -> Self {
+        Self {
+            request: RequestId(0),
+            at,
+            by,
+            reason: reason.into(),
+            guards: Vec::new(),
+            changes: Vec::new(),
+        }
+    }
+    /// Adds a guard.
+    #[must_use]
+    pub fn guard(mut self, guard: Guard) -> Self {
+        self.guards.push(guard);
+        self
+    }
+    /// Adds a change.
+    #[must_use]
+    pub fn change(mut self, change: Change) -> Self {
+        self.changes.push(change);
+        self
+    }
+    /// Makes a retry of this command safe.
+    #[must_use]
+    pub fn with_request(mut self, request: RequestId) -> Self {
+        self.request = request;
+        self
+    }
+}
+
+/// What must hold when the command is applied. All of a command's guards hold, or nothing of it happens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Guard {
+    /// No cluster has been written yet (founding).
+    NotFounded,
+    NodeExists(NodeId),
+    NodeAbsent(NodeId),
+    /// No other node has this name.
+    NameFree {
+        name: Name,
+        except: Option<NodeId>,
+    },
+    DesiredRole {
+        node: NodeId,
+        role: Role,
+    },
+    Role {
+        node: NodeId,
+        role: Role,
+    },
+    /// The role was last written at exactly this revision.
+    Granted {
+        node: NodeId,
+        granted: Revision,
+    },
+    Generation {
+        node: NodeId,
+        generation: Generation,
+    },
+    NodeRevision {
+        node: NodeId,
+        revision: Revision,
+    },
+    Removing {
+        node: NodeId,
+        removing: bool,
+    },
+    /// The node holds no seat in the Raft configuration.
+    NoSeat(NodeId),
+    NotBlocked(NodeId),
+    /// At least this many other nodes, not being removed, have the desired role manager.
+    OtherManagers {
+        besides: NodeId,
+        at_least: usize,
+    },
+    /// The token exists, has not expired at the command's time, and has a use left.
+    TokenUsable(String),
+    TokenExists(String),
+    UserAbsent(Name),
+    UserExists(Name),
+    /// The user's certificate in force is this one.
+    UserSerial {
+        name: Name,
+        serial: String,
+    },
+    BlockExpired {
+        node: NodeId,
+        at: WallTime,
+    },
+}
+
+/// One change. Those that concern a missing object are refused as `NotFound`, never a silent no-op, unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// The first entry: the cluster, its founder and the founder's seat (raft id 1, voter).
+    Found {
+        cluster: Box<ClusterRecord>,
+        founder: Box<NodeRecord>,
+        tokens: Vec<Token>,
+    },
+    /// Writes a new node. `granted`, `generation` and `revision` are set at apply time.
+    CreateNode(Box<NodeRecord>),
+    /// Spec change: generation grows.
+    SetDesiredRole {
+        node: NodeId,
+        role: Role,
+    },
+    /// Status change: `role` and `granted`.
+    GrantRole {
+        node: NodeId,
+        role: Role,
+    },
+    /// Accepts a removal.
+    SetRemoving {
+        node: NodeId,
+        removal: Removal,
+    },
+    /// Deletes the record. Absent: nothing happens.
+    DeleteNode(NodeId),
+    /// Writes a block. The expiry is at least the node's `last_not_after` plus an hour, whatever the command says.
+    Block(Blocked),
+    /// Absent: nothing happens.
+    Unblock(NodeId),
+    /// Spec change: generation grows.
+    UpdateLabels {
+        node: NodeId,
+        add: BTreeMap<String, String>,
+        remove: Vec<String>,
+    },
+    /// What the node reports of itself.
+    Report {
+        node: NodeId,
+        name: Name,
+        addr: String,
+        release: String,
+        labels: BTreeMap<String, String>,
+    },
+    SetLiveness {
+        node: NodeId,
+        liveness: Liveness,
+    },
+    RecordCertificate {
+        node: NodeId,
+        certificate: CertificateRecord,
+    },
+    /// The cluster asks the node to renew.
+    AskRotate(NodeId),
+    /// The last attempt to sign for this node failed.
+    CertificateFailed(NodeId),
+    PutToken(Token),
+    /// Takes one use, if the token counts them.
+    UseToken(String),
+    /// Absent: nothing happens.
+    DeleteToken(String),
+    PutUser(User),
+    /// Absent: nothing happens.
+    DeleteUser(Name),
+    SetFeatureLevel(u32),
+}
+
+/// Why a command changed nothing. Part of the conversation, not a fault.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum CommandRefusal {
+    #[error("no such {what}: {id}")]
+    NotFound { what: String, id: String },
+    #[error("the {what} {id} exists already")]
+    Exists { what: String, id: String },
+    #[error("the name {name} is taken by node {node}")]
+    NameTaken { name: Name, node: NodeId },
+    /// A guard did not hold: what the caller believed is no longer true.
+    #[error("changed meanwhile: {what}")]
+    Stale { what: String },
+    #[error("node {node} holds seat {raft_id} in the raft configuration")]
+    HasSeat { node: NodeId, raft_id: RaftId },
+    #[error("node {node} is blocked until {until}")]
+    Blocked { node: NodeId, until: WallTime },
+    #[error("it would leave no manager")]
+    LastManager,
+    #[error("node {node} is being removed")]
+    BeingRemoved { node: NodeId },
+    #[error("the token {id} expired at {at}")]
+    TokenExpired { id: String, at: WallTime },
+    #[error("the token {id} has no use left")]
+    TokenUsedUp { id: String },
+    #[error("this cluster was founded before")]
+    AlreadyFounded,
+}
+
+/// A change of the Raft configuration, carried in the context of the configuration entry and judged at apply
+/// time by every member alike. A refused one is applied as nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatChange {
+    pub at: WallTime,
+    pub by: Principal,
+    pub kind: SeatChangeKind,
+}
+
+/// The kinds of [`SeatChange`]. Raft ids come from the replicated counter: `AddLearner` names the value it expects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SeatChangeKind {
+    /// Guard: the node exists, its role and desired role are manager, it is not being removed nor blocked, holds no
+    /// seat, and `raft_id` is the counter's next value.
+    AddLearner {
+        node: NodeId,
+        raft_id: RaftId,
+        addr: String,
+    },
+    /// Guard: the node exists, wants manager, is not being removed, and holds this learner seat.
+    PromoteLearner { node: NodeId, raft_id: RaftId },
+    /// Guard: the seat exists and is not the last voter. The raft id is written to the removed ones.
+    Remove { raft_id: RaftId },
+    /// The member's address changed (it restarted on another port). Guard: the seat exists.
+    SetAddress { raft_id: RaftId, addr: String },
+}

@@ -1,0 +1,150 @@
+//! Errors as users and scripts see them: a code with a fixed exit status and HTTP status, a sentence, details.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $variant:ident => $http:literal, $exit:literal;)*) => {
+        /// The codes of the contract. Each fixes an HTTP status and an exit status.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum ErrorCode { $($(#[$doc])* $variant,)* }
+        impl ErrorCode {
+            /// The HTTP status of this code.
+            pub fn http_status(self) -> u16 { match self { $(ErrorCode::$variant => $http,)* } }
+            /// The exit status of `muster` for this code.
+            pub fn exit_status(self) -> u8 { match self { $(ErrorCode::$variant => $exit,)* } }
+        }
+    };
+}
+
+codes! {
+    Invalid => 400, 2;
+    Unauthenticated => 401, 6;
+    Forbidden => 403, 6;
+    NotFound => 404, 4;
+    Conflict => 409, 8;
+    LastManager => 409, 6;
+    QuorumAtRisk => 409, 6;
+    DemoteFirst => 409, 6;
+    NodeNotDown => 409, 6;
+    Blocked => 409, 6;
+    Demoted => 409, 6;
+    Removed => 409, 6;
+    BadToken => 409, 6;
+    TokenExpired => 409, 6;
+    TokenUsedUp => 409, 6;
+    DigestMismatch => 409, 6;
+    NotAManager => 409, 6;
+    TooLarge => 413, 2;
+    TooManyRequests => 429, 6;
+    NoQuorum => 503, 5;
+    Unreachable => 503, 5;
+    NotKnownHereYet => 503, 5;
+    /// Leadership was lost while the proposal was in flight: retry with the same request id.
+    UnknownOutcome => 503, 5;
+    TimedOut => 504, 3;
+    Internal => 500, 1;
+}
+
+impl std::fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = serde_json::to_value(self).ok();
+        f.write_str(text.as_ref().and_then(|v| v.as_str()).unwrap_or("internal"))
+    }
+}
+
+/// An error as it travels to whoever asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ErrorBody {
+    pub code: ErrorCode,
+    /// What was refused, why, what would help; lower case, no full stop.
+    pub message: String,
+    /// A JSON object as text, `{}` when there is nothing to add. (Text, because bincode has no JSON value.)
+    pub details: String,
+    /// When a retry makes sense, for the codes with `Retry-After`.
+    pub retry_after_ms: Option<u64>,
+}
+
+impl ErrorBody {
+    /// An error without details.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            details: "{}".to_owned(),
+            retry_after_ms: None,
+        }
+    }
+    /// Adds details.
+    #[must_use]
+    pub fn with_details(mut self, details: &serde_json::Value) -> Self {
+        self.details = details.to_string();
+        self
+    }
+    /// Says when to come back.
+    #[must_use]
+    pub fn retry_after(mut self, after: std::time::Duration) -> Self {
+        self.retry_after_ms = Some(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+        self
+    }
+    /// `{"error":{"code","message","details"}}`.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut details =
+            serde_json::from_str(&self.details).unwrap_or_else(|_| serde_json::json!({}));
+        if let (Some(ms), Some(map)) = (self.retry_after_ms, details.as_object_mut()) {
+            map.insert("retry_after_ms".to_owned(), ms.into());
+        }
+        serde_json::json!({"error": {"code": self.code, "message": self.message, "details": details}})
+    }
+}
+
+/// Why a connection or a call is refused right after the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalReason {
+    /// Final, from a copy that has applied the certificate's grant.
+    Blocked,
+    /// Final for the manager half, from a copy that has applied the certificate's grant.
+    Demoted,
+    /// Final, from a copy that has applied the certificate's grant.
+    Removed,
+    /// Try another manager.
+    NotKnownHereYet,
+    NotAManager,
+    /// No certificate where one is needed, or of the wrong kind.
+    Unauthenticated,
+    Forbidden,
+    /// An older incarnation of the cluster.
+    OldIncarnation,
+    /// Limits: too many connections, registrations or joins.
+    TooManyRequests,
+    /// The other side speaks another version or broke the protocol.
+    Protocol,
+    /// This process is shutting down.
+    ShuttingDown,
+}
+
+impl RefusalReason {
+    /// The error code that a caller sees for this reason.
+    pub fn code(self) -> ErrorCode {
+        match self {
+            RefusalReason::Blocked => ErrorCode::Blocked,
+            RefusalReason::Demoted => ErrorCode::Demoted,
+            RefusalReason::Removed | RefusalReason::OldIncarnation => ErrorCode::Removed,
+            RefusalReason::NotKnownHereYet => ErrorCode::NotKnownHereYet,
+            RefusalReason::NotAManager => ErrorCode::NotAManager,
+            RefusalReason::Unauthenticated => ErrorCode::Unauthenticated,
+            RefusalReason::Forbidden => ErrorCode::Forbidden,
+            RefusalReason::TooManyRequests => ErrorCode::TooManyRequests,
+            RefusalReason::Protocol => ErrorCode::Invalid,
+            RefusalReason::ShuttingDown => ErrorCode::Unreachable,
+        }
+    }
+}
+impl std::fmt::Display for RefusalReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = serde_json::to_value(self).ok();
+        f.write_str(text.as_ref().and_then(|v| v.as_str()).unwrap_or("refused"))
+    }
+}

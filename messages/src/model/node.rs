@@ -1,0 +1,141 @@
+//! A node and the four facts about its role.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Generation, Name, NodeId, Principal, RaftId, Revision, WallTime};
+
+/// What a node may be. A manager runs the manager half beside its agent half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Worker,
+    Manager,
+}
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Worker => "worker",
+            Role::Manager => "manager",
+        })
+    }
+}
+impl std::str::FromStr for Role {
+    type Err = super::BadId;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "worker" => Ok(Role::Worker),
+            "manager" => Ok(Role::Manager),
+            _ => Err(super::BadId {
+                what: "a role",
+                rule: "`worker` or `manager`",
+            }),
+        }
+    }
+}
+
+/// A node's place in the Raft configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Membership {
+    None,
+    Learner,
+    Voter,
+}
+
+/// Whether the cluster hears a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Liveness {
+    /// Never heard of since it was created.
+    Unknown,
+    Ready,
+    /// Three heartbeats missed.
+    Down,
+}
+
+/// Where the certificate of a node stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CertificateState {
+    /// In force, for the granted role.
+    Issued,
+    /// The role changed; the node has not fetched a certificate for it yet.
+    Pending,
+    /// The cluster asks for a renewal.
+    Rotate,
+    /// The last signing attempt failed.
+    Failed,
+}
+
+/// What the cluster knows of the certificate of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateRecord {
+    /// The role it is signed for.
+    pub role: Role,
+    /// Lower-case hexadecimal.
+    pub serial: String,
+    /// The revision at which `role` was written, as carried in the certificate. `None` only in the founder's first one.
+    pub granted: Option<Revision>,
+    pub not_after: WallTime,
+    /// `Pending` is derived (`role != node.role`), never stored.
+    pub state: CertificateState,
+}
+
+/// A node's removal, accepted and on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal {
+    pub by: Principal,
+    pub forced: bool,
+    pub at: WallTime,
+}
+
+/// A node as the replicated state holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub id: NodeId,
+    pub name: Name,
+    /// `host:port` of its TLS port.
+    pub addr: String,
+    /// The release it reports, `X.Y.Z`.
+    pub release: String,
+    pub labels: BTreeMap<String, String>,
+    /// What the operator asked.
+    pub desired_role: Role,
+    /// What the cluster has granted; the CA signs this one and nothing else.
+    pub role: Role,
+    /// The revision at which `role` was last written. Certificates carry it.
+    pub granted: Revision,
+    pub removing: Option<Removal>,
+    pub certificate: Option<CertificateRecord>,
+    /// The latest `not_after` ever issued to this id: a block must outlive it.
+    pub last_not_after: WallTime,
+    pub liveness: Liveness,
+    pub liveness_since: WallTime,
+    pub created_at: WallTime,
+    pub generation: Generation,
+    pub revision: Revision,
+}
+
+impl NodeRecord {
+    /// The certificate's state as people should see it: a certificate for another role is pending, whatever was recorded.
+    pub fn certificate_state(&self) -> CertificateState {
+        match &self.certificate {
+            Some(c) if c.role == self.role && c.granted == Some(self.granted) => c.state,
+            Some(c) if c.state == CertificateState::Failed => CertificateState::Failed,
+            _ => CertificateState::Pending,
+        }
+    }
+}
+
+/// One seat in the Raft configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub node: NodeId,
+    pub raft_id: RaftId,
+    /// Where the other managers dial it.
+    pub addr: String,
+    pub voter: bool,
+}

@@ -1,0 +1,86 @@
+//! Who is speaking.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClusterId, Incarnation, Name, NodeId, Revision, Role, WallTime};
+
+/// Whoever asked for something, as authenticated.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Principal {
+    /// A node, by its certificate.
+    Node(NodeId),
+    /// A user of leases and reconcilers.
+    User(Name),
+    /// An operator's certificate.
+    Admin(Name),
+    /// The admin socket of a manager, or the cluster itself.
+    Operator,
+    /// No identity.
+    Anonymous,
+}
+impl Principal {
+    /// `{"kind","id"}`, as events show it.
+    pub fn to_json(&self) -> serde_json::Value {
+        let (kind, id) = match self {
+            Principal::Node(id) => ("node", Some(id.to_string())),
+            Principal::User(name) => ("user", Some(name.to_string())),
+            Principal::Admin(name) => ("admin", Some(name.to_string())),
+            Principal::Operator => ("operator", None),
+            Principal::Anonymous => ("anonymous", None),
+        };
+        serde_json::json!({"kind": kind, "id": id})
+    }
+}
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Principal::Node(id) => write!(f, "node {id}"),
+            Principal::User(name) => write!(f, "user {name}"),
+            Principal::Admin(name) => write!(f, "operator {name}"),
+            Principal::Operator => f.write_str("the admin socket"),
+            Principal::Anonymous => f.write_str("someone without identity"),
+        }
+    }
+}
+
+/// The subject of a certificate, read from its URI SAN alone: `spiffe://<cluster>/<kind>/<id>`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Subject {
+    Node { node: NodeId, role: Role },
+    User(Name),
+    Admin(Name),
+}
+
+/// A verified certificate, reduced to what decisions need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertIdentity {
+    pub cluster: ClusterId,
+    pub subject: Subject,
+    /// Lower-case hexadecimal.
+    pub serial: String,
+    /// From the private extension: the revision at which the role was written.
+    pub granted: Option<Revision>,
+    /// From the private extension.
+    pub incarnation: Incarnation,
+    pub not_after: WallTime,
+}
+
+impl CertIdentity {
+    /// The principal that this certificate authenticates.
+    pub fn principal(&self) -> Principal {
+        match &self.subject {
+            Subject::Node { node, .. } => Principal::Node(*node),
+            Subject::User(name) => Principal::User(name.clone()),
+            Subject::Admin(name) => Principal::Admin(name.clone()),
+        }
+    }
+    /// The node and the role its certificate claims, if this is a node's certificate.
+    pub fn node(&self) -> Option<(NodeId, Role)> {
+        match self.subject {
+            Subject::Node { node, role } => Some((node, role)),
+            _ => None,
+        }
+    }
+}

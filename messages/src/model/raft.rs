@@ -1,0 +1,72 @@
+//! Raft, as the rest of Muster sees it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{NodeId, RaftId, Revision, Tables, Term};
+
+/// What this member is in its current term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RaftRole {
+    Follower,
+    PreCandidate,
+    Candidate,
+    Leader,
+}
+
+/// The progress of one peer, as the leader sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerProgress {
+    pub raft_id: RaftId,
+    pub node: Option<NodeId>,
+    pub voter: bool,
+    /// The highest index known to be in its log.
+    pub matched: u64,
+    /// Time since its last acknowledgement in this term; `None` before the first.
+    pub acked_ago: Option<Duration>,
+    pub in_snapshot: bool,
+}
+
+/// A member's view of Raft at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaftStatus {
+    /// This member's seat; `None` while it has no seat yet (an empty copy that waits for the dial-back).
+    pub raft_id: Option<RaftId>,
+    pub role: RaftRole,
+    pub term: Term,
+    pub leader: Option<RaftId>,
+    /// The node behind `leader`, where the local copy knows it.
+    pub leader_node: Option<NodeId>,
+    pub commit: Revision,
+    pub applied: Revision,
+    /// True once a leader has applied an entry of its own term: only then may it decide anything.
+    pub leading: bool,
+    /// Filled while leading.
+    pub progress: Vec<PeerProgress>,
+}
+
+impl Default for RaftStatus {
+    fn default() -> Self {
+        Self {
+            raft_id: None,
+            role: RaftRole::Follower,
+            term: Term(0),
+            leader: None,
+            leader_node: None,
+            commit: Revision(0),
+            applied: Revision(0),
+            leading: false,
+            progress: Vec::new(),
+        }
+    }
+}
+
+/// What a raft member publishes after each turn: its copy of the state and its place in Raft. A level, not an edge:
+/// readers look at the newest value and may miss those between.
+#[derive(Clone, Debug, Default)]
+pub struct Replica {
+    pub tables: Tables,
+    pub raft: RaftStatus,
+}

@@ -1,0 +1,69 @@
+//! The replicated records that are not nodes.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision, Role, Secret, WallTime,
+};
+
+/// The cluster itself, written by its first entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterRecord {
+    pub id: ClusterId,
+    pub name: Name,
+    pub incarnation: Incarnation,
+    /// The encoding of commands and snapshots that every manager can read.
+    pub feature_level: u32,
+    pub root_cert_pem: String,
+    /// Held by every manager, shown by nobody.
+    pub root_key_pem: Secret,
+    pub founded_at: WallTime,
+    pub revision: Revision,
+}
+
+/// A join token. The full text is `MSTR-1-<base36 sha256 of the root>-<secret>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token {
+    /// Short public id, `[a-z0-9]`.
+    pub id: String,
+    pub role: Role,
+    pub secret: Secret,
+    /// The one that `token show ROLE` prints. Replaced by `token rotate`.
+    pub default: bool,
+    pub created_at: WallTime,
+    pub expires_at: Option<WallTime>,
+    pub uses_left: Option<u32>,
+    pub revision: Revision,
+}
+
+/// A credential for a person or a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    pub name: Name,
+    pub admin: bool,
+    pub namespaces: Vec<String>,
+    /// The serial of the certificate that is in force; any other certificate of this name is refused.
+    pub serial: String,
+    pub created_at: WallTime,
+    pub not_after: WallTime,
+    pub revision: Revision,
+}
+
+/// A node id that no manager may talk to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocked {
+    pub node: NodeId,
+    pub by: Principal,
+    pub blocked_at: WallTime,
+    /// When the last certificate ever issued to it has expired, plus an hour for clocks that differ.
+    pub expires_at: WallTime,
+}
+
+/// What became of a request, kept so that its retry gets the same answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub request: RequestId,
+    pub revision: Revision,
+    /// The refusal, if it was refused.
+    pub refused: Option<super::CommandRefusal>,
+}

@@ -1,0 +1,104 @@
+//! Two times that must never be confused: wall time, which people and certificates read, and monotonic
+//! moments, which deadlines are made of.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// Milliseconds since 1970-01-01 UTC. In JSON an RFC 3339 text. Chosen by whoever proposes; never used for ordering.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WallTime(pub i64);
+
+impl WallTime {
+    /// This much later (saturating).
+    #[must_use]
+    pub fn plus(self, d: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_add(i64::try_from(d.as_millis()).unwrap_or(i64::MAX)),
+        )
+    }
+    /// From seconds since 1970, as certificates count.
+    pub fn from_unix_secs(secs: i64) -> Self {
+        Self(secs.saturating_mul(1000))
+    }
+}
+impl fmt::Display for WallTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0) * 1_000_000)
+            .ok()
+            .and_then(|t| t.format(&Rfc3339).ok());
+        match text {
+            Some(text) => f.write_str(&text),
+            None => write!(f, "{} ms since 1970", self.0),
+        }
+    }
+}
+impl Serialize for WallTime {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        if s.is_human_readable() {
+            s.collect_str(self)
+        } else {
+            s.serialize_i64(self.0)
+        }
+    }
+}
+impl<'de> Deserialize<'de> for WallTime {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        if !d.is_human_readable() {
+            return i64::deserialize(d).map(Self);
+        }
+        let text = <std::borrow::Cow<'de, str>>::deserialize(d)?;
+        let at = OffsetDateTime::parse(&text, &Rfc3339).map_err(de::Error::custom)?;
+        Ok(Self((at.unix_timestamp_nanos() / 1_000_000) as i64))
+    }
+}
+
+/// Microseconds on one process' monotonic clock. Handed in by the shell, never compared across nodes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    /// Time since `earlier`; zero if it is not earlier.
+    pub fn since(self, earlier: Moment) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+impl Add<Duration> for Moment {
+    type Output = Moment;
+    fn add(self, d: Duration) -> Moment {
+        Moment(
+            self.0
+                .saturating_add(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)),
+        )
+    }
+}
+impl Sub<Duration> for Moment {
+    type Output = Moment;
+    fn sub(self, d: Duration) -> Moment {
+        Moment(
+            self.0
+                .saturating_sub(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wall_time_is_rfc3339_in_json() {
+        let t = WallTime(1_700_000_000_123);
+        let json = serde_json::to_string(&t).unwrap();
+        assert_eq!(json, "\"2023-11-14T22:13:20.123Z\"");
+        assert_eq!(serde_json::from_str::<WallTime>(&json).unwrap(), t);
+    }
+}

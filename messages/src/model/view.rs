@@ -1,0 +1,194 @@
+//! The JSON shapes of the contract. Field names here are promises to scripts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CertificateState, Generation, Liveness, Membership, Name, NodeId, RaftId, Revision, Role, Term,
+    WallTime,
+};
+
+/// Why something waits: the fixed words of the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitReason {
+    WaitingForNode,
+    WaitingForCertificate,
+    WaitingForJoin,
+    DialBackFailed,
+    CatchingUp,
+    QuorumAtRisk,
+    LastManager,
+    MembershipBusy,
+    ConfChangeSlow,
+    TransferringLeadership,
+    RemovingSeat,
+    RaftDataMissing,
+    RaftDataDamaged,
+}
+
+/// What a pending node is on its way to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wants {
+    Manager,
+    Worker,
+    Removed,
+}
+
+/// A condition of a node, with the reason, since when, and the next retry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub reason: WaitReason,
+    pub message: String,
+    pub since: WallTime,
+    pub retry_at: Option<WallTime>,
+}
+
+/// One pending role change or removal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingView {
+    pub node: NodeId,
+    pub name: Name,
+    pub wants: Wants,
+    pub reason: WaitReason,
+    pub message: String,
+    pub since: WallTime,
+    pub retry_at: Option<WallTime>,
+}
+
+/// The Raft part of a node, for managers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeManagerView {
+    pub raft_id: RaftId,
+    pub leader: bool,
+    pub reachable: bool,
+}
+
+/// The certificate part of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateView {
+    pub role: Option<Role>,
+    pub state: CertificateState,
+    pub serial: Option<String>,
+    pub not_after: Option<WallTime>,
+}
+
+/// NODE of the contract.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeView {
+    pub id: NodeId,
+    pub name: Name,
+    pub addr: String,
+    pub release: String,
+    pub labels: BTreeMap<String, String>,
+    pub desired_role: Role,
+    pub role: Role,
+    pub state: Liveness,
+    pub state_since: WallTime,
+    pub stale: bool,
+    pub membership: Membership,
+    pub manager: Option<NodeManagerView>,
+    pub certificate: CertificateView,
+    pub conditions: Vec<Condition>,
+    pub generation: Generation,
+    pub revision: Revision,
+}
+
+/// `muster node ls`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeListView {
+    pub revision: Revision,
+    pub stale: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<WallTime>,
+    pub items: Vec<NodeView>,
+}
+
+/// `muster status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusView {
+    pub cluster: ClusterView,
+    pub stale: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<WallTime>,
+    #[serde(rename = "self")]
+    pub this: SelfView,
+    pub raft: RaftView,
+    pub quorum: QuorumView,
+    pub nodes: NodeCounts,
+    pub pending: Vec<PendingView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterView {
+    pub id: String,
+    pub name: String,
+    pub incarnation: u64,
+    pub feature_level: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelfView {
+    pub id: NodeId,
+    pub name: Name,
+    pub role: Role,
+    /// Why this node cannot do its work, if so: `blocked`, `removed`, `raft_data_missing`, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaftView {
+    pub term: Term,
+    pub leader: Option<NodeId>,
+    pub commit: Revision,
+    pub applied: Revision,
+    pub voters: Vec<NodeId>,
+    pub learners: Vec<NodeId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuorumView {
+    pub needed: usize,
+    pub reachable: usize,
+    /// Names of the voters that do not answer.
+    pub missing: Vec<Name>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCounts {
+    pub total: usize,
+    pub managers: usize,
+    pub workers: usize,
+    pub ready: usize,
+    pub down: usize,
+}
+
+/// `muster raft status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaftStatusView {
+    pub term: Term,
+    pub leader: Option<NodeId>,
+    pub commit: Revision,
+    pub applied: Revision,
+    pub stale: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<WallTime>,
+    pub members: Vec<RaftMemberView>,
+    pub removed_raft_ids: Vec<RaftId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaftMemberView {
+    pub node: NodeId,
+    pub raft_id: RaftId,
+    pub addr: String,
+    pub role: Membership,
+    #[serde(rename = "match")]
+    pub matched: u64,
+    pub reachable: bool,
+}

@@ -1,0 +1,54 @@
+//! What the gateway hears.
+
+use super::Named;
+use crate::model::{Principal, RefusalReason};
+
+/// The services behind the one port, as ALPN names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Service {
+    Mesh,
+    Agent,
+    Join,
+    Api,
+    Http,
+}
+
+impl Service {
+    /// All of them, in the order the gateway offers them.
+    pub const ALL: [Service; 5] = [
+        Service::Mesh,
+        Service::Agent,
+        Service::Join,
+        Service::Api,
+        Service::Http,
+    ];
+    /// The ALPN protocol ids that lead to this service.
+    pub fn alpn(self) -> &'static [&'static [u8]] {
+        match self {
+            Service::Mesh => &[b"muster-mesh/1"],
+            Service::Agent => &[b"muster-agent/1"],
+            Service::Join => &[b"muster-join/1"],
+            Service::Api => &[b"muster-api/1"],
+            Service::Http => &[b"h2", b"http/1.1"],
+        }
+    }
+}
+
+/// Messages of the gateway.
+pub enum GatewayMsg {
+    /// Cuts live connections of a principal, on the named services (empty: all). Repeated: nothing left to cut.
+    Cut {
+        principal: Principal,
+        services: Vec<Service>,
+        reason: RefusalReason,
+    },
+}
+
+impl Named for GatewayMsg {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Cut { .. } => "cut",
+        }
+    }
+}

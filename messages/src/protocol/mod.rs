@@ -1,0 +1,28 @@
+//! One message enum per actor. Each variant says what acceptance means and what happens when it is lost, repeated
+//! or late. "Lost" between local actors means: the receiver crashed with the message in its mailbox; the reply port
+//! then closes, which the asker sees as an error.
+
+mod agent;
+mod cert_authority;
+mod gateway;
+mod mesh;
+mod raft_member;
+mod role_manager;
+mod sessions;
+
+pub use self::agent::*;
+pub use self::cert_authority::*;
+pub use self::gateway::*;
+pub use self::mesh::*;
+pub use self::raft_member::*;
+pub use self::role_manager::*;
+pub use self::sessions::*;
+
+/// A reply port. Dropped without an answer: the asker sees a closed port.
+pub type Reply<T> = ractor::RpcReplyPort<T>;
+
+/// A message that can say its own name, for logs, spans and the live tree.
+pub trait Named {
+    /// The variant's name, in the snake case that the live tree shows.
+    fn name(&self) -> &'static str;
+}

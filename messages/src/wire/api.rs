@@ -1,0 +1,126 @@
+//! `muster-api/1` and the admin socket: typed requests, many in flight on one connection. Answers carry the JSON of
+//! the contract as text, the same text that HTTP `/v1` and `-o json` print.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role};
+
+/// A frame of the client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiCall {
+    /// Chosen by the client; comes back with the answer.
+    pub id: u64,
+    /// Makes a retry of a write safe.
+    pub request_id: RequestId,
+    /// How long the caller waits. The server answers `timed_out` or `no_quorum` before it has passed.
+    pub timeout_ms: u64,
+    pub request: Request,
+}
+
+/// A frame of the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiAnswer {
+    pub id: u64,
+    /// JSON text, or the error.
+    pub result: Result<String, ErrorBody>,
+}
+
+/// A node as a person names it: id, unique id prefix, or unique name.
+pub type NodeRef = String;
+
+/// What can be asked. Reads are linearizable unless they say otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// `fresh`: fail instead of answering from the local copy without quorum.
+    Status {
+        fresh: bool,
+    },
+    NodeList {
+        fresh: bool,
+    },
+    NodeInspect {
+        node: NodeRef,
+        fresh: bool,
+    },
+    /// Sets the desired role. Already so: `"changed":false`. Waiting is the client's: it polls `NodeInspect`.
+    SetRole {
+        node: NodeRef,
+        role: Role,
+    },
+    NodeRemove {
+        node: NodeRef,
+        force: bool,
+    },
+    NodeUpdate {
+        node: NodeRef,
+        add: BTreeMap<String, String>,
+        remove: Vec<String>,
+        generation: Option<Generation>,
+    },
+    TokenCreate {
+        role: Role,
+        ttl_ms: Option<u64>,
+        uses: Option<u32>,
+    },
+    TokenList,
+    TokenRevoke {
+        id: String,
+    },
+    TokenRotate {
+        role: Role,
+    },
+    TokenShow {
+        role: Role,
+    },
+    CertList,
+    CertRotate {
+        node: NodeRef,
+    },
+    CaShow,
+    /// The key is made by the client and never travels: only its CSR does.
+    UserCreate {
+        name: Name,
+        admin: bool,
+        namespaces: Vec<String>,
+        ttl_ms: Option<u64>,
+        csr_pem: String,
+    },
+    UserList,
+    UserRevoke {
+        name: Name,
+    },
+    BlocklistList {
+        fresh: bool,
+    },
+    RaftStatus {
+        fresh: bool,
+    },
+    /// To a named node, or to the most caught-up voter.
+    TransferLeader {
+        to: Option<NodeRef>,
+    },
+    Actors {
+        node: ActorsOf,
+        ask: super::ActorsAsk,
+    },
+    /// Events after `since`, waiting up to `wait_ms` for the first.
+    Events {
+        since: Revision,
+        wait_ms: u64,
+    },
+    /// Managers' addresses and the root: what a client with an identity of its own needs to connect over TLS.
+    Contact,
+}
+
+/// Whose actors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ActorsOf {
+    /// The process that answers.
+    Here,
+    Leader,
+    Node(NodeRef),
+    Id(NodeId),
+    All,
+}

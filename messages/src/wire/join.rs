@@ -1,0 +1,59 @@
+//! `muster-join/1`: becoming a node. The joiner first fetches the root over an unverified handshake, compares its
+//! digest with the token's, and only then opens a second, verified connection and sends the secret.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{ErrorBody, Name, NodeId, RequestId, Secret};
+
+/// A frame of the joiner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JoinFrame {
+    /// Asks for the root certificate. Harmless to repeat.
+    GetRoot,
+    /// Asks to become a node. Repeated with the same `request_id`: the same node id and a certificate for the key in
+    /// that request; a token use is counted once.
+    Join(JoinRequest),
+}
+
+/// What a joiner says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinRequest {
+    pub request_id: RequestId,
+    /// The id it would like; random, chosen by the joiner once and kept, which makes a retry safe.
+    pub node: NodeId,
+    /// The secret part of the token.
+    pub token_secret: Secret,
+    /// Only its public key is used.
+    pub csr_pem: String,
+    pub name: Name,
+    /// `host:port`, or a host that is unspecified: then the address that the other side saw, with this port.
+    pub advertise: String,
+    pub release: String,
+    pub labels: BTreeMap<String, String>,
+    /// Re-keying: the node's old certificate, PEM, and the signature of the CSR (DER) by its key.
+    pub rekey: Option<Rekey>,
+}
+
+/// Proof that the joiner held this identity before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rekey {
+    pub old_cert_pem: String,
+    pub signature: Vec<u8>,
+}
+
+/// The answers on `muster-join/1`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JoinReply {
+    Root {
+        root_pem: String,
+    },
+    Joined {
+        node: NodeId,
+        cert_pem: String,
+        root_pem: String,
+        managers: Vec<String>,
+    },
+    Refused(ErrorBody),
+}

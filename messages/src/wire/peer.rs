@@ -1,0 +1,180 @@
+//! Manager to manager: the hello before a mesh stream is handed on, and what travels through the doors.
+
+use serde::{Deserialize, Serialize};
+
+use super::{RaftPacket, Request, SnapshotHead};
+use crate::model::{
+    CertIdentity, ClusterId, ErrorBody, Incarnation, Liveness, NodeId, Principal, RaftId,
+    RequestId, WallTime,
+};
+
+/// The version of everything in this file.
+pub const MESH_PROTOCOL: u16 = 1;
+
+/// Exchanged by both ends of a mesh stream before ractor_cluster sees it. The accepting side answers with a
+/// [`super::Greeting`] first (its admission decision), then both send their hello, then both send a [`HelloVerdict`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeshHello {
+    pub protocol: u16,
+    pub cluster: ClusterId,
+    pub incarnation: Incarnation,
+    /// Must be the certificate's.
+    pub node: NodeId,
+    /// Its seat, or none yet. Must be that node's, where the local copy knows it.
+    pub raft_id: Option<RaftId>,
+    /// The pid of its door: the only actor that this session may announce.
+    pub door_pid: u64,
+    /// Random; every message to the door carries it back, because ractor_cluster does not tell who sent a message.
+    pub tag: u128,
+    /// True when the dialer only wants to know who answers (dial-back): the stream closes after the hellos.
+    pub probe: bool,
+}
+
+/// The last word of the hello.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HelloVerdict {
+    Accepted,
+    Refused(super::Refusal),
+}
+
+/// What the door receives, as bytes, inside a ractor_cluster call. The reply is an encoded [`PeerReply`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerEnvelope {
+    /// The tag that the *receiver's* hello named for this session: maps the message to the authenticated peer.
+    pub tag: u128,
+    pub message: PeerMessage,
+}
+
+/// From one manager to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PeerMessage {
+    /// A batch of Raft messages. Lost: Raft sends again. Repeated or late: Raft ignores by term and index.
+    /// Acknowledged when handed to the raft member's mailbox, which is the window's flow control.
+    Raft(Vec<RaftPacket>),
+    /// A piece of a snapshot. `head` names which; pieces come in order. Lost: the transfer ends, Raft asks again.
+    SnapshotChunk {
+        head: SnapshotHead,
+        from: RaftId,
+        offset: u64,
+        data: Vec<u8>,
+        last: Option<Box<RaftPacket>>,
+    },
+    /// A call that the receiver's services answer.
+    Call(PeerCall),
+}
+
+/// Calls between managers. Each is safe to repeat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PeerCall {
+    /// An API request that the forwarder authenticated. Answered by the leader on its own applied copy.
+    Api {
+        caller: Principal,
+        request_id: RequestId,
+        timeout_ms: u64,
+        request: Request,
+    },
+    /// A node that holds a session on the forwarder asks for a certificate. The forwarder vouches for `node`.
+    SignNode {
+        identity: CertIdentity,
+        observed_addr: String,
+        csr_pem: String,
+    },
+    /// A stranger with a token asks to become a node.
+    Join {
+        observed_addr: String,
+        request: super::JoinRequest,
+    },
+    /// A node whose certificate says manager asks for a Raft seat.
+    Seat { node: NodeId, request: SeatRequest },
+    /// The sessions of one manager, so that the leader knows who is alive. A full view each time; replaces the last one.
+    Sessions(SessionDigest),
+    /// Live actors of the receiving manager, or of a worker in session with it.
+    Actors(ActorsCall),
+}
+
+/// A request for a Raft seat, made by the manager half once it listens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatRequest {
+    /// The address the others should dial; the leader dials it back.
+    pub advertise: String,
+    /// The seat whose data this node still has on disk; `None`: it has none.
+    pub held: Option<RaftId>,
+    /// It held a seat once and lost or refused its data: the old seat is removed first.
+    pub data_lost: Option<DataLoss>,
+}
+
+/// What became of a manager's Raft data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataLoss {
+    pub damaged: bool,
+    pub file: String,
+}
+
+/// What one host manager knows of its sessions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionDigest {
+    /// Grows with each digest of this host process; an older one is ignored.
+    pub sequence: u64,
+    /// True: these are all; a node not named here has no session on this host. False: changes only.
+    pub full: bool,
+    pub sessions: Vec<SessionFact>,
+}
+
+/// One node's session as its host sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionFact {
+    pub node: NodeId,
+    pub liveness: Liveness,
+    pub since: WallTime,
+    pub addr: String,
+    pub name: crate::model::Name,
+    pub release: String,
+    pub labels: std::collections::BTreeMap<String, String>,
+    /// The serial of the certificate the session is authenticated with.
+    pub serial: String,
+    /// Random per process of the agent: two of them for one node are two processes with one identity.
+    pub instance: u64,
+}
+
+/// Reading or poking the actor tree of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActorsCall {
+    pub node: NodeId,
+    pub ask: super::ActorsAsk,
+}
+
+/// The answer to a [`PeerMessage`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PeerReply {
+    /// Handed on.
+    Taken,
+    /// The receiver's mailbox is full, or the tag is unknown: slow down or open a new session.
+    Refused { reason: String },
+    /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
+    /// [`super::SignReply`] for `SignNode`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for `Seat`, empty for `Sessions`.
+    Answer(Result<Vec<u8>, ErrorBody>),
+}
+
+/// The answer to `SignNode`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignReply {
+    /// The node's certificate, PEM.
+    pub cert_pem: String,
+    /// The root, PEM.
+    pub root_pem: String,
+}
+
+/// The answer to `Seat`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SeatReply {
+    /// The seat that was allocated or is already held; the leader will dial in.
+    Seated { raft_id: RaftId },
+    /// Not now; ask again after the pause. `reason` is a word of the contract.
+    Wait {
+        reason: crate::model::WaitReason,
+        message: String,
+        retry_after_ms: u64,
+    },
+    /// This node is not wanted as a manager.
+    NotWanted { message: String },
+}
