@@ -1,1 +1,42 @@
-//! muster-store
+//! Store: turns committed entries into replicated state.
+//!
+//! Owns   nothing: the raft member owns the [`Tables`](muster_messages::Tables), this library writes them.
+//! Hears  committed entries in log order: commands, seat changes, empty entries.   Says  applied, or a refusal.
+//! Keeps  the invariants of [`invariants`], and
+//!        APPLY-1  applying is a pure function of tables and entry: two members that applied the same log are equal.
+//!        APPLY-2  a command happens whole or not at all; a refusal leaves a revision and a remembered outcome, no more.
+//!        APPLY-3  a request id is applied at most once; its retry gets the first outcome.
+//! Why guards are judged here and not where a command is proposed: between proposing and applying, other entries
+//! are applied. Judged here, callers may pipeline without a lock, and every member judges alike.
+
+mod apply;
+mod changes;
+mod guards;
+pub mod history;
+pub mod invariants;
+#[cfg(feature = "sabotage")]
+pub mod sabotage;
+mod seats;
+pub mod snapshot;
+
+pub use self::apply::{MAX_EVENTS, MAX_OUTCOMES, apply, apply_empty};
+pub use self::history::History;
+pub use self::seats::{apply_seat, judge_seat};
+
+/// True while a test has broken this promise on purpose.
+#[cfg(feature = "sabotage")]
+use self::sabotage::engaged as sabotaged;
+
+/// The promises that [`sabotage`] can break; without the feature none ever is.
+#[cfg(not(feature = "sabotage"))]
+mod sabotage {
+    pub enum Sabotage {
+        ReuseRaftId,
+        SkipNodeGuard,
+        RecordAnyCertificate,
+    }
+}
+#[cfg(not(feature = "sabotage"))]
+fn sabotaged(_: sabotage::Sabotage) -> bool {
+    false
+}

@@ -1,0 +1,123 @@
+//! One entry: remembered outcome, guards, changes, events.
+
+use std::sync::Arc;
+
+use muster_messages::{
+    Change, Command, CommandRefusal, Event, EventKind, NodeId, Outcome, Principal, RequestId,
+    Revision, Tables, WallTime,
+};
+
+use crate::{changes, guards};
+
+/// How many requests keep their outcome. At 25,000 commands a second that is over two seconds, and a caller
+/// retries within its deadline of a lost leader, which is replaced in less.
+pub const MAX_OUTCOMES: usize = 65_536;
+
+/// How many events stay readable.
+pub const MAX_EVENTS: usize = 10_000;
+
+/// Applies a command at its place in the log. `tables.revision` is `at` afterwards whatever the outcome.
+pub fn apply(tables: &mut Tables, at: Revision, command: &Command) -> Result<(), CommandRefusal> {
+    debug_assert!(at > tables.revision, "entries are applied in log order");
+    tables.revision = at;
+    if command.request == RequestId(0) {
+        return judge_and_change(tables, at, command);
+    }
+    if let Some(first) = tables.outcomes.get(&command.request) {
+        return first.refused.clone().map_or(Ok(()), Err);
+    }
+    let result = judge_and_change(tables, at, command);
+    remember(tables, command.request, at, result.as_ref().err());
+    result
+}
+
+/// Applies an entry that carries nothing (a new leader's first one).
+pub fn apply_empty(tables: &mut Tables, at: Revision) {
+    debug_assert!(at > tables.revision, "entries are applied in log order");
+    tables.revision = at;
+}
+
+fn judge_and_change(
+    tables: &mut Tables,
+    at: Revision,
+    command: &Command,
+) -> Result<(), CommandRefusal> {
+    for guard in &command.guards {
+        guards::judge(tables, command.at, guard)?;
+    }
+    let stamp = Stamp {
+        at,
+        wall: command.at,
+        by: &command.by,
+        reason: &command.reason,
+    };
+    // A change refuses before it writes anything, so a single one needs no copy to fall back to. This is the hot
+    // path. A block is judged against what the rest of its command leaves, hence never alone.
+    if let [only] = command.changes.as_slice()
+        && !matches!(only, Change::Block(_))
+    {
+        return changes::make(tables, None, &stamp, only);
+    }
+    let before = tables.clone();
+    let made = (command.changes.iter())
+        .try_for_each(|change| changes::make(tables, Some(&before), &stamp, change))
+        .and_then(|()| changes::judge_whole(tables, &command.changes));
+    if made.is_err() {
+        *tables = before;
+    }
+    made
+}
+
+fn remember(
+    tables: &mut Tables,
+    request: RequestId,
+    revision: Revision,
+    refused: Option<&CommandRefusal>,
+) {
+    let outcome = Outcome {
+        request,
+        revision,
+        refused: refused.cloned(),
+    };
+    tables.outcomes.insert(request, outcome);
+    tables.outcome_order.push_back(request);
+    if tables.outcome_order.len() > MAX_OUTCOMES
+        && let Some(oldest) = tables.outcome_order.pop_front()
+    {
+        tables.outcomes.remove(&oldest);
+    }
+}
+
+/// Where in the log, when and by whom: what every change of one entry has in common.
+pub(crate) struct Stamp<'a> {
+    pub at: Revision,
+    pub wall: WallTime,
+    pub by: &'a Principal,
+    pub reason: &'a str,
+}
+
+impl Stamp<'_> {
+    /// Appends an event.
+    pub fn log(
+        &self,
+        tables: &mut Tables,
+        kind: EventKind,
+        node: Option<NodeId>,
+        before: Option<String>,
+        after: Option<String>,
+    ) {
+        tables.events.push_back(Arc::new(Event {
+            revision: self.at,
+            at: self.wall,
+            kind,
+            node,
+            by: self.by.clone(),
+            reason: self.reason.to_owned(),
+            before,
+            after,
+        }));
+        if tables.events.len() > MAX_EVENTS {
+            tables.events.pop_front();
+        }
+    }
+}

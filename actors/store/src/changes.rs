@@ -1,0 +1,137 @@
+//! Makes the changes of a command.
+//!
+//! Keeps  BLOCK-1  a blocked node has no record.
+//!        BLOCK-2  a block outlives every certificate ever issued to its node.
+//!        CERT-1   a recorded certificate is for the role in force when it was recorded.
+//!        NAME-1   no two nodes have the same name.
+//! Each change refuses before it writes anything. One that changes nothing leaves no event and no new revision, so
+//! that a repeated command does not look like news.
+//! Labels leave no event: a controller that writes them often would push every role change out of the log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::{
+    Blocked, Change, CommandRefusal, EventKind, Generation, Name, NodeId, NodeRecord, Role, Tables,
+    Token, User, WallTime,
+};
+
+use crate::apply::Stamp;
+use crate::guards::{absent, name_free, no_seat, node, not_blocked, not_leaving, stale};
+use crate::sabotage::Sabotage;
+use crate::sabotaged;
+
+mod cluster;
+mod nodes;
+
+/// How long a block outlives the last certificate, for clocks that differ.
+const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
+
+/// Makes one change. `before` is the state the command found, where that may differ from `tables`.
+pub(crate) fn make(
+    tables: &mut Tables,
+    before: Option<&Tables>,
+    stamp: &Stamp<'_>,
+    change: &Change,
+) -> Result<(), CommandRefusal> {
+    match change {
+        Change::Found {
+            cluster,
+            founder,
+            tokens,
+        } => cluster::found(tables, stamp, cluster, founder, tokens),
+        Change::CreateNode(record) => nodes::create(tables, stamp, record),
+        Change::SetDesiredRole { node, role } => nodes::desire(tables, stamp, *node, *role),
+        Change::GrantRole { node, role } => nodes::grant(tables, stamp, *node, *role),
+        Change::SetRemoving { node, removal } => nodes::removing(tables, stamp, *node, removal),
+        Change::DeleteNode(id) => nodes::delete(tables, stamp, *id),
+        Change::UpdateLabels { node, add, remove } => {
+            nodes::label(tables, stamp, *node, add, remove)
+        }
+        Change::Report {
+            node,
+            name,
+            addr,
+            release,
+            labels,
+        } => nodes::report(tables, stamp, *node, (name, addr, release, labels)),
+        Change::SetLiveness { node, liveness } => nodes::live(tables, stamp, *node, *liveness),
+        Change::RecordCertificate { node, certificate } => {
+            nodes::certify(tables, stamp, *node, certificate)
+        }
+        Change::AskRotate(id) => nodes::rotate(tables, stamp, *id),
+        Change::CertificateFailed(id) => nodes::failed(tables, stamp, *id),
+        Change::Block(block) => {
+            block_node(tables, before, stamp, block);
+            Ok(())
+        }
+        Change::Unblock(id) => {
+            unblock(tables, stamp, *id);
+            Ok(())
+        }
+        Change::PutToken(token) => {
+            cluster::put_token(tables, stamp, token);
+            Ok(())
+        }
+        Change::UseToken(id) => cluster::use_token(tables, stamp, id),
+        Change::DeleteToken(id) => {
+            cluster::delete_token(tables, stamp, id);
+            Ok(())
+        }
+        Change::PutUser(user) => {
+            cluster::put_user(tables, stamp, user);
+            Ok(())
+        }
+        Change::DeleteUser(name) => {
+            cluster::delete_user(tables, stamp, name);
+            Ok(())
+        }
+        Change::SetFeatureLevel(level) => cluster::set_feature_level(tables, stamp, *level),
+    }
+}
+
+/// What the changes of a command must leave, in whatever order they were written.
+pub(crate) fn judge_whole(tables: &Tables, changes: &[Change]) -> Result<(), CommandRefusal> {
+    for change in changes {
+        if let Change::Block(block) = change
+            && tables.nodes.contains_key(&block.node)
+        {
+            return Err(stale(format!("node {} still has a record", block.node)));
+        }
+    }
+    Ok(())
+}
+
+/// Writes a block, or lengthens one. The record with the latest `not_after` may have been deleted by the same command.
+fn block_node(tables: &mut Tables, before: Option<&Tables>, stamp: &Stamp<'_>, block: &Blocked) {
+    let id = block.node;
+    let record = (tables.nodes.get(&id)).or_else(|| before.and_then(|b| b.nodes.get(&id)));
+    let certificates = record.map_or(WallTime(i64::MIN), |r| r.last_not_after.plus(BLOCK_MARGIN));
+    let old = tables.blocklist.get(&id).cloned();
+    let lasting = old.as_ref().map_or(WallTime(i64::MIN), |b| b.expires_at);
+    let expires_at = block.expires_at.max(certificates).max(lasting);
+    if lasting == expires_at {
+        return;
+    }
+    let new = match &old {
+        Some(old) => Blocked {
+            expires_at,
+            ..old.clone()
+        },
+        None => Blocked {
+            expires_at,
+            ..block.clone()
+        },
+    };
+    tables.blocklist.insert(id, new);
+    let words = |until: WallTime| format!("blocked until {until}");
+    let (was, is) = (old.map(|b| words(b.expires_at)), Some(words(expires_at)));
+    stamp.log(tables, EventKind::Node, Some(id), was, is);
+}
+
+fn unblock(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) {
+    if let Some(old) = tables.blocklist.remove(&id) {
+        let was = Some(format!("blocked until {}", old.expires_at));
+        stamp.log(tables, EventKind::Node, Some(id), was, None);
+    }
+}

@@ -1,0 +1,156 @@
+//! Changes of what is not a node: the cluster itself, tokens, users.
+
+use muster_messages::{ClusterRecord, Member, RaftId};
+
+use super::*;
+use crate::guards::{not_found, token};
+
+pub(super) fn found(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    cluster: &ClusterRecord,
+    founder: &NodeRecord,
+    tokens: &[Token],
+) -> Result<(), CommandRefusal> {
+    if tables.cluster.is_some() {
+        return Err(CommandRefusal::AlreadyFounded);
+    }
+    nodes::create(tables, stamp, founder)?;
+    // Founding is the one time that a certificate comes before its grant.
+    if let Some(certificate) = founder.certificate.clone().filter(|c| c.granted.is_none())
+        && let Some(record) = tables.nodes.get_mut(&founder.id)
+    {
+        let record = Arc::make_mut(record);
+        record.last_not_after = record.last_not_after.max(certificate.not_after);
+        record.certificate = Some(certificate);
+    }
+    let seat = Member {
+        node: founder.id,
+        raft_id: RaftId(1),
+        addr: founder.addr.clone(),
+        voter: true,
+    };
+    tables.members.insert(seat.raft_id, seat);
+    tables.next_raft_id = RaftId(2);
+    let words = format!("founded {} as {}", cluster.name, cluster.id);
+    tables.cluster = Some(Arc::new(ClusterRecord {
+        revision: stamp.at,
+        ..cluster.clone()
+    }));
+    stamp.log(tables, EventKind::Cluster, None, None, Some(words));
+    for token in tokens {
+        put_token(tables, stamp, token);
+    }
+    Ok(())
+}
+
+pub(super) fn set_feature_level(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    level: u32,
+) -> Result<(), CommandRefusal> {
+    let Some(cluster) = &tables.cluster else {
+        return Err(not_found("cluster", "of this member"));
+    };
+    let old = cluster.feature_level;
+    if level < old {
+        return Err(stale(format!("the feature level is {old} and never falls")));
+    }
+    if level > old {
+        tables.cluster = Some(Arc::new(ClusterRecord {
+            feature_level: level,
+            revision: stamp.at,
+            ..cluster.as_ref().clone()
+        }));
+        let words = |level| Some(format!("feature level {level}"));
+        stamp.log(tables, EventKind::Cluster, None, words(old), words(level));
+    }
+    Ok(())
+}
+
+/// Writes a token. At most one per role is the default one.
+pub(super) fn put_token(tables: &mut Tables, stamp: &Stamp<'_>, token: &Token) {
+    let new = Token {
+        revision: stamp.at,
+        ..token.clone()
+    };
+    let old = tables.tokens.insert(new.id.clone(), new);
+    if token.default {
+        let displaced = (tables.tokens.values())
+            .find(|t| t.default && t.role == token.role && t.id != token.id)
+            .cloned();
+        if let Some(displaced) = displaced {
+            let displaced = Token {
+                default: false,
+                revision: stamp.at,
+                ..displaced
+            };
+            tables.tokens.insert(displaced.id.clone(), displaced);
+        }
+    }
+    let (was, is) = (old.as_ref().map(token_words), Some(token_words(token)));
+    stamp.log(tables, EventKind::Token, None, was, is);
+}
+
+/// Takes one use. Expiry is a guard's business; running below zero is refused even without one.
+pub(super) fn use_token(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: &str,
+) -> Result<(), CommandRefusal> {
+    let old = token(tables, id)?.clone();
+    let Some(left) = old.uses_left else {
+        return Ok(());
+    };
+    let Some(left) = left.checked_sub(1) else {
+        return Err(CommandRefusal::TokenUsedUp { id: id.to_owned() });
+    };
+    let was = token_words(&old);
+    let new = Token {
+        uses_left: Some(left),
+        revision: stamp.at,
+        ..old
+    };
+    let is = token_words(&new);
+    tables.tokens.insert(id.to_owned(), new);
+    stamp.log(tables, EventKind::Token, None, Some(was), Some(is));
+    Ok(())
+}
+
+pub(super) fn delete_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &str) {
+    if let Some(old) = tables.tokens.remove(id) {
+        let was = Some(token_words(&old));
+        stamp.log(tables, EventKind::Token, None, was, None);
+    }
+}
+
+pub(super) fn put_user(tables: &mut Tables, stamp: &Stamp<'_>, user: &User) {
+    let new = User {
+        revision: stamp.at,
+        ..user.clone()
+    };
+    let old = tables.users.insert(new.name.clone(), new);
+    let (was, is) = (old.as_ref().map(user_words), Some(user_words(user)));
+    stamp.log(tables, EventKind::User, None, was, is);
+}
+
+pub(super) fn delete_user(tables: &mut Tables, stamp: &Stamp<'_>, name: &Name) {
+    if let Some(old) = tables.users.remove(name) {
+        let was = Some(user_words(&old));
+        stamp.log(tables, EventKind::User, None, was, None);
+    }
+}
+
+/// Never the secret.
+fn token_words(token: &Token) -> String {
+    let default = if token.default { "default " } else { "" };
+    match token.uses_left {
+        None => format!("{default}{} token {}", token.role, token.id),
+        Some(n) => format!("{default}{} token {}, {n} uses left", token.role, token.id),
+    }
+}
+
+fn user_words(user: &User) -> String {
+    let kind = if user.admin { "operator" } else { "user" };
+    format!("{kind} {} {}", user.name, user.serial)
+}

@@ -1,0 +1,304 @@
+//! Changes of node records.
+
+use std::collections::BTreeMap;
+
+use muster_messages::{CertificateRecord, CertificateState, Liveness, Removal};
+
+use super::*;
+
+pub(super) fn create(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    record: &NodeRecord,
+) -> Result<(), CommandRefusal> {
+    not_blocked(tables, record.id)?;
+    absent("node", record.id, tables.nodes.contains_key(&record.id))?;
+    name_free(tables, &record.name, None)?;
+    insert(tables, stamp, record);
+    Ok(())
+}
+
+/// Writes a new record. A certificate can only be signed for a grant, which happens here: it has none yet.
+pub(super) fn insert(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord) {
+    let record = NodeRecord {
+        granted: stamp.at,
+        generation: Generation(1),
+        revision: stamp.at,
+        removing: None,
+        certificate: None,
+        ..record.clone()
+    };
+    let after = format!("{} {}", record.role, record.name);
+    let id = record.id;
+    tables.nodes.insert(id, Arc::new(record));
+    stamp.log(tables, EventKind::Node, Some(id), None, Some(after));
+}
+
+pub(super) fn desire(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    role: Role,
+) -> Result<(), CommandRefusal> {
+    let record = node(tables, id)?;
+    if role == Role::Manager {
+        not_leaving(record)?;
+    }
+    let old = record.desired_role;
+    if old == role {
+        return Ok(());
+    }
+    edit(tables, stamp, id, |r| {
+        r.desired_role = role;
+        r.generation = r.generation.next();
+    });
+    let (was, is) = (format!("wanted {old}"), format!("wanted {role}"));
+    stamp.log(tables, EventKind::Role, Some(id), Some(was), Some(is));
+    Ok(())
+}
+
+/// A role that is held already is not granted again: that would make every certificate for it look old.
+pub(super) fn grant(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    role: Role,
+) -> Result<(), CommandRefusal> {
+    let record = node(tables, id)?;
+    if role == Role::Manager {
+        not_leaving(record)?;
+    }
+    let old = record.role;
+    if old == role {
+        return Ok(());
+    }
+    edit(tables, stamp, id, |r| {
+        r.role = role;
+        r.granted = stamp.at;
+    });
+    let (was, is) = (Some(old.to_string()), Some(role.to_string()));
+    stamp.log(tables, EventKind::Role, Some(id), was, is);
+    Ok(())
+}
+
+/// The first wish stays, unless a later one adds force.
+pub(super) fn removing(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    removal: &Removal,
+) -> Result<(), CommandRefusal> {
+    let words = |r: &Removal| {
+        if r.forced {
+            "removing by force"
+        } else {
+            "removing"
+        }
+        .to_owned()
+    };
+    let old = node(tables, id)?.removing.clone();
+    if old
+        .as_ref()
+        .is_some_and(|old| old.forced || !removal.forced)
+    {
+        return Ok(());
+    }
+    edit(tables, stamp, id, |r| r.removing = Some(removal.clone()));
+    let (was, is) = (old.as_ref().map(words), Some(words(removal)));
+    stamp.log(tables, EventKind::Node, Some(id), was, is);
+    Ok(())
+}
+
+pub(super) fn delete(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+) -> Result<(), CommandRefusal> {
+    if !sabotaged(Sabotage::SkipNodeGuard) {
+        no_seat(tables, id)?;
+    }
+    if let Some(record) = tables.nodes.remove(&id) {
+        let was = Some(format!("{} {}", record.role, record.name));
+        stamp.log(tables, EventKind::Node, Some(id), was, None);
+    }
+    Ok(())
+}
+
+/// Removals first, so that a key in both ends up set.
+pub(super) fn label(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    add: &BTreeMap<String, String>,
+    remove: &[String],
+) -> Result<(), CommandRefusal> {
+    let labels = &node(tables, id)?.labels;
+    let sets = add.iter().any(|(k, v)| labels.get(k) != Some(v));
+    let unsets = (remove.iter()).any(|k| !add.contains_key(k) && labels.contains_key(k));
+    if !sets && !unsets {
+        return Ok(());
+    }
+    edit(tables, stamp, id, |r| {
+        r.labels.retain(|k, _| !remove.contains(k));
+        r.labels.extend(add.clone());
+        r.generation = r.generation.next();
+    });
+    Ok(())
+}
+
+type Reported<'a> = (&'a Name, &'a str, &'a str, &'a BTreeMap<String, String>);
+
+/// Takes over what the node says of itself. A name that another node holds is not taken over (two machines with
+/// the same hostname both go on, under the names they were admitted with). Labels are added to the operator's.
+pub(super) fn report(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    (name, addr, release, labels): Reported<'_>,
+) -> Result<(), CommandRefusal> {
+    let old = node(tables, id)?;
+    let renamed = old.name != *name && name_free(tables, name, Some(id)).is_ok();
+    let relabelled = labels.iter().any(|(k, v)| old.labels.get(k) != Some(v));
+    if !renamed && !relabelled && old.addr == addr && old.release == release {
+        return Ok(());
+    }
+    let words = |r: &NodeRecord| format!("{} at {}, release {}", r.name, r.addr, r.release);
+    let was = words(old);
+    edit(tables, stamp, id, |r| {
+        if renamed {
+            r.name = name.clone();
+        }
+        r.addr = addr.to_owned();
+        r.release = release.to_owned();
+        r.labels.extend(labels.clone());
+    });
+    let is = words(node(tables, id)?);
+    if was != is {
+        stamp.log(tables, EventKind::Node, Some(id), Some(was), Some(is));
+    }
+    Ok(())
+}
+
+pub(super) fn live(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    liveness: Liveness,
+) -> Result<(), CommandRefusal> {
+    let old = node(tables, id)?.liveness;
+    if old == liveness {
+        return Ok(());
+    }
+    edit(tables, stamp, id, |r| {
+        r.liveness = liveness;
+        r.liveness_since = stamp.wall;
+    });
+    let words = |l| match l {
+        Liveness::Unknown => "unknown",
+        Liveness::Ready => "ready",
+        Liveness::Down => "down",
+    };
+    let (was, is) = (
+        Some(words(old).to_owned()),
+        Some(words(liveness).to_owned()),
+    );
+    stamp.log(tables, EventKind::Liveness, Some(id), was, is);
+    Ok(())
+}
+
+pub(super) fn certify(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    certificate: &CertificateRecord,
+) -> Result<(), CommandRefusal> {
+    let record = node(tables, id)?;
+    if !sabotaged(Sabotage::RecordAnyCertificate) {
+        certificate_is_for_the_grant(record, certificate)?;
+    }
+    let old = record.certificate.clone();
+    if old.as_ref() == Some(certificate) {
+        return Ok(());
+    }
+    edit(tables, stamp, id, |r| {
+        r.last_not_after = r.last_not_after.max(certificate.not_after);
+        r.certificate = Some(certificate.clone());
+    });
+    let words = |c: &CertificateRecord| format!("{} {}", c.role, c.serial);
+    let (was, is) = (old.as_ref().map(words), Some(words(certificate)));
+    stamp.log(tables, EventKind::Certificate, Some(id), was, is);
+    Ok(())
+}
+
+/// CERT-1. The founder's first certificate was signed before there was a log, hence for no grant.
+pub(super) fn certificate_is_for_the_grant(
+    record: &NodeRecord,
+    certificate: &CertificateRecord,
+) -> Result<(), CommandRefusal> {
+    let first = (record.certificate.as_ref()).is_none_or(|c| c.granted.is_none());
+    let granted = match certificate.granted {
+        Some(granted) => granted == record.granted,
+        None => first,
+    };
+    if granted && certificate.role == record.role {
+        return Ok(());
+    }
+    Err(stale(format!(
+        "node {} holds {} as of {}, the certificate is for another grant",
+        record.id, record.role, record.granted
+    )))
+}
+
+/// A node without a certificate has to fetch one anyway.
+pub(super) fn rotate(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+) -> Result<(), CommandRefusal> {
+    certificate_state(tables, stamp, id, CertificateState::Rotate, "rotate")
+}
+
+pub(super) fn failed(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+) -> Result<(), CommandRefusal> {
+    certificate_state(tables, stamp, id, CertificateState::Failed, "failed")
+}
+
+fn certificate_state(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    state: CertificateState,
+    word: &str,
+) -> Result<(), CommandRefusal> {
+    let old = node(tables, id)?.certificate.as_ref();
+    let Some(old) = old.filter(|c| c.state != state) else {
+        return Ok(());
+    };
+    let was = format!("{} {}", old.role, old.serial);
+    let is = format!("{was} {word}");
+    edit(tables, stamp, id, |r| {
+        if let Some(certificate) = &mut r.certificate {
+            certificate.state = state;
+        }
+    });
+    stamp.log(
+        tables,
+        EventKind::Certificate,
+        Some(id),
+        Some(was),
+        Some(is),
+    );
+    Ok(())
+}
+
+/// Writes to a record that exists.
+fn edit(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, write: impl FnOnce(&mut NodeRecord)) {
+    if let Some(record) = tables.nodes.get_mut(&id) {
+        let record = Arc::make_mut(record);
+        write(record);
+        record.revision = stamp.at;
+    }
+}

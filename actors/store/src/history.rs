@@ -1,0 +1,2 @@
+//! What changed lately.
+pub struct History;
