@@ -1,0 +1,400 @@
+//! The client side: TCP, TLS, the other side's identity, the greeting. Each stage has a deadline of its own, and the
+//! error says which stage failed.
+//!
+//! Keeps  DIAL-1  a caller gets a stream only from a node of our cluster, of our incarnation or a newer one, and of the
+//!                node it expected. (A newer one is heard because it may say that we are the old one.)
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{Greeting, Refusal};
+use muster_messages::{CertIdentity, NodeId, RefusalReason};
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::framed::{FrameError, Framed};
+use crate::stream::BoxStream;
+use crate::tls;
+
+/// How long each stage may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DialTimeouts {
+    /// Name resolution and TCP. A host that is there answers within a round trip.
+    pub connect: Duration,
+    /// The handshake; the other side gives us the same.
+    pub tls: Duration,
+    /// The admission decision: up to 1 s of catching up on the other side, and room for a busy machine.
+    pub greeting: Duration,
+}
+
+impl Default for DialTimeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(3),
+            tls: Duration::from_secs(5),
+            greeting: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A stage of a dial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Resolve,
+    Connect,
+    Tls,
+    Greeting,
+}
+
+impl std::fmt::Display for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Stage::Resolve => "name resolution",
+            Stage::Connect => "connecting",
+            Stage::Tls => "the TLS handshake",
+            Stage::Greeting => "waiting for the greeting",
+        })
+    }
+}
+
+/// Why a dial failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error("cannot resolve {addr}")]
+    Resolve {
+        addr: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot connect to {addr}")]
+    Connect {
+        addr: String,
+        #[source]
+        source: io::Error,
+    },
+    /// The handshake failed: another cluster's node, an expired certificate, not a TLS port.
+    #[error("TLS handshake with {addr} failed")]
+    Tls {
+        addr: String,
+        #[source]
+        source: io::Error,
+    },
+    /// The handshake succeeded, but whoever answered is not whom we want.
+    #[error("{addr} is not the node we want: {why}")]
+    WrongPeer { addr: String, why: String },
+    /// Our own credentials cannot be used.
+    #[error("unusable credentials: {0}")]
+    Credentials(String),
+    /// The other side answered and refused.
+    #[error("{addr} refused: {refusal}")]
+    Refused { addr: String, refusal: Refusal },
+    /// The connection ended or broke after the handshake, before the greeting. With TLS 1.3 this is also how a refused
+    /// client certificate looks.
+    #[error("{addr} ended the connection before its greeting")]
+    Greeting {
+        addr: String,
+        #[source]
+        source: FrameError,
+    },
+    #[error("{addr} did not answer in time: {stage} took more than {}s", .limit.as_secs())]
+    Timeout {
+        addr: String,
+        stage: Stage,
+        limit: Duration,
+    },
+}
+
+impl DialError {
+    /// Nobody listens there: the host answered at once that the port is closed. The strongest sign that a process is gone.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, DialError::Connect { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused)
+    }
+    /// The reason, if the other side answered with one.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            DialError::Refused { refusal, .. } => Some(refusal),
+            _ => None,
+        }
+    }
+    /// The reason's word, if the other side answered with one.
+    pub fn reason(&self) -> Option<RefusalReason> {
+        self.refusal().map(|r| r.reason)
+    }
+}
+
+/// A connection that the other side has welcomed.
+#[derive(Debug)]
+pub struct Dialed {
+    pub stream: Framed<BoxStream>,
+    /// The server's.
+    pub identity: CertIdentity,
+    /// The node that the greeting names; the certificate's own.
+    pub node: NodeId,
+    pub remote: SocketAddr,
+    pub local: SocketAddr,
+}
+
+impl std::fmt::Debug for dyn crate::stream::Duplex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("stream")
+    }
+}
+
+/// What the dialer trusts and presents.
+#[derive(Clone, Debug)]
+enum Trust {
+    /// Our certificate, renewals included.
+    Credentials(watch::Receiver<Arc<NodeCredentials>>),
+    /// No certificate, and this root: a joiner that has checked the digest, a client with a bearer token.
+    Root { root_pem: Arc<str> },
+}
+
+/// Dials nodes of one cluster. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Dialer {
+    trust: Trust,
+    timeouts: DialTimeouts,
+}
+
+impl Dialer {
+    /// Dials with the credentials that are current at the time of each dial.
+    pub fn new(credentials: watch::Receiver<Arc<NodeCredentials>>) -> Self {
+        Self {
+            trust: Trust::Credentials(credentials),
+            timeouts: DialTimeouts::default(),
+        }
+    }
+    /// Dials without a certificate, trusting this root.
+    pub fn anonymous(root_pem: &str) -> Self {
+        Self {
+            trust: Trust::Root {
+                root_pem: root_pem.into(),
+            },
+            timeouts: DialTimeouts::default(),
+        }
+    }
+    /// With other deadlines.
+    #[must_use]
+    pub fn with_timeouts(mut self, timeouts: DialTimeouts) -> Self {
+        self.timeouts = timeouts;
+        self
+    }
+
+    /// A welcomed connection to `addr` (`host:port`). On [`Service::Http`] there is no greeting: the stream is ready.
+    pub async fn dial(
+        &self,
+        addr: &str,
+        service: Service,
+        expect: Option<NodeId>,
+    ) -> Result<Dialed, DialError> {
+        let (config, ours) = match &self.trust {
+            Trust::Credentials(credentials) => {
+                let credentials = credentials.borrow().clone();
+                let config = tls::client_config(&credentials, service);
+                (config, Some(credentials.identity.clone()))
+            }
+            Trust::Root { root_pem } => (tls::anonymous_config(root_pem, service), None),
+        };
+        let config = config.map_err(DialError::Credentials)?;
+        let tcp = self.connect(addr).await?;
+        let (remote, local) = addresses(addr, &tcp)?;
+        let tls = self.handshake(addr, tcp, config).await?;
+        let identity = peer_identity(&tls, ours.as_ref(), expect).map_err(|why| {
+            let addr = addr.to_owned();
+            DialError::WrongPeer { addr, why }
+        })?;
+        let node = identity.node().expect("peer_identity returns nodes only").0;
+        let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
+        if service != Service::Http {
+            self.greeted(addr, &mut stream, node).await?;
+        }
+        Ok(Dialed {
+            stream,
+            identity,
+            node,
+            remote,
+            local,
+        })
+    }
+
+    /// A join connection to whoever answers at `addr`, for fetching the root. Nothing secret may be sent on it. What was
+    /// presented is kept, so that [`Unverified::verify`] can tell later whether it belongs to the root that came back.
+    pub async fn dial_unverified(
+        addr: &str,
+        timeouts: DialTimeouts,
+    ) -> Result<Unverified, DialError> {
+        let dialer = Self {
+            trust: Trust::Root {
+                root_pem: "".into(),
+            },
+            timeouts,
+        };
+        let config = tls::unverified_config(Service::Join).map_err(DialError::Credentials)?;
+        let tcp = dialer.connect(addr).await?;
+        let (remote, local) = addresses(addr, &tcp)?;
+        let tls = dialer.handshake(addr, tcp, config).await?;
+        let chain = tls.get_ref().1.peer_certificates().unwrap_or_default();
+        let presented: Vec<_> = chain.iter().map(|c| c.clone().into_owned()).collect();
+        let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
+        dialer.greeting(addr, &mut stream).await?;
+        Ok(Unverified {
+            stream,
+            presented,
+            remote,
+            local,
+        })
+    }
+
+    async fn connect(&self, addr: &str) -> Result<TcpStream, DialError> {
+        let limit = self.timeouts.connect;
+        let resolving = timeout(limit, tokio::net::lookup_host(addr)).await;
+        let found: Vec<SocketAddr> = resolving
+            .map_err(|_| late(addr, Stage::Resolve, limit))?
+            .map_err(|source| DialError::Resolve {
+                addr: addr.to_owned(),
+                source,
+            })?
+            .collect();
+        let connected = timeout(limit, TcpStream::connect(found.as_slice())).await;
+        let tcp = connected
+            .map_err(|_| late(addr, Stage::Connect, limit))?
+            .map_err(|source| connect_error(addr, source))?;
+        // Small frames must leave at once; without it a round trip costs up to 40 ms.
+        tcp.set_nodelay(true)
+            .map_err(|source| connect_error(addr, source))?;
+        Ok(tcp)
+    }
+
+    async fn handshake(
+        &self,
+        addr: &str,
+        tcp: TcpStream,
+        config: Arc<rustls::ClientConfig>,
+    ) -> Result<TlsStream<TcpStream>, DialError> {
+        let limit = self.timeouts.tls;
+        let connecting = TlsConnector::from(config).connect(server_name(), tcp);
+        timeout(limit, connecting)
+            .await
+            .map_err(|_| late(addr, Stage::Tls, limit))?
+            .map_err(|source| DialError::Tls {
+                addr: addr.to_owned(),
+                source,
+            })
+    }
+
+    async fn greeting(
+        &self,
+        addr: &str,
+        stream: &mut Framed<BoxStream>,
+    ) -> Result<NodeId, DialError> {
+        let limit = self.timeouts.greeting;
+        let received = timeout(limit, stream.recv::<Greeting>()).await;
+        let greeting = received.map_err(|_| late(addr, Stage::Greeting, limit))?;
+        let ended = |source| DialError::Greeting {
+            addr: addr.to_owned(),
+            source,
+        };
+        match greeting
+            .map_err(ended)?
+            .ok_or_else(|| ended(FrameError::Cut))?
+        {
+            Greeting::Welcome { node } => Ok(node),
+            Greeting::Refused(refusal) => Err(DialError::Refused {
+                addr: addr.to_owned(),
+                refusal,
+            }),
+        }
+    }
+
+    async fn greeted(
+        &self,
+        addr: &str,
+        stream: &mut Framed<BoxStream>,
+        node: NodeId,
+    ) -> Result<(), DialError> {
+        let named = self.greeting(addr, stream).await?;
+        if named == node {
+            return Ok(());
+        }
+        let why = format!("its certificate says {node}, its greeting {named}");
+        let addr = addr.to_owned();
+        Err(DialError::WrongPeer { addr, why })
+    }
+}
+
+/// A connection to someone whose certificate was not verified.
+#[derive(Debug)]
+pub struct Unverified {
+    pub stream: Framed<BoxStream>,
+    /// The certificates that were presented, leaf first.
+    presented: Vec<CertificateDer<'static>>,
+    pub remote: SocketAddr,
+    pub local: SocketAddr,
+}
+
+impl Unverified {
+    /// The identity of the presented leaf, if `root_pem` has signed it and it is valid now.
+    pub fn verify(&self, root_pem: &str) -> Result<CertIdentity, String> {
+        tls::verify_server(&self.presented, root_pem)
+    }
+}
+
+/// The name that is asked of the server. Every node's certificate carries it; who a server is, is read from its URI SAN.
+fn server_name() -> ServerName<'static> {
+    ServerName::try_from("localhost").expect("`localhost` is a DNS name")
+}
+
+fn peer_identity(
+    tls: &TlsStream<TcpStream>,
+    ours: Option<&CertIdentity>,
+    expect: Option<NodeId>,
+) -> Result<CertIdentity, String> {
+    let chain = tls.get_ref().1.peer_certificates().unwrap_or_default();
+    let leaf = chain.first().ok_or("it presented no certificate")?;
+    let identity = tls::identity_of(leaf)?;
+    let Some((node, _)) = identity.node() else {
+        return Err(format!("it is {}, not a node", identity.principal()));
+    };
+    if let Some(expected) = expect.filter(|e| *e != node) {
+        return Err(format!("it is node {node}, not {expected}"));
+    }
+    if let Some(ours) = ours {
+        if identity.cluster != ours.cluster {
+            return Err(format!("it belongs to cluster {}", identity.cluster));
+        }
+        if identity.incarnation < ours.incarnation {
+            return Err(format!(
+                "it belongs to incarnation {} of the cluster, which is now in {}",
+                identity.incarnation, ours.incarnation
+            ));
+        }
+    }
+    Ok(identity)
+}
+
+fn addresses(addr: &str, tcp: &TcpStream) -> Result<(SocketAddr, SocketAddr), DialError> {
+    let both = tcp.peer_addr().and_then(|r| Ok((r, tcp.local_addr()?)));
+    both.map_err(|source| connect_error(addr, source))
+}
+
+fn connect_error(addr: &str, source: io::Error) -> DialError {
+    DialError::Connect {
+        addr: addr.to_owned(),
+        source,
+    }
+}
+
+fn late(addr: &str, stage: Stage, limit: Duration) -> DialError {
+    DialError::Timeout {
+        addr: addr.to_owned(),
+        stage,
+        limit,
+    }
+}

@@ -1,0 +1,111 @@
+//! Which services run behind the port right now. The manager half comes and goes; its services register while they run.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use muster_messages::protocol::Service;
+use tokio::sync::mpsc;
+
+use crate::connection::Connection;
+
+type Entries = BTreeMap<Service, (u64, mpsc::Sender<Connection>)>;
+
+/// The registered services. Clones are the same table.
+#[derive(Clone, Debug, Default)]
+pub struct Services {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    registrations: u64,
+    entries: Entries,
+}
+
+impl Services {
+    /// No service.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// From now on `service` receives its connections at `sink`, which bounds how many may wait. The newest registration
+    /// of a service wins; an actor that restarts simply registers again.
+    #[must_use = "dropping the registration ends it"]
+    pub fn register(&self, service: Service, sink: mpsc::Sender<Connection>) -> Registration {
+        let mut inner = self.lock();
+        inner.registrations += 1;
+        let number = inner.registrations;
+        inner.entries.insert(service, (number, sink));
+        Registration {
+            services: self.clone(),
+            service,
+            number,
+        }
+    }
+    /// Whether `service` runs here.
+    pub fn serves(&self, service: Service) -> bool {
+        self.sink(service).is_some()
+    }
+    /// Where connections of `service` go.
+    pub fn sink(&self, service: Service) -> Option<mpsc::Sender<Connection>> {
+        let sink = self.lock().entries.get(&service).map(|(_, s)| s.clone());
+        sink.filter(|s| !s.is_closed())
+    }
+    /// The services that run here.
+    pub fn running(&self) -> Vec<Service> {
+        Service::ALL
+            .into_iter()
+            .filter(|s| self.serves(*s))
+            .collect()
+    }
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps a service reachable. Dropped: it is gone, unless a newer registration has replaced this one.
+#[derive(Debug)]
+pub struct Registration {
+    services: Services,
+    service: Service,
+    number: u64,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut inner = self.services.lock();
+        let mine = inner
+            .entries
+            .get(&self.service)
+            .is_some_and(|(number, _)| *number == self.number);
+        if mine {
+            inner.entries.remove(&self.service);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_registration_that_ends_leaves_the_newer_one_alone() {
+        let services = Services::new();
+        let (sink, _inbox) = mpsc::channel(1);
+        let old = services.register(Service::Mesh, sink.clone());
+        let new = services.register(Service::Mesh, sink);
+        drop(old);
+        assert!(services.serves(Service::Mesh));
+        assert_eq!(services.running(), [Service::Mesh]);
+        drop(new);
+        assert!(!services.serves(Service::Mesh));
+    }
+
+    #[test]
+    fn a_service_whose_inbox_is_gone_does_not_run() {
+        let services = Services::new();
+        let (sink, inbox) = mpsc::channel(1);
+        let _registered = services.register(Service::Agent, sink);
+        drop(inbox);
+        assert!(!services.serves(Service::Agent));
+    }
+}

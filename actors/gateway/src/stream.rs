@@ -1,0 +1,92 @@
+//! Byte streams without a type parameter: TLS over TCP in use, in-memory pipes in tests.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::kill::Kill;
+
+/// Anything that reads and writes bytes.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A byte stream of any origin.
+pub type BoxStream = Pin<Box<dyn Duplex>>;
+
+/// A stream that ends the moment its kill switch is thrown, whatever its owner is doing: reads see the end, writes a
+/// broken pipe. A service that forgets to look at the switch is cut all the same.
+pub struct Killable<S> {
+    stream: S,
+    // One future per direction: after a split two tasks poll, and a future remembers one waker only.
+    read_cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    write_cut: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl<S> Killable<S> {
+    /// Puts `stream` under `kill`.
+    pub fn new(stream: S, kill: &Kill) -> Self {
+        Self {
+            stream,
+            read_cut: Box::pin(kill.token().clone().cancelled_owned()),
+            write_cut: Box::pin(kill.token().clone().cancelled_owned()),
+        }
+    }
+}
+
+fn cut() -> io::Error {
+    io::Error::new(io::ErrorKind::BrokenPipe, "the connection was cut")
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Killable<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read_cut.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(())); // nothing filled: the end
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Killable<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.write_cut.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(cut()));
+        }
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.write_cut.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(cut()));
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.write_cut.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(cut()));
+        }
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.write_cut.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
