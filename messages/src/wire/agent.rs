@@ -25,6 +25,14 @@ pub enum AgentFrame {
     Bye { reason: String },
 }
 
+/// The version of everything in this file.
+pub const AGENT_PROTOCOL: u16 = 1;
+
+/// The reason of a [`AgentFrame::Bye`] whose sender stops: its node is down at once.
+pub const BYE_SHUTDOWN: &str = "shutdown";
+/// The reason of a [`AgentFrame::Bye`] whose sender comes back with a new certificate.
+pub const BYE_NEW_CERTIFICATE: &str = "new certificate";
+
 /// What the agent says of its process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentHello {
@@ -69,6 +77,8 @@ pub enum HostFrame {
     Move { reason: String },
     /// The session ends here, and why.
     Ended(super::Refusal),
+    /// Answers a heartbeat: the host is there, and its copy has applied this. Lost: the next one.
+    Heard { revision: Revision },
 }
 
 /// Everything an agent needs to know, always whole.
@@ -84,6 +94,8 @@ pub struct AgentView {
     pub granted: Revision,
     /// The cluster asks for a renewal.
     pub rotate: bool,
+    /// The certificate that the cluster has recorded for this node last. `rotate` is about this one.
+    pub serial: Option<String>,
     /// `host:port` of the managers; an empty list is ignored.
     pub managers: Vec<String>,
     pub root_pem: String,
