@@ -1,1 +1,31 @@
-//! muster-kernel
+//! The kernel: what every actor of Muster stands on.
+//!
+//! - [`Shell`]: an actor's thin shell; [`Cx`] is what its handler may use.
+//! - [`Address`], [`Recipient`]: counted, bounded mailboxes that survive the restarts of their actor.
+//! - [`Supervisor`], [`Spec`]: the supervision tree.
+//! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
+//! - [`Slot`]: state that outlives a crash.
+//!
+//! ractor runs the actors. What it does not give is here: bounded mailboxes, addresses that survive restarts,
+//! restarts with backoff and intensity, deadlines for stopping, and introspection. Actors are never named in
+//! ractor's process-wide registry: many nodes may share a test process.
+
+mod address;
+mod clock;
+mod context;
+mod host;
+mod shell;
+mod slot;
+mod spec;
+pub mod supervisor;
+mod tree;
+mod vitals;
+
+pub use address::{Address, AskError, Recipient, Undeliverable};
+pub use clock::Clock;
+pub use context::Cx;
+pub use shell::{Fault, Shell};
+pub use slot::Slot;
+pub use spec::{Backoff, Intensity, Restart, Spec};
+pub use supervisor::{Children, Supervisor};
+pub use tree::Tree;

@@ -1,0 +1,280 @@
+//! Addresses: counted, bounded mailboxes that survive the restarts of their actor.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use muster_messages::protocol::Reply;
+use muster_messages::{CrashHow, ErrorBody, ErrorCode};
+use ractor::ActorRef;
+use tokio::sync::oneshot;
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Undeliverable {
+    /// The actor is not running (starting, backing off, or gone).
+    #[error("the actor is not running")]
+    Down,
+    /// Its mailbox is full.
+    #[error("the actor's mailbox is full")]
+    Full,
+}
+
+/// Why a question got no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AskError {
+    #[error("the actor is not running")]
+    Down,
+    #[error("the actor's mailbox is full")]
+    Full,
+    /// The actor dropped the question: it crashed or stopped with it.
+    #[error("the actor went away before it answered")]
+    Closed,
+    #[error("no answer in time")]
+    TimedOut,
+}
+
+impl From<Undeliverable> for AskError {
+    fn from(why: Undeliverable) -> Self {
+        match why {
+            Undeliverable::Down => AskError::Down,
+            Undeliverable::Full => AskError::Full,
+        }
+    }
+}
+impl From<AskError> for ErrorBody {
+    fn from(why: AskError) -> Self {
+        let retry = Duration::from_millis(200);
+        match why {
+            AskError::Full => ErrorBody::new(
+                ErrorCode::TooManyRequests,
+                "too many requests are waiting; retry",
+            )
+            .retry_after(retry),
+            AskError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, "no answer in time"),
+            AskError::Down => {
+                ErrorBody::new(ErrorCode::Unreachable, "the service is restarting; retry")
+                    .retry_after(retry)
+            }
+            AskError::Closed => ErrorBody::new(
+                ErrorCode::UnknownOutcome,
+                "the service restarted while it was asked; retry with the same request id",
+            )
+            .retry_after(retry),
+        }
+    }
+}
+
+/// What travels in a mailbox.
+pub(crate) enum Letter<M> {
+    Message(M, Ticket),
+    /// Publish the view now.
+    Refresh,
+    /// `muster actors crash`.
+    Crash(CrashHow),
+    /// A task of this incarnation panicked.
+    TaskPanicked(String),
+}
+impl<M: Send + 'static> ractor::Message for Letter<M> {}
+
+/// One place in a mailbox; given back when dropped, also when the mailbox is dropped with messages in it.
+pub(crate) struct Ticket(Arc<AtomicUsize>);
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+struct Live<M: Send + 'static> {
+    incarnation: u64,
+    actor: ActorRef<Letter<M>>,
+}
+
+struct Shared<M: Send + 'static> {
+    live: RwLock<Option<Live<M>>>,
+    depth: Arc<AtomicUsize>,
+    capacity: usize,
+    refused: AtomicU64,
+    stale: AtomicU64,
+}
+
+/// Where an actor is reached. Made by whoever wires the tree, before the actor exists; each incarnation moves in.
+pub struct Address<M: Send + 'static> {
+    shared: Arc<Shared<M>>,
+    /// Set for an incarnation's address of itself: what an older incarnation still sends is dropped and counted.
+    only: Option<u64>,
+}
+
+impl<M: Send + 'static> Clone for Address<M> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            only: self.only,
+        }
+    }
+}
+impl<M: Send + 'static> fmt::Debug for Address<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address(depth {})", self.depth())
+    }
+}
+
+impl<M: Send + 'static> Address<M> {
+    /// An address whose mailbox holds at most `capacity` messages.
+    pub fn new(capacity: usize) -> Self {
+        let shared = Shared {
+            live: RwLock::new(None),
+            depth: Arc::new(AtomicUsize::new(0)),
+            capacity,
+            refused: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
+        };
+        Self {
+            shared: Arc::new(shared),
+            only: None,
+        }
+    }
+
+    /// Sends a message. Never blocks. `Ok` means: in the mailbox, nothing more.
+    pub fn tell(&self, msg: M) -> Result<(), Undeliverable> {
+        let live = self
+            .shared
+            .live
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(current) = live.as_ref() else {
+            return Err(Undeliverable::Down);
+        };
+        if self.only.is_some_and(|only| only != current.incarnation) {
+            self.shared.stale.fetch_add(1, Ordering::Relaxed);
+            return Err(Undeliverable::Down);
+        }
+        if self.shared.depth.fetch_add(1, Ordering::Relaxed) >= self.shared.capacity
+            && self.only.is_none()
+        {
+            self.shared.depth.fetch_sub(1, Ordering::Relaxed);
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Undeliverable::Full);
+        }
+        // An actor's own timers and task results are exempt from the bound: each was started by the actor itself,
+        // and refusing them would lose the end of something that it waits for.
+        let ticket = Ticket(Arc::clone(&self.shared.depth));
+        current
+            .actor
+            .send_message(Letter::Message(msg, ticket))
+            .map_err(|_| Undeliverable::Down)
+    }
+
+    /// Asks and waits for the answer. Not from inside a handler: two actors that ask each other there deadlock.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        deadline: Duration,
+        make: impl FnOnce(Reply<T>) -> M,
+    ) -> Result<T, AskError> {
+        let (tx, rx) = oneshot::channel();
+        self.tell(make(tx.into()))?;
+        match tokio::time::timeout(deadline, rx).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(AskError::Closed),
+            Err(_) => Err(AskError::TimedOut),
+        }
+    }
+
+    /// This address, narrowed to one protocol: what collaborators get.
+    pub fn recipient<P: Send + 'static>(&self) -> Recipient<P>
+    where
+        M: From<P>,
+    {
+        let to = self.clone();
+        Recipient(Arc::new(move |p: P| to.tell(p.into())))
+    }
+
+    /// Messages waiting in the mailbox.
+    pub fn depth(&self) -> usize {
+        self.shared.depth.load(Ordering::Relaxed)
+    }
+    /// Messages refused because the mailbox was full.
+    pub fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+    /// Messages of older incarnations that were dropped.
+    pub fn stale(&self) -> u64 {
+        self.shared.stale.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn of_incarnation(&self, incarnation: u64) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            only: Some(incarnation),
+        }
+    }
+    pub(crate) fn move_in(&self, incarnation: u64, actor: ActorRef<Letter<M>>) {
+        *self
+            .shared
+            .live
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Live { incarnation, actor });
+    }
+    /// The incarnation has ended. A newer one that has moved in already stays.
+    pub(crate) fn move_out(&self, incarnation: u64) {
+        let mut live = self
+            .shared
+            .live
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if live.as_ref().is_some_and(|l| l.incarnation == incarnation) {
+            *live = None;
+        }
+    }
+    pub(crate) fn letter(&self, letter: Letter<M>) {
+        let live = self
+            .shared
+            .live
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(current) = live.as_ref()
+            && self.only.is_none_or(|only| only == current.incarnation)
+        {
+            let _gone = current.actor.send_message(letter);
+        }
+    }
+}
+
+/// An address narrowed to one protocol. In tests anything may stand behind it.
+pub struct Recipient<P>(Arc<dyn Fn(P) -> Result<(), Undeliverable> + Send + Sync>);
+
+impl<P> Clone for Recipient<P> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+impl<P> fmt::Debug for Recipient<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recipient")
+    }
+}
+impl<P: Send + 'static> Recipient<P> {
+    /// Whatever takes these messages.
+    pub fn new(take: impl Fn(P) -> Result<(), Undeliverable> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(take))
+    }
+    /// Sends a message. Never blocks.
+    pub fn tell(&self, msg: P) -> Result<(), Undeliverable> {
+        (self.0)(msg)
+    }
+    /// Asks and waits for the answer; see [`Address::ask`].
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        deadline: Duration,
+        make: impl FnOnce(Reply<T>) -> P,
+    ) -> Result<T, AskError> {
+        let (tx, rx) = oneshot::channel();
+        self.tell(make(tx.into()))?;
+        match tokio::time::timeout(deadline, rx).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(AskError::Closed),
+            Err(_) => Err(AskError::TimedOut),
+        }
+    }
+}

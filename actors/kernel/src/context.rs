@@ -1,0 +1,135 @@
+//! What a handler may use.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use muster_messages::{Moment, WallTime};
+use ractor::ActorCell;
+use tokio_util::sync::CancellationToken;
+
+use crate::address::Letter;
+use crate::host::panic_text;
+use crate::supervisor::Children;
+use crate::{Address, Clock, Intensity, Tree};
+
+/// One incarnation's means: its address, timers, tasks and children. All of them end with it.
+pub struct Cx<M: Send + 'static> {
+    me: Address<M>,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    path: String,
+    incarnation: u64,
+    ended: CancellationToken,
+    cell: OnceLock<ActorCell>,
+    tree: Tree,
+    children: OnceLock<Children>,
+}
+
+impl<M: Send + 'static> Clone for Cx<M> {
+    fn clone(&self) -> Self {
+        Self {
+            me: self.me.clone(),
+            inner: Arc::clone(&self.inner),
+        }
+    }
+}
+
+impl<M: Send + 'static> Cx<M> {
+    pub(crate) fn new(me: Address<M>, path: String, incarnation: u64, tree: Tree) -> Self {
+        let inner = Inner {
+            path,
+            incarnation,
+            ended: CancellationToken::new(),
+            cell: OnceLock::new(),
+            tree,
+            children: OnceLock::new(),
+        };
+        Self {
+            me,
+            inner: Arc::new(inner),
+        }
+    }
+    pub(crate) fn moved_in(&self, cell: ActorCell) {
+        let _first = self.inner.cell.set(cell);
+    }
+    pub(crate) fn running_children(&self) -> Option<&Children> {
+        self.inner.children.get()
+    }
+
+    /// This incarnation's own address: what it says to itself dies with it.
+    pub fn me(&self) -> &Address<M> {
+        &self.me
+    }
+    /// The actor's path.
+    pub fn path(&self) -> &str {
+        &self.inner.path
+    }
+    /// Which life of the actor this is, from 1.
+    pub fn incarnation(&self) -> u64 {
+        self.inner.incarnation
+    }
+    /// Ends with this incarnation; for tasks that own something to let go of in order.
+    pub fn ended(&self) -> &CancellationToken {
+        &self.inner.ended
+    }
+    /// Monotonic time of this process.
+    pub fn now(&self) -> Moment {
+        Clock.now()
+    }
+    /// Wall time.
+    pub fn wall(&self) -> WallTime {
+        Clock.wall()
+    }
+
+    /// Sends `msg` to this incarnation after a while.
+    pub fn after(&self, delay: Duration, msg: M) {
+        let (me, ended) = (self.me.clone(), self.inner.ended.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = tokio::time::sleep(delay) => { let _gone = me.tell(msg); }
+            }
+        });
+    }
+
+    /// Runs a task that ends with this incarnation. A panic in it is a fault of the actor.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let (me, ended) = (self.me.clone(), self.inner.ended.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                done = AssertUnwindSafe(task).catch_unwind() => {
+                    if let Err(panic) = done {
+                        me.letter(Letter::TaskPanicked(panic_text(panic.as_ref())));
+                    }
+                }
+            }
+        });
+    }
+
+    /// This actor's children: a supervised group of its own, one level below its path. They stop before it does.
+    pub fn children(&self) -> &Children {
+        self.inner.children.get_or_init(|| {
+            let cell = self
+                .inner
+                .cell
+                .get()
+                .cloned()
+                .expect("children are asked for by a running actor");
+            Children::launch(
+                self.inner.path.clone(),
+                self.inner.tree.clone(),
+                Intensity {
+                    max: 1000,
+                    ..Intensity::default()
+                },
+                cell,
+            )
+        })
+    }
+}

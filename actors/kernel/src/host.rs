@@ -1,0 +1,268 @@
+//! Runs a [`Shell`] as a ractor actor: mailbox tickets, vital signs, crash injection, graceful stop.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_messages::protocol::Named;
+use muster_messages::{ActorState, CrashHow};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio_util::sync::CancellationToken;
+
+use crate::address::Letter;
+use crate::supervisor::Children;
+use crate::vitals::{Handle, Vitals};
+use crate::{Address, Cx, Fault, Shell, Tree};
+
+/// What a supervisor gives to a new incarnation.
+pub(crate) struct Start {
+    pub path: String,
+    pub name: String,
+    pub incarnation: u64,
+    pub vitals: Arc<Vitals>,
+    pub tree: Tree,
+    pub supervisor: ActorCell,
+    pub siblings: Children,
+}
+
+/// Makes incarnations.
+pub(crate) trait Launch: Send + Sync {
+    fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>>;
+}
+
+/// The text of a caught panic.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panic without text".to_owned())
+}
+
+/// A handler or task of an actor panicked. A type, so that the supervisor can tell a panic from a returned error.
+#[derive(Debug)]
+pub(crate) struct Panicked(pub String);
+impl std::fmt::Display for Panicked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "panicked: {}", self.0)
+    }
+}
+impl std::error::Error for Panicked {}
+
+struct ActorLaunch<S: Shell, F> {
+    address: Address<S::Msg>,
+    factory: Arc<F>,
+}
+
+pub(crate) fn launch_actor<S: Shell>(
+    address: Address<S::Msg>,
+    factory: impl Fn() -> Result<S, Fault> + Send + Sync + 'static,
+) -> Arc<dyn Launch> {
+    Arc::new(ActorLaunch::<S, _> {
+        address,
+        factory: Arc::new(factory),
+    })
+}
+
+impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for ActorLaunch<S, F> {
+    fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>> {
+        let (address, factory) = (self.address.clone(), Arc::clone(&self.factory));
+        Box::pin(async move {
+            // The factory may open files: it runs where blocking is allowed, and its panic is a failed start.
+            let made = tokio::task::spawn_blocking(move || factory()).await;
+            let shell = made
+                .map_err(|e| Fault::new(format!("panicked while starting: {}", join_text(e))))??;
+            let me = address.of_incarnation(start.incarnation);
+            let handle = ActorHandle {
+                address: address.clone(),
+                siblings: start.siblings,
+                name: start.name,
+            };
+            start.vitals.set_handle(Arc::new(handle));
+            let cx = Cx::new(me, start.path, start.incarnation, start.tree);
+            let body = Body {
+                shell,
+                vitals: start.vitals,
+                tenancy: Tenancy {
+                    address,
+                    incarnation: start.incarnation,
+                    ended: cx.ended().clone(),
+                },
+                cx,
+            };
+            let (actor, _joined) =
+                Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor)
+                    .await
+                    .map_err(|e| Fault::new(e.to_string()))?;
+            Ok(actor.get_cell())
+        })
+    }
+}
+
+fn join_text(error: tokio::task::JoinError) -> String {
+    match error.try_into_panic() {
+        Ok(panic) => panic_text(panic.as_ref()),
+        Err(error) => error.to_string(),
+    }
+}
+
+struct ActorHandle<M: Send + 'static> {
+    address: Address<M>,
+    siblings: Children,
+    name: String,
+}
+impl<M: Send + 'static> Handle for ActorHandle<M> {
+    fn refresh(&self) {
+        self.address.letter(Letter::Refresh);
+    }
+    fn crash(&self, how: CrashHow) {
+        self.address.letter(Letter::Crash(how));
+    }
+    fn restart(&self) {
+        self.siblings.restart(&self.name);
+    }
+    fn depth(&self) -> u64 {
+        self.address.depth() as u64
+    }
+}
+
+/// An incarnation's hold on its address. Dropped on every way out, panics and kills included.
+struct Tenancy<M: Send + 'static> {
+    address: Address<M>,
+    incarnation: u64,
+    ended: CancellationToken,
+}
+impl<M: Send + 'static> Drop for Tenancy<M> {
+    fn drop(&mut self) {
+        self.address.move_out(self.incarnation);
+        self.ended.cancel();
+    }
+}
+
+struct Body<S: Shell> {
+    shell: S,
+    cx: Cx<S::Msg>,
+    vitals: Arc<Vitals>,
+    tenancy: Tenancy<S::Msg>,
+}
+
+struct Hosted<S>(PhantomData<fn() -> S>);
+
+/// How long `crash --how hang` holds a handler.
+const HANG: Duration = Duration::from_secs(30);
+
+impl<S: Shell> Actor for Hosted<S> {
+    type Msg = Letter<S::Msg>;
+    type State = Body<S>;
+    type Arguments = Body<S>;
+
+    async fn pre_start(
+        &self,
+        me: ActorRef<Self::Msg>,
+        body: Self::Arguments,
+    ) -> Result<Self::State, ActorProcessingErr> {
+        body.cx.moved_in(me.get_cell());
+        body.tenancy.address.move_in(body.tenancy.incarnation, me);
+        Ok(body)
+    }
+
+    async fn post_start(
+        &self,
+        _me: ActorRef<Self::Msg>,
+        body: &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        body.vitals.begin("started");
+        let done = AssertUnwindSafe(body.shell.started(&body.cx))
+            .catch_unwind()
+            .await;
+        body.vitals.end();
+        let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
+        done.map_err(|fault| ActorProcessingErr::from(fault.0))?;
+        body.vitals.publish(body.shell.view());
+        body.vitals.enter(ActorState::Healthy);
+        Ok(())
+    }
+
+    async fn handle(
+        &self,
+        me: ActorRef<Self::Msg>,
+        letter: Self::Msg,
+        body: &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        match letter {
+            Letter::Message(msg, ticket) => {
+                body.vitals.begin(msg.name());
+                let done = AssertUnwindSafe(body.shell.handle(&body.cx, msg))
+                    .catch_unwind()
+                    .await;
+                drop(ticket);
+                let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
+                if body.vitals.end() {
+                    body.vitals.publish(body.shell.view());
+                }
+                done.map_err(|fault| ActorProcessingErr::from(fault.0))
+            }
+            Letter::Refresh => {
+                body.vitals.publish(body.shell.view());
+                Ok(())
+            }
+            Letter::TaskPanicked(text) => Err(Panicked(text).into()),
+            Letter::Crash(how) => {
+                body.vitals.begin("crash");
+                match how {
+                    // A real panic, through the hook and the unwinding, as a bug would be.
+                    CrashHow::Panic => {
+                        let caught = std::panic::catch_unwind(|| panic!("crashed on request"));
+                        let text = caught.err().map(|panic| panic_text(panic.as_ref()));
+                        Err(Panicked(text.unwrap_or_default()).into())
+                    }
+                    CrashHow::Error => Err("failed on request".into()),
+                    CrashHow::Kill => {
+                        me.get_cell().kill();
+                        std::future::pending().await
+                    }
+                    CrashHow::Hang => {
+                        tokio::time::sleep(HANG).await;
+                        body.vitals.end();
+                        Ok(())
+                    }
+                }
+            }
+        }
+    }
+
+    async fn post_stop(
+        &self,
+        _me: ActorRef<Self::Msg>,
+        body: &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        if let Some(children) = body.cx.running_children() {
+            children.shut_down().await;
+        }
+        body.vitals.begin("stopping");
+        let stopped = AssertUnwindSafe(body.shell.stopping(&body.cx))
+            .catch_unwind()
+            .await;
+        body.vitals.end();
+        stopped.map_err(|panic| {
+            format!("panicked while stopping: {}", panic_text(panic.as_ref())).into()
+        })
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _me: ActorRef<Self::Msg>,
+        event: SupervisionEvent,
+        _body: &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            // The only ractor child of a hosted actor is the group of its own children.
+            SupervisionEvent::ActorFailed(_, error) => {
+                Err(format!("its children failed: {error}").into())
+            }
+            _ => Ok(()),
+        }
+    }
+}

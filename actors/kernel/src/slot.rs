@@ -1,0 +1,34 @@
+//! State that outlives the crash of the actor that wrote it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A checkpoint slot: made once, captured by an actor's factory, handed to every incarnation.
+///
+/// Writing takes no message and no await, so it cannot deadlock with the supervisor. It lives as long as the
+/// process does, not longer.
+#[derive(Debug, Default)]
+pub struct Slot<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Clone for Slot<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T: Clone> Slot<T> {
+    /// An empty slot.
+    pub fn new() -> Self {
+        Self(Arc::new(Mutex::new(None)))
+    }
+    /// Replaces what is in it.
+    pub fn set(&self, value: T) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    }
+    /// A copy of what is in it.
+    pub fn get(&self) -> Option<T> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
