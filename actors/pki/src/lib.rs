@@ -1,1 +1,42 @@
-//! muster-pki
+//! Identity: keys, certificates, tokens, TLS configurations, and the files they live in.
+//!
+//! A plain library, no actor. Everything Muster believes about who somebody is goes through [`identity_of`]; everything
+//! that makes somebody somebody goes through [`Issuer`].
+//!
+//! Keeps  PKI-1  one crypto provider (aws-lc-rs), handed over explicitly everywhere.
+//!        PKI-2  TLS 1.3 only and no session resumption on either side: a resumed session carries the old certificate
+//!               and is not verified again.
+//!        PKI-3  a certificate holds only what the signer chose; of a signing request only the public key is used.
+//!        PKI-4  the principal is read from the one URI SAN alone.
+//!        PKI-5  every parser has a size limit and returns an error; nothing a peer sends can panic.
+//!        PKI-6  key and certificate reach the disk in one step: no crash leaves a key without its certificate.
+
+mod csr;
+mod encoding;
+mod files;
+mod founding;
+mod grant;
+mod identity;
+mod issue;
+mod join_attempt;
+mod random;
+mod rekey;
+mod store;
+mod tls;
+mod token;
+
+pub use self::csr::{BadCsr, CsrKey, make_csr, new_key};
+pub use self::encoding::{BadPem, MAX_DER, MAX_PEM};
+pub use self::files::write_atomic;
+pub use self::founding::Founding;
+pub use self::grant::Grant;
+pub use self::identity::{BadCertificate, identity_of, identity_of_pem};
+pub use self::issue::{
+    Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed,
+    UserProfile,
+};
+pub use self::join_attempt::JoinAttempt;
+pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
+pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials};
+pub use self::tls::{TlsFault, client_config, server_config, unverified_client_config};
+pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};

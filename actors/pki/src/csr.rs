@@ -1,0 +1,97 @@
+//! Keys and signing requests.
+
+use muster_messages::Secret;
+use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::pki_types::CertificateSigningRequestDer;
+use rustls::pki_types::pem::PemObject;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::prelude::FromDer;
+
+use crate::encoding::{BadPem, MAX_DER, bounded};
+
+/// Why a signing request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadCsr {
+    #[error("the signing request is empty")]
+    Empty,
+    #[error("the signing request is not PEM: {0}")]
+    Pem(BadPem),
+    #[error("the signing request is malformed")]
+    Malformed,
+    #[error("the signing request is not signed by its own key")]
+    Signature,
+    #[error("the key of the signing request is not ECDSA P-256")]
+    Algorithm,
+}
+
+/// The public key of a signing request, which proved that it holds the private one. Nothing else of a request is
+/// ever kept: names and extensions in it are wishes of a stranger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsrKey {
+    /// `SubjectPublicKeyInfo`, DER.
+    spki: Vec<u8>,
+    /// The whole request, DER: what a re-keying node signs with its old key.
+    request: Vec<u8>,
+}
+
+impl CsrKey {
+    /// Parses and verifies a request.
+    pub fn parse(csr_pem: &str) -> Result<Self, BadCsr> {
+        if csr_pem.trim().is_empty() {
+            return Err(BadCsr::Empty);
+        }
+        bounded(csr_pem).map_err(BadCsr::Pem)?;
+        let der = CertificateSigningRequestDer::from_pem_slice(csr_pem.as_bytes())
+            .map_err(|_| BadCsr::Pem(BadPem::NotOne("CERTIFICATE REQUEST")))?;
+        if der.len() > MAX_DER {
+            return Err(BadCsr::Pem(BadPem::TooLarge(der.len())));
+        }
+        let (rest, csr) =
+            X509CertificationRequest::from_der(&der).map_err(|_| BadCsr::Malformed)?;
+        if !rest.is_empty() {
+            return Err(BadCsr::Malformed);
+        }
+        let spki = csr.certification_request_info.subject_pki.raw.to_vec();
+        let key = rcgen::SubjectPublicKeyInfo::from_der(&spki).map_err(|_| BadCsr::Algorithm)?;
+        if !rcgen::PublicKeyData::algorithm(&key).eq(&PKCS_ECDSA_P256_SHA256) {
+            return Err(BadCsr::Algorithm);
+        }
+        csr.verify_signature().map_err(|_| BadCsr::Signature)?;
+        Ok(Self {
+            spki,
+            request: der.to_vec(),
+        })
+    }
+    /// The public key as `SubjectPublicKeyInfo`, DER.
+    pub fn spki(&self) -> &[u8] {
+        &self.spki
+    }
+    pub(crate) fn request(&self) -> &[u8] {
+        &self.request
+    }
+}
+
+/// A new private key, ECDSA P-256, PKCS #8 PEM.
+pub fn new_key() -> Secret {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
+        .expect("the provider generates P-256 keys whenever it has entropy");
+    Secret::new(key.serialize_pem())
+}
+
+/// A signing request for a key. It carries no name: the signer chooses them all.
+pub fn make_csr(key_pem: &Secret) -> Result<String, BadCsr> {
+    let key = key_pair(key_pem).ok_or(BadCsr::Algorithm)?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    let csr = params
+        .serialize_request(&key)
+        .map_err(|_| BadCsr::Malformed)?;
+    csr.pem().map_err(|_| BadCsr::Malformed)
+}
+
+/// The key pair in a PEM text, if it is ECDSA P-256.
+pub(crate) fn key_pair(key_pem: &Secret) -> Option<KeyPair> {
+    bounded(key_pem.expose()).ok()?;
+    let key = KeyPair::from_pem(key_pem.expose()).ok()?;
+    key.is_compatible(&PKCS_ECDSA_P256_SHA256).then_some(key)
+}

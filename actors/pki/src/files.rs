@@ -1,0 +1,68 @@
+//! Files that must be whole or absent.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+/// The largest identity file that is read: two certificates and a key take under 8 KiB.
+const MAX_FILE: u64 = 256 * 1024;
+
+/// Writes a file so that after a crash either the old or the new content is there: a temporary file beside it,
+/// synced, renamed, and the folder synced. Readable by the owner alone from its first byte.
+pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let tmp = folder.join(format!(".{}.tmp", name.to_string_lossy()));
+    remove(&tmp)?; // left by a crash, perhaps with other permissions
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&tmp)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&tmp, path)?;
+    sync_folder(folder)
+}
+
+/// Removes a file for good. Absent: nothing happens.
+pub(crate) fn remove_durably(path: &Path) -> io::Result<()> {
+    remove(path)?;
+    path.parent().map_or(Ok(()), sync_folder)
+}
+
+/// Makes a folder that only the owner may enter, with those above it.
+pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    path.parent().map_or(Ok(()), sync_folder)
+}
+
+/// The text of a file; `None` if there is none.
+pub(crate) fn read(path: &Path) -> io::Result<Option<String>> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.len() > MAX_FILE => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{} bytes, the limit is {MAX_FILE}", meta.len()),
+        )),
+        Ok(_) => fs::read_to_string(path).map(Some),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
+    File::open(folder)?.sync_all()
+}

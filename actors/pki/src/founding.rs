@@ -1,0 +1,128 @@
+//! Founding a cluster: everything that must be decided once is decided and written before Raft's first entry.
+//!
+//! The order: `founding.json` (ids and root), the founder's own certificate, Raft with one voter, the first entry,
+//! and then the file goes, because from there on the replicated state alone holds the root key. Each step finds what
+//! an earlier, interrupted run wrote and goes on from there.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use muster_messages::protocol::NodeCredentials;
+use muster_messages::{
+    ClusterId, ClusterRecord, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::csr::{CsrKey, make_csr, new_key};
+use crate::issue::{Issuer, NodeProfile, Root, SignError};
+use crate::random::entropy;
+use crate::store::{HELP_FOUNDING, IdentityFault, IdentityStore, credentials};
+
+/// The incarnation of a cluster that was just founded.
+const FIRST: Incarnation = Incarnation(1);
+
+/// The feature level of a cluster that was just founded.
+const FIRST_LEVEL: u32 = 1;
+
+/// What the founder decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Founding {
+    pub cluster: ClusterId,
+    pub name: Name,
+    pub node: NodeId,
+    pub at: WallTime,
+    pub root_cert_pem: String,
+    pub root_key_pem: Secret,
+}
+
+impl Founding {
+    /// The record that the first entry writes.
+    pub fn cluster_record(&self) -> ClusterRecord {
+        ClusterRecord {
+            id: self.cluster,
+            name: self.name.clone(),
+            incarnation: FIRST,
+            feature_level: FIRST_LEVEL,
+            root_cert_pem: self.root_cert_pem.clone(),
+            root_key_pem: self.root_key_pem.clone(),
+            founded_at: self.at,
+            revision: Revision(0),
+        }
+    }
+}
+
+impl IdentityStore {
+    /// A founding that did not finish.
+    pub fn load_founding(&self) -> Result<Option<Founding>, IdentityFault> {
+        self.read_json(&self.path("founding.json"), HELP_FOUNDING)
+    }
+
+    /// Decides ids and root, once: a repeated call returns what the first one decided.
+    pub fn begin_founding(&self, name: Name, now: WallTime) -> Result<Founding, IdentityFault> {
+        if let Some(founding) = self.load_founding()? {
+            return Ok(founding);
+        }
+        let cluster = ClusterId::from_entropy(entropy());
+        let root = Root::create(cluster, now).map_err(|e| self.cannot_found(&e))?;
+        let founding = Founding {
+            cluster,
+            name,
+            node: NodeId::from_entropy(entropy()),
+            at: now,
+            root_cert_pem: root.cert_pem,
+            root_key_pem: root.key_pem,
+        };
+        self.write_json(&self.path("founding.json"), &founding)?;
+        Ok(founding)
+    }
+
+    /// The founder's own first certificate, once: manager, without a granted revision, because nothing was granted yet.
+    pub fn founder_credentials(
+        &self,
+        founding: &Founding,
+        ips: Vec<IpAddr>,
+        lifetime: Duration,
+        now: WallTime,
+    ) -> Result<NodeCredentials, IdentityFault> {
+        if let Some(creds) = self.load_credentials()? {
+            return Ok(creds);
+        }
+        let key_pem = new_key();
+        let profile = NodeProfile {
+            cluster: founding.cluster,
+            node: founding.node,
+            role: Role::Manager,
+            granted: None,
+            incarnation: FIRST,
+            ips,
+            lifetime,
+            now,
+        };
+        let csr = make_csr(&key_pem).and_then(|pem| CsrKey::parse(&pem));
+        let csr = csr.expect("a key made here signs its own request");
+        let signed = Issuer::from_pem(&founding.root_cert_pem, &founding.root_key_pem)
+            .and_then(|issuer| issuer.sign_node(&profile, &csr))
+            .map_err(|e| self.cannot_found(&e))?;
+        let creds = credentials(key_pem, signed.cert_pem, founding.root_cert_pem.clone())
+            .map_err(|why| self.damaged_founding(why))?;
+        self.save_credentials(&creds)?;
+        Ok(creds)
+    }
+
+    /// The first entry is applied: the replicated state is the only source from here on.
+    pub fn finish_founding(&self) -> Result<(), IdentityFault> {
+        self.remove(&self.path("founding.json"))
+    }
+
+    fn cannot_found(&self, e: &SignError) -> IdentityFault {
+        self.damaged_founding(&e.to_string())
+    }
+
+    fn damaged_founding(&self, why: &str) -> IdentityFault {
+        IdentityFault::Damaged {
+            path: self.path("founding.json"),
+            why: why.to_owned(),
+            help: HELP_FOUNDING,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! From a certificate to who it speaks for.
+
+use muster_messages::{BadId, CertIdentity, ClusterId, Role, Subject, WallTime};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::oid_registry::Oid;
+use x509_parser::prelude::FromDer;
+
+use crate::encoding::{self, BadPem, MAX_DER, hex};
+use crate::grant::{self, Grant};
+
+/// Why a certificate identifies nobody.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadCertificate {
+    #[error("the certificate is not PEM: {0}")]
+    Pem(BadPem),
+    #[error("a certificate of {0} bytes, the limit is {MAX_DER}")]
+    TooLarge(usize),
+    #[error("the certificate is malformed")]
+    Malformed,
+    #[error("a certificate authority identifies nobody")]
+    Authority,
+    #[error("the certificate names {0} URIs, one is wanted")]
+    Uris(usize),
+    #[error("the URI of the certificate is not spiffe://<cluster>/<role>/<id>")]
+    Uri,
+    #[error("the URI of the certificate holds a bad name: {0}")]
+    Name(#[from] BadId),
+    #[error("the certificate does not say which grant it speaks of")]
+    NoGrant,
+    #[error("the certificate speaks of its grant in an unknown way")]
+    BadGrant,
+}
+
+/// The identity in a PEM certificate.
+pub fn identity_of_pem(pem: &str) -> Result<CertIdentity, BadCertificate> {
+    identity_of(&encoding::certificate(pem).map_err(BadCertificate::Pem)?)
+}
+
+/// Reads who a certificate speaks for. Judges neither the chain nor the validity: TLS did, or the caller must.
+pub fn identity_of(der: &[u8]) -> Result<CertIdentity, BadCertificate> {
+    let cert = parse(der)?;
+    if cert.is_ca() {
+        return Err(BadCertificate::Authority);
+    }
+    let (cluster, subject) = subject_of(only_uri(&cert)?)?;
+    let grant = grant_of(&cert)?;
+    let serial = cert.raw_serial();
+    Ok(CertIdentity {
+        cluster,
+        subject,
+        serial: hex(serial.strip_prefix(&[0]).unwrap_or(serial)),
+        granted: grant.granted,
+        incarnation: grant.incarnation,
+        not_after: WallTime::from_unix_secs(cert.validity().not_after.timestamp()),
+    })
+}
+
+/// Parses one certificate, with nothing behind it.
+pub(crate) fn parse(der: &[u8]) -> Result<X509Certificate<'_>, BadCertificate> {
+    if der.len() > MAX_DER {
+        return Err(BadCertificate::TooLarge(der.len()));
+    }
+    match X509Certificate::from_der(der) {
+        Ok(([], cert)) => Ok(cert),
+        _ => Err(BadCertificate::Malformed),
+    }
+}
+
+fn only_uri<'a>(cert: &'a X509Certificate<'_>) -> Result<&'a str, BadCertificate> {
+    let names = cert
+        .subject_alternative_name()
+        .map_err(|_| BadCertificate::Malformed)?
+        .map_or(&[][..], |ext| ext.value.general_names.as_slice());
+    let mut uris = names.iter().filter_map(|name| match name {
+        GeneralName::URI(uri) => Some(*uri),
+        _ => None,
+    });
+    match (uris.next(), uris.count()) {
+        (Some(uri), 0) => Ok(uri),
+        (first, more) => Err(BadCertificate::Uris(usize::from(first.is_some()) + more)),
+    }
+}
+
+fn subject_of(uri: &str) -> Result<(ClusterId, Subject), BadCertificate> {
+    let path = uri.strip_prefix("spiffe://").ok_or(BadCertificate::Uri)?;
+    let mut parts = path.split('/');
+    let (Some(cluster), Some(kind), Some(id), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err(BadCertificate::Uri);
+    };
+    let subject = match kind {
+        "manager" => Subject::Node {
+            node: id.parse()?,
+            role: Role::Manager,
+        },
+        "worker" => Subject::Node {
+            node: id.parse()?,
+            role: Role::Worker,
+        },
+        "user" => Subject::User(id.parse()?),
+        "admin" => Subject::Admin(id.parse()?),
+        _ => return Err(BadCertificate::Uri),
+    };
+    Ok((cluster.parse()?, subject))
+}
+
+fn grant_of(cert: &X509Certificate<'_>) -> Result<Grant, BadCertificate> {
+    let oid = Oid::from(grant::OID).expect("the extension's OID is well formed");
+    let ext = cert
+        .get_extension_unique(&oid)
+        .map_err(|_| BadCertificate::Malformed)?
+        .ok_or(BadCertificate::NoGrant)?;
+    Grant::from_der(ext.value).ok_or(BadCertificate::BadGrant)
+}

@@ -1,0 +1,286 @@
+//! The root and what it signs.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use muster_messages::{ClusterId, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime};
+use rcgen::{
+    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    SerialNumber,
+};
+use time::OffsetDateTime;
+
+use crate::csr::{CsrKey, key_pair};
+use crate::encoding::{self, BadPem, hex};
+use crate::grant::{self, Grant};
+use crate::identity;
+use crate::random::entropy;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// How long a root lives.
+pub const ROOT_LIFETIME: Duration = Duration::from_secs(20 * 365 * DAY.as_secs());
+/// How long a node's certificate lives unless configured.
+pub const NODE_LIFETIME: Duration = Duration::from_secs(90 * DAY.as_secs());
+/// The shortest life of a node's certificate: renewal at half of it must survive an ordinary outage.
+pub const MIN_NODE_LIFETIME: Duration = Duration::from_secs(3600);
+/// The shortest life of a user's certificate.
+const MIN_USER_LIFETIME: Duration = Duration::from_secs(60);
+/// Certificates begin this much in the past, for clocks that are behind.
+const BACK_DATED: Duration = Duration::from_secs(3600);
+/// Addresses put into one certificate, besides loopback.
+const MAX_IPS: usize = 8;
+
+/// Why nothing was signed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SignError {
+    #[error("the root certificate is not PEM: {0}")]
+    RootPem(BadPem),
+    #[error("the root certificate is malformed")]
+    Root,
+    #[error("the root key is not an ECDSA P-256 key in PEM")]
+    Key,
+    #[error("the root key does not belong to the root certificate")]
+    KeyMismatch,
+    #[error("a lifetime of {} s is too short, the minimum is {} s", .asked.as_secs(), .minimum.as_secs())]
+    Lifetime { asked: Duration, minimum: Duration },
+    #[error("the root certificate expires at {0}, too soon to sign anything")]
+    RootExpires(WallTime),
+    #[error("the time {0} cannot be written into a certificate")]
+    Time(WallTime),
+    #[error("the signer failed: {0}")]
+    Signer(String),
+}
+
+/// A new cluster's root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    pub cert_pem: String,
+    pub key_pem: Secret,
+}
+
+impl Root {
+    /// Makes a root for a cluster, valid for [`ROOT_LIFETIME`].
+    pub fn create(cluster: ClusterId, now: WallTime) -> Result<Self, SignError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(signer)?;
+        let mut params = dated(now, now.plus(ROOT_LIFETIME))?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "muster-ca");
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, cluster.as_str());
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let cert = params.self_signed(&key).map_err(signer)?;
+        Ok(Self {
+            cert_pem: cert.pem(),
+            key_pem: Secret::new(key.serialize_pem()),
+        })
+    }
+}
+
+/// What goes into a node's certificate. All of it is the signer's choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeProfile {
+    pub cluster: ClusterId,
+    pub node: NodeId,
+    pub role: Role,
+    /// `None` only in the founder's first certificate.
+    pub granted: Option<Revision>,
+    pub incarnation: Incarnation,
+    /// The node's addresses as the signer saw them. Loopback is added.
+    pub ips: Vec<IpAddr>,
+    pub lifetime: Duration,
+    pub now: WallTime,
+}
+
+/// What goes into a user's or operator's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserProfile {
+    pub cluster: ClusterId,
+    pub name: Name,
+    pub admin: bool,
+    pub incarnation: Incarnation,
+    pub lifetime: Duration,
+    pub now: WallTime,
+}
+
+/// A new certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signed {
+    pub cert_pem: String,
+    /// Lower-case hexadecimal.
+    pub serial: String,
+    pub not_after: WallTime,
+}
+
+/// The root, ready to sign.
+pub struct Issuer {
+    inner: rcgen::Issuer<'static, KeyPair>,
+    expires: WallTime,
+}
+
+impl std::fmt::Debug for Issuer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Issuer(until {})", self.expires)
+    }
+}
+
+impl Issuer {
+    /// Takes the root's certificate and key, which must belong together.
+    pub fn from_pem(root_cert_pem: &str, root_key_pem: &Secret) -> Result<Self, SignError> {
+        let der = encoding::certificate(root_cert_pem).map_err(SignError::RootPem)?;
+        let cert = identity::parse(&der).map_err(|_| SignError::Root)?;
+        if !cert.is_ca() {
+            return Err(SignError::Root);
+        }
+        let expires = WallTime::from_unix_secs(cert.validity().not_after.timestamp());
+        let key = key_pair(root_key_pem).ok_or(SignError::Key)?;
+        if cert.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
+            return Err(SignError::KeyMismatch);
+        }
+        let inner = rcgen::Issuer::from_ca_cert_der(&der, key).map_err(signer)?;
+        Ok(Self { inner, expires })
+    }
+
+    /// Signs for a node.
+    pub fn sign_node(&self, profile: &NodeProfile, key: &CsrKey) -> Result<Signed, SignError> {
+        let mut params = self.lasting(profile.now, profile.lifetime, MIN_NODE_LIFETIME)?;
+        let (cluster, node) = (profile.cluster.as_str(), profile.node.as_str());
+        let role = profile.role.to_string();
+        params.distinguished_name = name(node, Some(&role), cluster);
+        params.subject_alt_names = vec![
+            uri(format!("spiffe://{cluster}/{role}/{node}"))?,
+            dns(node)?,
+            dns("localhost")?,
+        ];
+        params
+            .subject_alt_names
+            .extend(addresses(&profile.ips).map(SanType::IpAddress));
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ClientAuth,
+            ExtendedKeyUsagePurpose::ServerAuth,
+        ];
+        let grant = Grant {
+            incarnation: profile.incarnation,
+            granted: profile.granted,
+        };
+        self.sign(params, grant, key)
+    }
+
+    /// Signs for a person or a program.
+    pub fn sign_user(&self, profile: &UserProfile, key: &CsrKey) -> Result<Signed, SignError> {
+        let mut params = self.lasting(profile.now, profile.lifetime, MIN_USER_LIFETIME)?;
+        let (cluster, who) = (profile.cluster.as_str(), profile.name.as_str());
+        // The group is for people and for Kubernetes clients; what a user may do is decided by its record.
+        let (kind, group) = if profile.admin {
+            ("admin", "muster:admins")
+        } else {
+            ("user", "muster:users")
+        };
+        params.distinguished_name = name(who, None, group);
+        params.subject_alt_names = vec![uri(format!("spiffe://{cluster}/{kind}/{who}"))?];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let grant = Grant {
+            incarnation: profile.incarnation,
+            granted: None,
+        };
+        self.sign(params, grant, key)
+    }
+
+    fn lasting(
+        &self,
+        now: WallTime,
+        asked: Duration,
+        minimum: Duration,
+    ) -> Result<CertificateParams, SignError> {
+        if asked < minimum {
+            return Err(SignError::Lifetime { asked, minimum });
+        }
+        if now.plus(minimum) > self.expires {
+            return Err(SignError::RootExpires(self.expires));
+        }
+        dated(now, now.plus(asked).min(self.expires))
+    }
+
+    fn sign(
+        &self,
+        mut params: CertificateParams,
+        grant: Grant,
+        key: &CsrKey,
+    ) -> Result<Signed, SignError> {
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.custom_extensions = vec![CustomExtension::from_oid_content(
+            grant::OID,
+            grant.to_der(),
+        )];
+        let serial = new_serial();
+        params.serial_number = Some(SerialNumber::from_slice(&serial));
+        let not_after = WallTime::from_unix_secs(params.not_after.unix_timestamp());
+        let key = rcgen::SubjectPublicKeyInfo::from_der(key.spki()).map_err(signer)?;
+        let cert = params.signed_by(&key, &self.inner).map_err(signer)?;
+        Ok(Signed {
+            cert_pem: cert.pem(),
+            serial: hex(&serial),
+            not_after,
+        })
+    }
+}
+
+/// 127 random bits. The first byte is never 0 and never negative, so that its text is always 32 digits.
+fn new_serial() -> [u8; 16] {
+    let mut serial = entropy().to_be_bytes();
+    serial[0] = serial[0] & 0x7f | 0x40;
+    serial
+}
+
+fn dated(now: WallTime, until: WallTime) -> Result<CertificateParams, SignError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    let back = i64::try_from(BACK_DATED.as_millis()).expect("an hour");
+    params.not_before = date(WallTime(now.0.saturating_sub(back)))?;
+    params.not_after = date(until)?;
+    Ok(params)
+}
+
+fn date(at: WallTime) -> Result<OffsetDateTime, SignError> {
+    OffsetDateTime::from_unix_timestamp(at.0.div_euclid(1000)).map_err(|_| SignError::Time(at))
+}
+
+fn name(common: &str, unit: Option<&str>, organisation: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common);
+    if let Some(unit) = unit {
+        name.push(DnType::OrganizationalUnitName, unit);
+    }
+    name.push(DnType::OrganizationName, organisation);
+    name
+}
+
+fn uri(text: String) -> Result<SanType, SignError> {
+    Ok(SanType::URI(text.try_into().map_err(signer)?))
+}
+
+fn dns(text: &str) -> Result<SanType, SignError> {
+    Ok(SanType::DnsName(text.try_into().map_err(signer)?))
+}
+
+fn addresses(given: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    let mut all = vec![
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ];
+    for ip in given.iter().take(MAX_IPS) {
+        if !ip.is_unspecified() && !all.contains(ip) {
+            all.push(*ip);
+        }
+    }
+    all.into_iter()
+}
+
+fn signer(e: rcgen::Error) -> SignError {
+    SignError::Signer(e.to_string())
+}

@@ -1,0 +1,82 @@
+//! Re-keying: a node whose certificate has expired proves with its old key that it is still itself.
+
+use muster_messages::{CertIdentity, Secret};
+use rcgen::SigningKey;
+use rustls::pki_types::alg_id;
+
+use crate::csr::{CsrKey, key_pair};
+use crate::encoding::{self, BadPem};
+use crate::identity::{self, BadCertificate, identity_of};
+use crate::tls;
+
+/// Put before the request, so that a signature made for this purpose fits no other.
+const CONTEXT: &[u8] = b"muster-rekey/1\0";
+
+/// The longest signature that is looked at; ECDSA P-256 in DER takes at most 72 bytes.
+const MAX_SIGNATURE: usize = 128;
+
+/// Why a re-keying proof is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRekey {
+    #[error("the old certificate is not PEM: {0}")]
+    Pem(BadPem),
+    #[error("the old certificate identifies nobody: {0}")]
+    Certificate(#[from] BadCertificate),
+    #[error("the old certificate was not issued by this cluster")]
+    Foreign,
+    #[error("the old certificate is not a node's")]
+    NotANode,
+    #[error("the new request is not signed by the key of the old certificate")]
+    Signature,
+    #[error("the old key cannot sign")]
+    Key,
+}
+
+/// Signs a new request with the old key.
+pub fn prove_rekey(old_key_pem: &Secret, new_key: &CsrKey) -> Result<Vec<u8>, BadRekey> {
+    let key = key_pair(old_key_pem).ok_or(BadRekey::Key)?;
+    key.sign(&statement(new_key)).map_err(|_| BadRekey::Key)
+}
+
+/// Who asks for a new key: the old certificate must chain to our root, whenever it was valid, and its key must have
+/// signed the new request. Whether that node may still come in is for the replicated state to say.
+pub fn verify_rekey(
+    root_pem: &str,
+    old_cert_pem: &str,
+    signature: &[u8],
+    new_key: &CsrKey,
+) -> Result<CertIdentity, BadRekey> {
+    let old = encoding::certificate(old_cert_pem).map_err(BadRekey::Pem)?;
+    let found = identity_of(&old)?;
+    if found.node().is_none() {
+        return Err(BadRekey::NotANode);
+    }
+    if !tls::issued_by(root_pem, &old) {
+        return Err(BadRekey::Foreign);
+    }
+    if !signed_by(&old, &statement(new_key), signature) {
+        return Err(BadRekey::Signature);
+    }
+    Ok(found)
+}
+
+fn statement(new_key: &CsrKey) -> Vec<u8> {
+    [CONTEXT, new_key.request()].concat()
+}
+
+fn signed_by(cert: &[u8], message: &[u8], signature: &[u8]) -> bool {
+    let Ok(cert) = identity::parse(cert) else {
+        return false;
+    };
+    let key = cert.public_key().subject_public_key.data.as_ref();
+    signature.len() <= MAX_SIGNATURE
+        && tls::provider()
+            .signature_verification_algorithms
+            .all
+            .iter()
+            .find(|a| {
+                a.public_key_alg_id() == alg_id::ECDSA_P256
+                    && a.signature_alg_id() == alg_id::ECDSA_SHA256
+            })
+            .is_some_and(|a| a.verify_signature(key, message, signature).is_ok())
+}

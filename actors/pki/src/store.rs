@@ -1,0 +1,251 @@
+//! A node's identity on disk, below `<data>/identity/`.
+//!
+//! Owns   `credentials.pem` (private key, certificate and root in one file, so that they change together), `node.json`
+//!        (what a node remembers beside them), `join.json` (an attempt to join, while it lasts), `founding.json`
+//!        (a cluster being founded, until its first entry is applied). All 0600, all written whole or not at all.
+//! Keeps  PKI-6  whatever the moment of a crash, either the old or the new credentials are there, and they fit.
+//! A damaged file is named and never half believed: an identity made up anew would be a second node.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use muster_messages::protocol::NodeCredentials;
+use muster_messages::{CertIdentity, RaftId, RefusalReason, Secret, WallTime};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::csr::key_pair;
+use crate::files;
+use crate::identity::{self, identity_of_pem};
+use crate::tls;
+
+/// Why the identity on disk cannot be used. The text names the file and what helps.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityFault {
+    #[error("cannot access {path}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path} is damaged: {why}; {help}")]
+    Damaged {
+        path: PathBuf,
+        why: String,
+        help: &'static str,
+    },
+}
+
+const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
+     directory and join again";
+const HELP_NODE: &str =
+    "delete the file: the node then starts without remembering managers and seat";
+pub(crate) const HELP_JOIN: &str = "delete the file and join again";
+pub(crate) const HELP_FOUNDING: &str =
+    "the founding did not finish: empty the data directory and found again";
+
+/// What a node remembers beside its credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LocalNode {
+    /// `host:port` of the managers it heard of last.
+    pub managers: Vec<String>,
+    /// The Raft seat it held last. Its Raft data missing while this is set: lost, not new.
+    pub held_seat: Option<RaftId>,
+    /// The cluster said for good that this node is not part of it any more.
+    pub ended: Option<Ended>,
+}
+
+/// A final refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    pub reason: RefusalReason,
+    pub message: String,
+    pub at: WallTime,
+}
+
+/// The identity folder of one data directory.
+#[derive(Clone, Debug)]
+pub struct IdentityStore {
+    folder: PathBuf,
+}
+
+impl IdentityStore {
+    /// Opens, and makes if need be, `<data>/identity`.
+    pub fn open(data: &Path) -> Result<Self, IdentityFault> {
+        let folder = data.join("identity");
+        files::private_folder(&folder).map_err(|source| IdentityFault::Io {
+            path: folder.clone(),
+            source,
+        })?;
+        Ok(Self { folder })
+    }
+
+    /// The credentials on disk, `None` if there are none. Expired ones are returned too: what to do is the caller's decision.
+    pub fn load_credentials(&self) -> Result<Option<NodeCredentials>, IdentityFault> {
+        let path = self.path("credentials.pem");
+        let Some(text) = self.read(&path, HELP_CREDENTIALS)? else {
+            return Ok(None);
+        };
+        parse_credentials(&text)
+            .map(Some)
+            .map_err(|why| IdentityFault::Damaged {
+                path,
+                why: why.to_owned(),
+                help: HELP_CREDENTIALS,
+            })
+    }
+
+    /// Replaces the credentials in one step. Refuses what `load_credentials` would call damaged.
+    pub fn save_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
+        let path = self.path("credentials.pem");
+        let parts = [creds.key_pem.expose(), &creds.cert_pem, &creds.root_pem];
+        let text: String = parts
+            .iter()
+            .map(|p| format!("{}\n", p.trim_end()))
+            .collect();
+        match parse_credentials(&text) {
+            Ok(_) => write(&path, text.as_bytes()),
+            Err(why) => Err(IdentityFault::Io {
+                path,
+                source: io::Error::new(io::ErrorKind::InvalidData, why),
+            }),
+        }
+    }
+
+    /// What the node remembers beside its credentials; the default if nothing was ever written.
+    pub fn load_node(&self) -> Result<LocalNode, IdentityFault> {
+        let path = self.path("node.json");
+        Ok(self.read_json(&path, HELP_NODE)?.unwrap_or_default())
+    }
+
+    /// Replaces what the node remembers.
+    pub fn save_node(&self, node: &LocalNode) -> Result<(), IdentityFault> {
+        self.write_json(&self.path("node.json"), node)
+    }
+
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.folder.join(file)
+    }
+
+    pub(crate) fn read_json<T: DeserializeOwned>(
+        &self,
+        path: &Path,
+        help: &'static str,
+    ) -> Result<Option<T>, IdentityFault> {
+        let Some(text) = self.read(path, help)? else {
+            return Ok(None);
+        };
+        // The position alone: an error text of the parser may quote a key.
+        serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|e| IdentityFault::Damaged {
+                path: path.to_owned(),
+                why: format!("line {}, column {}", e.line(), e.column()),
+                help,
+            })
+    }
+
+    pub(crate) fn write_json<T: Serialize>(
+        &self,
+        path: &Path,
+        value: &T,
+    ) -> Result<(), IdentityFault> {
+        let text = serde_json::to_vec_pretty(value).expect("identity files are plain data");
+        write(path, &text)
+    }
+
+    pub(crate) fn remove(&self, path: &Path) -> Result<(), IdentityFault> {
+        files::remove_durably(path).map_err(|source| IdentityFault::Io {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    fn read(&self, path: &Path, help: &'static str) -> Result<Option<String>, IdentityFault> {
+        files::read(path).map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidData => IdentityFault::Damaged {
+                path: path.to_owned(),
+                why: "not a text of the expected size".to_owned(),
+                help,
+            },
+            _ => IdentityFault::Io {
+                path: path.to_owned(),
+                source,
+            },
+        })
+    }
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<(), IdentityFault> {
+    files::write_atomic(path, content).map_err(|source| IdentityFault::Io {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Credentials from key, certificate and root: they must fit each other.
+pub fn credentials(
+    key_pem: Secret,
+    cert_pem: String,
+    root_pem: String,
+) -> Result<NodeCredentials, &'static str> {
+    let identity = identity_of_pem(&cert_pem).map_err(|_| "the certificate cannot be read")?;
+    check(&identity, &key_pem, &cert_pem, &root_pem)?;
+    Ok(NodeCredentials {
+        cert_pem,
+        key_pem,
+        root_pem,
+        identity,
+    })
+}
+
+fn check(
+    identity: &CertIdentity,
+    key_pem: &Secret,
+    cert_pem: &str,
+    root_pem: &str,
+) -> Result<(), &'static str> {
+    identity.node().ok_or("the certificate is not a node's")?;
+    let key = key_pair(key_pem).ok_or("the private key cannot be read")?;
+    let unreadable = "the certificate cannot be read";
+    let der = crate::encoding::certificate(cert_pem).map_err(|_| unreadable)?;
+    let cert = identity::parse(&der).map_err(|_| unreadable)?;
+    if cert.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
+        return Err("the private key does not belong to the certificate");
+    }
+    if tls::issued_by(root_pem, &der) {
+        Ok(())
+    } else {
+        Err("the certificate was not issued by the root")
+    }
+}
+
+fn parse_credentials(text: &str) -> Result<NodeCredentials, &'static str> {
+    let mut parts = pem_blocks(text).into_iter();
+    let three = "it must hold a private key, a certificate and a root, in this order";
+    let (Some(key), Some(cert), Some(root), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err(three);
+    };
+    if !key.contains("PRIVATE KEY") {
+        return Err(three);
+    }
+    credentials(Secret::new(key), cert, root)
+}
+
+/// The PEM blocks of a text, each with its armour; a block that does not end is none.
+fn pem_blocks(text: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut open: Option<String> = None;
+    for line in text.lines() {
+        if line.starts_with("-----BEGIN ") {
+            open = Some(String::new());
+        }
+        if let Some(block) = &mut open {
+            block.push_str(line);
+            block.push('\n');
+        }
+        if line.starts_with("-----END ") {
+            blocks.extend(open.take());
+        }
+    }
+    blocks
+}

@@ -1,0 +1,218 @@
+//! TLS configurations: version 1.3 only, one provider, no resumption.
+//!
+//! TLS judges the chain, the validity and the signature. Who the other side is, and whether that is whom one wanted,
+//! is read afterwards with [`crate::identity_of`] from the certificate it presented: a DNS name proves nothing here.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use muster_messages::protocol::NodeCredentials;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
+
+use crate::encoding::{self, BadPem, MAX_DER};
+use crate::identity;
+
+/// Why a TLS configuration cannot be built from given credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsFault {
+    #[error("the {what} of this node is not PEM")]
+    Pem { what: &'static str, source: BadPem },
+    #[error("the root certificate cannot be trusted")]
+    Root(#[source] rustls::Error),
+    #[error("certificate and key of this node do not fit TLS")]
+    Credentials(#[source] rustls::Error),
+    #[error("no verifier for client certificates")]
+    Verifier(#[source] rustls::server::VerifierBuilderError),
+}
+
+/// The one crypto provider of the process.
+pub(crate) fn provider() -> &'static Arc<CryptoProvider> {
+    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+}
+
+/// For the accepting side. A client certificate is optional; one that is presented must chain to our root and be
+/// valid now, otherwise the handshake fails.
+pub fn server_config(
+    creds: &NodeCredentials,
+    alpn: &[&[u8]],
+) -> Result<Arc<ServerConfig>, TlsFault> {
+    let roots = Arc::new(roots(&creds.root_pem)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider().clone())
+        .allow_unauthenticated()
+        .build()
+        .map_err(TlsFault::Verifier)?;
+    let (chain, key) = own(creds)?;
+    let mut config = ServerConfig::builder_with_provider(provider().clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(TlsFault::Credentials)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)
+        .map_err(TlsFault::Credentials)?;
+    config.alpn_protocols = protocols(alpn);
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+/// For the dialling side. The server must chain to this root and be valid now; the caller then compares the identity
+/// in its certificate with whom it wanted. Without credentials the client stays anonymous.
+pub fn client_config(
+    root_pem: &str,
+    creds: Option<&NodeCredentials>,
+    alpn: &[&[u8]],
+) -> Result<Arc<ClientConfig>, TlsFault> {
+    let verifier = Chain {
+        roots: Some(roots(root_pem)?),
+    };
+    client(verifier, creds, alpn)
+}
+
+/// For fetching the root: any server is accepted (it must still hold the key of the certificate it shows, which the
+/// connection keeps as `peer_certificates`). Nothing secret may be sent over such a connection.
+pub fn unverified_client_config(alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TlsFault> {
+    client(Chain { roots: None }, None, alpn)
+}
+
+/// Whether a node's certificate was issued by a root, whether or not it has expired since: the chain is judged at the
+/// first second at which both were valid.
+pub(crate) fn issued_by(root_pem: &str, cert: &CertificateDer<'_>) -> bool {
+    let judge = || {
+        let root = encoding::certificate(root_pem).ok()?;
+        let when = begins(cert)?.max(begins(&root)?);
+        let mut roots = RootCertStore::empty();
+        roots.add(root).ok()?;
+        verify_server_cert_signed_by_trust_anchor(
+            &ParsedCertificate::try_from(cert).ok()?,
+            &roots,
+            &[],
+            UnixTime::since_unix_epoch(when),
+            provider().signature_verification_algorithms.all,
+        )
+        .ok()
+    };
+    judge().is_some()
+}
+
+fn begins(der: &CertificateDer<'_>) -> Option<Duration> {
+    let cert = identity::parse(der).ok()?;
+    let secs = u64::try_from(cert.validity().not_before.timestamp()).ok()?;
+    Some(Duration::from_secs(secs))
+}
+
+fn client(
+    verifier: Chain,
+    creds: Option<&NodeCredentials>,
+    alpn: &[&[u8]],
+) -> Result<Arc<ClientConfig>, TlsFault> {
+    let builder = ClientConfig::builder_with_provider(provider().clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(TlsFault::Credentials)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
+    let mut config = match creds {
+        None => builder.with_no_client_auth(),
+        Some(creds) => {
+            let (chain, key) = own(creds)?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(TlsFault::Credentials)?
+        }
+    };
+    config.alpn_protocols = protocols(alpn);
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+fn roots(root_pem: &str) -> Result<RootCertStore, TlsFault> {
+    let der = encoding::certificate(root_pem).map_err(|source| TlsFault::Pem {
+        what: "root certificate",
+        source,
+    })?;
+    let mut roots = RootCertStore::empty();
+    roots.add(der).map_err(TlsFault::Root)?;
+    Ok(roots)
+}
+
+fn own(
+    creds: &NodeCredentials,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsFault> {
+    let cert = encoding::certificate(&creds.cert_pem).map_err(|source| TlsFault::Pem {
+        what: "certificate",
+        source,
+    })?;
+    let key = encoding::private_key(creds.key_pem.expose()).map_err(|source| TlsFault::Pem {
+        what: "private key",
+        source,
+    })?;
+    Ok((vec![cert], key))
+}
+
+fn protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
+    alpn.iter().map(|p| p.to_vec()).collect()
+}
+
+/// Judges the chain and the validity of a server's certificate, but not its DNS name. Without roots: accepts any.
+#[derive(Debug)]
+struct Chain {
+    roots: Option<RootCertStore>,
+}
+
+impl ServerCertVerifier for Chain {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if end_entity.len() > MAX_DER {
+            return Err(CertificateError::BadEncoding.into());
+        }
+        if let Some(roots) = &self.roots {
+            verify_server_cert_signed_by_trust_anchor(
+                &ParsedCertificate::try_from(end_entity)?,
+                roots,
+                intermediates,
+                now,
+                provider().signature_verification_algorithms.all,
+            )?;
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &provider().signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &provider().signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider()
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
