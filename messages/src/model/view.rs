@@ -192,3 +192,10 @@ pub struct RaftMemberView {
     pub matched: u64,
     pub reachable: bool,
 }
+
+/// What the role manager publishes for the API: everything pending, and each node's conditions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoleView {
+    pub pending: Vec<PendingView>,
+    pub conditions: BTreeMap<NodeId, Vec<Condition>>,
+}
