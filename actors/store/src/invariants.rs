@@ -1,1 +1,196 @@
-//! What holds of the replicated state after every entry.
+//! What holds of the replicated state after every entry. The simulation checks it after every step; a violation is
+//! a bug in Muster, never an operator's mistake.
+
+use std::collections::BTreeMap;
+
+use muster_messages::{NodeRecord, RaftId, Role, Tables};
+
+use crate::apply::{MAX_EVENTS, MAX_OUTCOMES};
+
+/// Every seat belongs to a node that exists, and no node holds two.
+pub const MEMBER_1: &str = "MEMBER-1";
+/// A raft id is handed out once, by the counter, and never again.
+pub const RAFTID_1: &str = "RAFTID-1";
+/// Whoever has a seat is granted manager: the seat comes after the grant and goes before it.
+pub const ROLE_1: &str = "ROLE-1";
+/// A founded cluster has a voter.
+pub const VOTER_1: &str = "VOTER-1";
+/// A blocked node has no record.
+pub const BLOCK_1: &str = "BLOCK-1";
+/// A block ends no earlier than it was promised to.
+pub const BLOCK_2: &str = "BLOCK-2";
+/// A recorded certificate is for a role that was granted, as of the revision it carries.
+pub const CERT_1: &str = "CERT-1";
+/// No two nodes have the same name.
+pub const NAME_1: &str = "NAME-1";
+/// Everything that grows with use is bounded, and the remembered outcomes are exactly the recent requests.
+pub const BOUND_1: &str = "BOUND-1";
+/// Revisions only grow, and no object is newer than the state it is part of.
+pub const REVISION_1: &str = "REVISION-1";
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is broken: {detail}")]
+pub struct Broken {
+    pub name: &'static str,
+    pub detail: String,
+}
+
+type Verdict = Result<(), Broken>;
+
+/// Checks one state.
+pub fn check(tables: &Tables) -> Verdict {
+    seats(tables)?;
+    raft_ids(tables)?;
+    blocks(tables)?;
+    nodes(tables)?;
+    bounds(tables)
+}
+
+/// Checks what one or more entries did, both states being sound by themselves.
+pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
+    holds(after.revision >= before.revision, REVISION_1, || {
+        format!("revision {} after {}", after.revision, before.revision)
+    })?;
+    holds(after.next_raft_id >= before.next_raft_id, RAFTID_1, || {
+        let (was, is) = (before.next_raft_id, after.next_raft_id);
+        format!("the counter went from {was} to {is}")
+    })?;
+    for id in &before.removed_raft_ids {
+        let remembered = after.removed_raft_ids.contains(id);
+        holds(remembered, RAFTID_1, || {
+            format!("removed id {id} forgotten")
+        })?;
+    }
+    for (id, seat) in &before.members {
+        let same = match after.members.get(id) {
+            Some(now) => now.node == seat.node && (now.voter || !seat.voter),
+            None => after.removed_raft_ids.contains(id),
+        };
+        holds(same, RAFTID_1, || {
+            format!("seat {id} changed hands or vanished")
+        })?;
+    }
+    for (id, block) in &before.blocklist {
+        let now = after.blocklist.get(id);
+        let lasts = now.is_none_or(|now| now.expires_at >= block.expires_at);
+        holds(lasts, BLOCK_2, || {
+            format!("the block of {id} became shorter")
+        })?;
+    }
+    Ok(())
+}
+
+fn holds(fact: bool, name: &'static str, detail: impl FnOnce() -> String) -> Verdict {
+    if fact {
+        return Ok(());
+    }
+    let detail = detail();
+    Err(Broken { name, detail })
+}
+
+fn seats(tables: &Tables) -> Verdict {
+    let mut seated = BTreeMap::new();
+    for (id, member) in &tables.members {
+        let node = member.node;
+        holds(*id == member.raft_id, MEMBER_1, || {
+            format!("seat {id} says it is {}", member.raft_id)
+        })?;
+        let record = tables.nodes.get(&node);
+        holds(record.is_some(), MEMBER_1, || {
+            format!("seat {id} belongs to node {node}, which does not exist")
+        })?;
+        let manager = record.is_some_and(|n| n.role == Role::Manager);
+        holds(manager, ROLE_1, || {
+            format!("seat {id} belongs to worker {node}")
+        })?;
+        let other: Option<RaftId> = seated.insert(node, *id);
+        holds(other.is_none(), MEMBER_1, || {
+            format!("node {node} holds seat {id} and another")
+        })?;
+    }
+    let voters = tables.members.values().filter(|m| m.voter).count();
+    holds(tables.cluster.is_none() || voters > 0, VOTER_1, || {
+        "nobody votes".to_owned()
+    })
+}
+
+fn raft_ids(tables: &Tables) -> Verdict {
+    let next = tables.next_raft_id;
+    for id in tables.members.keys() {
+        holds(!tables.removed_raft_ids.contains(id), RAFTID_1, || {
+            format!("removed id {id} is seated")
+        })?;
+    }
+    for id in (tables.members.keys()).chain(&tables.removed_raft_ids) {
+        holds(*id < next, RAFTID_1, || {
+            format!("id {id} is out, the counter is at {next}")
+        })?;
+    }
+    Ok(())
+}
+
+fn blocks(tables: &Tables) -> Verdict {
+    for (id, block) in &tables.blocklist {
+        holds(*id == block.node, BLOCK_1, || {
+            format!("the block of {id} names {}", block.node)
+        })?;
+        holds(!tables.nodes.contains_key(id), BLOCK_1, || {
+            format!("blocked node {id} has a record")
+        })?;
+    }
+    Ok(())
+}
+
+fn nodes(tables: &Tables) -> Verdict {
+    let mut names = BTreeMap::new();
+    for (id, node) in &tables.nodes {
+        let other = names.insert(&node.name, id);
+        holds(other.is_none(), NAME_1, || {
+            format!("{id} and another are called {}", node.name)
+        })?;
+        let newest = node.revision.max(node.granted);
+        holds(newest <= tables.revision, REVISION_1, || {
+            format!("node {id} is of revision {newest}")
+        })?;
+        certificate(node)?;
+    }
+    Ok(())
+}
+
+fn certificate(node: &NodeRecord) -> Verdict {
+    let Some(certificate) = &node.certificate else {
+        return Ok(());
+    };
+    let was_granted = match certificate.granted {
+        // Only the founder's first certificate, which makes it a manager.
+        None => certificate.role == Role::Manager,
+        Some(granted) if granted == node.granted => certificate.role == node.role,
+        Some(granted) => granted < node.granted,
+    };
+    holds(was_granted, CERT_1, || {
+        let (role, granted) = (certificate.role, certificate.granted);
+        format!(
+            "node {} got a certificate as {role} of {granted:?}",
+            node.id
+        )
+    })?;
+    holds(
+        node.last_not_after >= certificate.not_after,
+        BLOCK_2,
+        || format!("node {} holds a certificate beyond its last one", node.id),
+    )
+}
+
+fn bounds(tables: &Tables) -> Verdict {
+    let outcomes = tables.outcomes.len();
+    let ordered = tables.outcome_order.len();
+    holds(outcomes == ordered, BOUND_1, || {
+        format!("{outcomes} outcomes of {ordered} requests")
+    })?;
+    holds(outcomes <= MAX_OUTCOMES, BOUND_1, || {
+        format!("{outcomes} outcomes")
+    })?;
+    let events = tables.events.len();
+    holds(events <= MAX_EVENTS, BOUND_1, || format!("{events} events"))
+}

@@ -131,26 +131,29 @@ pub enum Change {
         founder: Box<NodeRecord>,
         tokens: Vec<Token>,
     },
-    /// Writes a new node. `granted`, `generation` and `revision` are set at apply time.
+    /// Writes a new node. `granted`, `generation` and `revision` are set at apply time; `certificate` and `removing`
+    /// start empty. Refused if it exists, is blocked, or its name is taken.
     CreateNode(Box<NodeRecord>),
-    /// Spec change: generation grows.
+    /// Spec change: generation grows. A node that is being removed may become worker, not manager.
     SetDesiredRole {
         node: NodeId,
         role: Role,
     },
-    /// Status change: `role` and `granted`.
+    /// Status change: `role` and `granted`. Nothing happens to a role that is held already (its certificate stays
+    /// good). A node with a seat is not made worker; one that is being removed is not made manager.
     GrantRole {
         node: NodeId,
         role: Role,
     },
-    /// Accepts a removal.
+    /// Accepts a removal. Repeated: the first stays, unless a later one adds force.
     SetRemoving {
         node: NodeId,
         removal: Removal,
     },
-    /// Deletes the record. Absent: nothing happens.
+    /// Deletes the record. Absent: nothing happens. Refused while the node has a seat.
     DeleteNode(NodeId),
     /// Writes a block. The expiry is at least the node's `last_not_after` plus an hour, whatever the command says.
+    /// Refused unless the node has no record once the whole command is made. A block is lengthened, never shortened.
     Block(Blocked),
     /// Absent: nothing happens.
     Unblock(NodeId),
@@ -160,7 +163,8 @@ pub enum Change {
         add: BTreeMap<String, String>,
         remove: Vec<String>,
     },
-    /// What the node reports of itself.
+    /// What the node reports of itself. A name that another node holds is not taken over: the node keeps the one it
+    /// has. Labels are added to those it has.
     Report {
         node: NodeId,
         name: Name,
@@ -172,6 +176,7 @@ pub enum Change {
         node: NodeId,
         liveness: Liveness,
     },
+    /// Refused unless it is for the role in force and carries its `granted`.
     RecordCertificate {
         node: NodeId,
         certificate: CertificateRecord,

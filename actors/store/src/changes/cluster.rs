@@ -15,9 +15,16 @@ pub(super) fn found(
     if tables.cluster.is_some() {
         return Err(CommandRefusal::AlreadyFounded);
     }
-    nodes::create(tables, stamp, founder)?;
+    let manager = NodeRecord {
+        role: Role::Manager,
+        desired_role: Role::Manager,
+        ..founder.clone()
+    };
+    nodes::create(tables, stamp, &manager)?;
     // Founding is the one time that a certificate comes before its grant.
-    if let Some(certificate) = founder.certificate.clone().filter(|c| c.granted.is_none())
+    let first =
+        (founder.certificate.clone()).filter(|c| c.granted.is_none() && c.role == Role::Manager);
+    if let Some(certificate) = first
         && let Some(record) = tables.nodes.get_mut(&founder.id)
     {
         let record = Arc::make_mut(record);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::{CertificateRecord, CertificateState, Liveness, Removal};
+use muster_messages::{CertificateRecord, CertificateState, Liveness, RaftId, Removal};
 
 use super::*;
 
@@ -58,6 +58,7 @@ pub(super) fn desire(
 }
 
 /// A role that is held already is not granted again: that would make every certificate for it look old.
+/// ROLE-1: whoever has a seat stays manager until it is out.
 pub(super) fn grant(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
@@ -71,6 +72,9 @@ pub(super) fn grant(
     let old = record.role;
     if old == role {
         return Ok(());
+    }
+    if role == Role::Worker {
+        no_seat(tables, id)?;
     }
     edit(tables, stamp, id, |r| {
         r.role = role;
@@ -214,7 +218,7 @@ pub(super) fn certify(
 ) -> Result<(), CommandRefusal> {
     let record = node(tables, id)?;
     if !sabotaged(Sabotage::RecordAnyCertificate) {
-        certificate_is_for_the_grant(record, certificate)?;
+        certificate_is_for_the_grant(tables, record, certificate)?;
     }
     let old = record.certificate.clone();
     if old.as_ref() == Some(certificate) {
@@ -230,15 +234,19 @@ pub(super) fn certify(
     Ok(())
 }
 
-/// CERT-1. The founder's first certificate was signed before there was a log, hence for no grant.
-pub(super) fn certificate_is_for_the_grant(
+/// CERT-1. The founder's first certificate was signed before there was a log, hence for no grant; who sits in the
+/// first seat is the founder, and has not been anything else since.
+fn certificate_is_for_the_grant(
+    tables: &Tables,
     record: &NodeRecord,
     certificate: &CertificateRecord,
 ) -> Result<(), CommandRefusal> {
-    let first = (record.certificate.as_ref()).is_none_or(|c| c.granted.is_none());
     let granted = match certificate.granted {
         Some(granted) => granted == record.granted,
-        None => first,
+        None => tables
+            .members
+            .get(&RaftId(1))
+            .is_some_and(|m| m.node == record.id),
     };
     if granted && certificate.role == record.role {
         return Ok(());

@@ -1,0 +1,15 @@
+//! What the store promises, told from outside.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "these are tests, also outside their test functions"
+)]
+
+mod commands;
+mod history;
+mod invariants;
+mod properties;
+mod records;
+mod seats;
+mod snapshot;
+mod world;

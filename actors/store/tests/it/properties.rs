@@ -1,0 +1,312 @@
+//! Random histories over few nodes, so that they meet.
+
+use std::collections::BTreeSet;
+
+use muster_messages::*;
+use muster_store::history::Changed;
+use muster_store::invariants::{check, check_step};
+use muster_store::{History, apply, apply_empty, apply_seat, judge_seat, snapshot};
+use proptest::prelude::*;
+
+use crate::world::*;
+
+#[derive(Clone, Debug)]
+enum Entry {
+    Nothing,
+    Command(Command),
+    Seat(SeatChange),
+}
+
+fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Worker), Just(Role::Manager)]
+}
+
+/// Mostly 1 to 5, which may exist; 6 never does.
+fn any_id() -> impl Strategy<Value = NodeId> {
+    (1..=6u8).prop_map(id)
+}
+
+fn wall() -> impl Strategy<Value = WallTime> {
+    (0..100 * HOUR).prop_map(|t| WallTime(T0.0 + t))
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let liveness = prop_oneof![Just(Liveness::Ready), Just(Liveness::Down)];
+    let text = || prop_oneof![Just("a"), Just("b")].prop_map(str::to_owned);
+    prop_oneof![
+        3 => (1..=5u8, role()).prop_map(|(n, r)| Change::CreateNode(Box::new(node(n, r)))),
+        3 => (any_id(), role()).prop_map(|(node, role)| Change::SetDesiredRole { node, role }),
+        3 => (any_id(), role()).prop_map(|(node, role)| Change::GrantRole { node, role }),
+        1 => (any_id(), any::<bool>(), wall()).prop_map(|(node, forced, at)| {
+            let removal = Removal { by: Principal::Operator, forced, at };
+            Change::SetRemoving { node, removal }
+        }),
+        2 => any_id().prop_map(Change::DeleteNode),
+        2 => (1..=6u8, wall()).prop_map(|(n, at)| block(n, at)),
+        1 => any_id().prop_map(Change::Unblock),
+        2 => (any_id(), text(), text()).prop_map(|(node, k, v)| Change::UpdateLabels {
+            node,
+            add: [(k.clone(), v)].into(),
+            remove: vec![k],
+        }),
+        1 => (any_id(), text(), text()).prop_map(|(node, n, addr)| Change::Report {
+            node,
+            name: name(&n),
+            addr,
+            release: "0.1.0".to_owned(),
+            labels: [].into(),
+        }),
+        1 => (any_id(), liveness).prop_map(|(node, liveness)| Change::SetLiveness { node, liveness }),
+        2 => (any_id(), role(), proptest::option::of(1..60u64), wall()).prop_map(
+            |(node, role, granted, until)| Change::RecordCertificate {
+                node,
+                certificate: certificate(role, granted.map(Revision), until.0),
+            }
+        ),
+        1 => any_id().prop_map(Change::AskRotate),
+        1 => any_id().prop_map(Change::CertificateFailed),
+        1 => (text(), role(), proptest::option::of(0..3u32), any::<bool>()).prop_map(
+            |(id, role, uses_left, default)| {
+                Change::PutToken(Token { uses_left, default, ..token(&id, role) })
+            }
+        ),
+        1 => text().prop_map(Change::UseToken),
+        1 => text().prop_map(Change::DeleteToken),
+        1 => (text(), text()).prop_map(|(who, serial)| Change::PutUser(user(&who, &serial))),
+        1 => text().prop_map(|who| Change::DeleteUser(name(&who))),
+        1 => (1..4u32).prop_map(Change::SetFeatureLevel),
+    ]
+}
+
+fn guard() -> impl Strategy<Value = Guard> {
+    prop_oneof![
+        any_id().prop_map(Guard::NodeExists),
+        any_id().prop_map(Guard::NoSeat),
+        any_id().prop_map(Guard::NotBlocked),
+        (any_id(), role()).prop_map(|(node, role)| Guard::DesiredRole { node, role }),
+        (any_id(), wall()).prop_map(|(node, at)| Guard::BlockExpired { node, at }),
+        Just(Guard::TokenUsable("a".to_owned())),
+    ]
+}
+
+fn seat() -> impl Strategy<Value = SeatChangeKind> {
+    let raft_id = || (1..12u64).prop_map(RaftId);
+    prop_oneof![
+        4 => (any_id(), raft_id()).prop_map(|(node, raft_id)| SeatChangeKind::AddLearner {
+            node,
+            raft_id,
+            addr: "a:1".to_owned(),
+        }),
+        3 => (any_id(), raft_id())
+            .prop_map(|(node, raft_id)| SeatChangeKind::PromoteLearner { node, raft_id }),
+        2 => raft_id().prop_map(|raft_id| SeatChangeKind::Remove { raft_id }),
+        1 => raft_id().prop_map(|raft_id| SeatChangeKind::SetAddress {
+            raft_id,
+            addr: "b:1".to_owned(),
+        }),
+    ]
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let command = (
+        0..20u128,
+        prop::collection::vec(guard(), 0..2),
+        prop::collection::vec(change(), 0..4),
+    )
+        .prop_map(|(request, guards, changes)| Command {
+            request: RequestId(request),
+            guards,
+            ..command(changes)
+        });
+    let seat = seat().prop_map(|kind| SeatChange {
+        at: T0,
+        by: Principal::Operator,
+        kind,
+    });
+    prop_oneof![
+        1 => Just(Entry::Nothing),
+        12 => command.prop_map(Entry::Command),
+        6 => seat.prop_map(Entry::Seat),
+    ]
+}
+
+/// Half of the seats ask for the id that the counter would give and for a node that holds the seat, or hardly any
+/// would pass.
+fn aimed(tables: &Tables, change: &SeatChange) -> SeatChange {
+    let mut change = change.clone();
+    match &mut change.kind {
+        SeatChangeKind::AddLearner { raft_id, .. } if raft_id.0 > 3 => {
+            *raft_id = tables.next_raft_id;
+        }
+        SeatChangeKind::PromoteLearner { node, raft_id } => {
+            if let Some(seat) = tables.members.values().find(|m| !m.voter) {
+                (*node, *raft_id) = (seat.node, seat.raft_id);
+            }
+        }
+        _ => {}
+    }
+    change
+}
+
+fn step(tables: &mut Tables, entry: &Entry) -> Result<(), CommandRefusal> {
+    let at = tables.revision.next();
+    match entry {
+        Entry::Nothing => {
+            apply_empty(tables, at);
+            Ok(())
+        }
+        Entry::Command(command) => apply(tables, at, command),
+        Entry::Seat(change) => {
+            let change = aimed(tables, change);
+            let judged = judge_seat(tables, &change);
+            let applied = apply_seat(tables, at, &change);
+            assert_eq!(judged, applied, "judged and applied differ");
+            applied
+        }
+    }
+}
+
+/// The state that a watcher builds from what it is told, reduced to what it is told about.
+fn followed(mut seen: Tables, history: &History) -> Tables {
+    fn put<K: Ord + Clone, V: Clone>(map: &mut imbl::OrdMap<K, V>, key: K, value: Option<V>) {
+        match value {
+            Some(value) => drop(map.insert(key, value)),
+            None => drop(map.remove(&key)),
+        }
+    }
+    let since = seen.revision;
+    for entry in history.since(since).unwrap() {
+        assert!(entry.revision > seen.revision || seen.revision > since);
+        seen.revision = entry.revision;
+        match entry.changed.clone() {
+            Changed::Cluster(cluster) => seen.cluster = Some(cluster),
+            Changed::Node { id, after, .. } => put(&mut seen.nodes, id, after),
+            Changed::Member { raft_id, after, .. } => put(&mut seen.members, raft_id, after),
+            Changed::Token { id, after, .. } => put(&mut seen.tokens, id, after),
+            Changed::User { name, after, .. } => put(&mut seen.users, name, after),
+            Changed::Blocked { node, after, .. } => put(&mut seen.blocklist, node, after),
+            Changed::Event(event) => seen.events.push_back(event),
+        }
+    }
+    seen
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// MEMBER-1, RAFTID-1, BLOCK-1, CERT-1 and the rest, over whole histories.
+    #[test]
+    fn invariants_hold_after_every_entry(entries in prop::collection::vec(entry(), 1..120)) {
+        let mut tables = World::founded().tables;
+        let mut handed_out = BTreeSet::from([RaftId(1)]);
+        for entry in &entries {
+            let before = tables.clone();
+            let _ = step(&mut tables, entry);
+            prop_assert_eq!(check(&tables), Ok(()));
+            prop_assert_eq!(check_step(&before, &tables), Ok(()));
+            for id in tables.members.keys().filter(|id| !before.members.contains_key(id)) {
+                prop_assert!(handed_out.insert(*id), "seat {} handed out twice", id);
+            }
+        }
+    }
+
+    /// APPLY-1, also across a snapshot taken anywhere.
+    #[test]
+    fn two_members_that_apply_the_same_log_are_equal(
+        entries in prop::collection::vec(entry(), 1..80),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut one = World::founded().tables;
+        let mut other = one.clone();
+        let cut = cut.index(entries.len());
+        for (n, entry) in entries.iter().enumerate() {
+            if n == cut {
+                other = snapshot::decode(&snapshot::encode(&one)).unwrap();
+            }
+            prop_assert_eq!(step(&mut one, entry), step(&mut other, entry));
+        }
+        prop_assert_eq!(&one, &other);
+        prop_assert_eq!(snapshot::encode(&one), snapshot::encode(&other));
+    }
+
+    /// APPLY-2.
+    #[test]
+    fn a_refusal_leaves_a_revision_and_an_outcome(entries in prop::collection::vec(entry(), 1..80)) {
+        let mut tables = World::founded().tables;
+        for entry in &entries {
+            let before = tables.clone();
+            let result = step(&mut tables, entry);
+            prop_assert_eq!(tables.revision, before.revision.next());
+            if result.is_err() {
+                let same = Tables {
+                    revision: tables.revision,
+                    outcomes: tables.outcomes.clone(),
+                    outcome_order: tables.outcome_order.clone(),
+                    ..before
+                };
+                prop_assert_eq!(&tables, &same);
+            }
+        }
+    }
+
+    /// APPLY-3: the log as it is, and the log with every command proposed twice, tell the same story.
+    #[test]
+    fn a_retried_request_counts_once(entries in prop::collection::vec(entry(), 1..60)) {
+        let mut tables = World::founded().tables;
+        for entry in &entries {
+            let first = step(&mut tables, entry);
+            if let Entry::Command(command) = entry && command.request != RequestId(0) {
+                let before = tables.clone();
+                prop_assert_eq!(step(&mut tables, entry), first);
+                prop_assert_eq!(&tables, &Tables { revision: tables.revision, ..before });
+            }
+        }
+    }
+
+    /// E32, over any order of certificates: a block outlives the longest one by an hour.
+    #[test]
+    fn a_block_outlives_every_certificate(until in prop::collection::vec(wall(), 1..6), asked in wall()) {
+        let mut world = World::founded().with([(2, Role::Worker)]);
+        let granted = Some(world.record(2).granted);
+        for until in &until {
+            world.must(command([Change::RecordCertificate {
+                node: id(2),
+                certificate: certificate(Role::Worker, granted, until.0),
+            }]));
+        }
+        let Change::Block(mut entry) = block(2, asked) else { unreachable!() };
+        entry.blocked_at = asked;
+        world.must(command([Change::DeleteNode(id(2)), Change::Block(entry)]));
+        let longest = until.iter().max().unwrap();
+        prop_assert!(world.tables.blocklist[&id(2)].expires_at.0 >= longest.0 + HOUR);
+    }
+
+    /// WATCH-1: from any revision, with states compared at any distance.
+    #[test]
+    fn a_watcher_ends_with_the_newest_state(
+        entries in prop::collection::vec((entry(), any::<bool>()), 1..80),
+        from in any::<prop::sample::Index>(),
+    ) {
+        let mut tables = World::founded().tables;
+        let mut history = History::starting_at(tables.clone());
+        let mut states = vec![tables.clone()];
+        for (entry, publish) in &entries {
+            let _ = step(&mut tables, entry);
+            states.push(tables.clone());
+            if *publish {
+                history.record(Moment(0), &tables);
+            }
+        }
+        history.record(Moment(0), &tables);
+        let seen = states[from.index(states.len())].clone();
+        let followed = followed(seen, &history);
+        prop_assert_eq!(
+            (followed.cluster, followed.nodes, followed.members, followed.tokens),
+            (tables.cluster, tables.nodes, tables.members, tables.tokens)
+        );
+        prop_assert_eq!(
+            (followed.users, followed.blocklist, followed.events),
+            (tables.users, tables.blocklist, tables.events)
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! Snapshots.
+
+use muster_messages::*;
+use muster_store::snapshot::{decode, encode};
+
+use crate::world::*;
+
+/// One of everything.
+fn full() -> Tables {
+    let mut world = World::founded().with([(2, Role::Manager), (3, Role::Worker)]);
+    let granted = Some(world.record(3).granted);
+    world.must(
+        command([
+            Change::PutToken(token("t", Role::Worker)),
+            Change::PutUser(user("ann", "a1")),
+            block(9, WallTime(T0.0 + HOUR)),
+            Change::RecordCertificate {
+                node: id(3),
+                certificate: certificate(Role::Worker, granted, 7),
+            },
+            Change::UpdateLabels {
+                node: id(3),
+                add: [("zone".to_owned(), "a".to_owned())].into(),
+                remove: vec![],
+            },
+        ])
+        .with_request(RequestId(5)),
+    );
+    let refused = command([Change::AskRotate(id(8))]).with_request(RequestId(6));
+    world.refused(refused);
+    world.learner(2, 2).unwrap();
+    world.unseat(2).unwrap();
+    world.learner(2, 3).unwrap();
+    world.tables
+}
+
+#[test]
+fn a_snapshot_gives_back_what_went_in() {
+    for tables in [Tables::default(), full()] {
+        let bytes = encode(&tables);
+        assert_eq!(decode(&bytes), Ok(tables));
+    }
+}
+
+/// The bytes are on disks and on wires: whoever changes them adds a version to the enum. Written by `UPDATE=1`.
+#[test]
+fn the_bytes_of_version_one_stay_readable() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/snapshot-v1.bin");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, encode(&full())).unwrap();
+    }
+    let golden = std::fs::read(path).unwrap();
+    assert_eq!(encode(&full()), golden);
+    assert_eq!(decode(&golden), Ok(full()));
+}
+
+#[test]
+fn damaged_bytes_are_refused_and_never_panic() {
+    let bytes = encode(&full());
+    for len in 0..bytes.len() {
+        assert!(decode(&bytes[..len]).is_err());
+    }
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x5a;
+        let _ = decode(&damaged);
+    }
+    let fault = decode(&[1, 9]).unwrap_err();
+    assert_eq!(fault.to_string(), "unreadable snapshot of 2 bytes");
+}
