@@ -1,0 +1,242 @@
+//! ManagerBook: the managers an agent knows, and which one to try next.
+//!
+//! Owns   the known addresses, the seeds given at start, the last one that worked, and who failed lately.
+//! Keeps  AGENT-1  the book never becomes empty once it held an address: an empty list from a host is ignored.
+//!        AGENT-2  an address that said when to come back is not tried before that.
+//! Why no weights: one recent failure is all that a choice needs to know; weights converge slowly and hide why.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::Moment;
+
+use super::dice::Dice;
+
+/// The most addresses kept. A cluster has a handful of managers; refusals may name others.
+const MOST: usize = 64;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pick {
+    Now(String),
+    /// Every address asked for a pause; the first one ends here.
+    At(Moment),
+    /// No address is known at all.
+    Nobody,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Mark {
+    failed_at: Option<Moment>,
+    not_before: Option<Moment>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct ManagerBook {
+    known: Vec<String>,
+    hinted: Vec<String>,
+    seeds: Vec<String>,
+    last_good: Option<String>,
+    marks: BTreeMap<String, Mark>,
+}
+
+impl ManagerBook {
+    pub fn new(known: Vec<String>, seeds: Vec<String>) -> Self {
+        Self {
+            known: tidy(known),
+            seeds: tidy(seeds),
+            ..Self::default()
+        }
+    }
+
+    /// The managers as the cluster named them last.
+    pub fn known(&self) -> &[String] {
+        &self.known
+    }
+
+    /// A host's full list. True: it differs and should be kept on disk.
+    pub fn learn(&mut self, list: &[String]) -> bool {
+        let list = tidy(list.to_vec());
+        if list.is_empty() || list == self.known {
+            return false;
+        }
+        self.known = list;
+        self.hinted.clear();
+        let everyone = self.everyone();
+        self.marks.retain(|addr, _| everyone.contains(addr));
+        true
+    }
+
+    /// Addresses that a refusal named: worth trying, not worth trusting over the cluster's own list.
+    pub fn hint(&mut self, list: &[String]) {
+        for addr in list {
+            if self.hinted.len() < MOST && !self.everyone().contains(addr) {
+                self.hinted.push(addr.clone());
+            }
+        }
+    }
+
+    pub fn worked(&mut self, addr: &str) {
+        self.marks.remove(addr);
+        self.last_good = Some(addr.to_owned());
+    }
+
+    pub fn failed(&mut self, addr: &str, now: Moment) {
+        self.marks.entry(addr.to_owned()).or_default().failed_at = Some(now);
+        if self.last_good.as_deref() == Some(addr) {
+            self.last_good = None;
+        }
+    }
+
+    /// It said when to come back.
+    pub fn rest(&mut self, addr: &str, until: Moment) {
+        self.marks.entry(addr.to_owned()).or_default().not_before = Some(until);
+    }
+
+    /// The last good one if nothing speaks against it, else any that has not failed lately (the cluster's own list
+    /// first), else the one whose failure is oldest.
+    pub fn pick(&self, now: Moment, forgive: Duration, dice: &mut Dice) -> Pick {
+        let everyone = self.everyone();
+        if everyone.is_empty() {
+            return Pick::Nobody;
+        }
+        let ready: Vec<&String> = everyone
+            .iter()
+            .filter(|a| self.not_before(a).is_none_or(|at| at <= now))
+            .collect();
+        if ready.is_empty() {
+            let first = everyone.iter().filter_map(|a| self.not_before(a)).min();
+            return Pick::At(first.expect("every address that is not ready has a time"));
+        }
+        let fresh: Vec<&String> = ready
+            .iter()
+            .copied()
+            .filter(|a| self.failed_at(a).is_none_or(|at| now >= at + forgive))
+            .collect();
+        if let Some(good) = fresh.iter().find(|a| Some(**a) == self.last_good.as_ref()) {
+            return Pick::Now((*good).clone());
+        }
+        let ours: Vec<&String> = fresh
+            .iter()
+            .copied()
+            .filter(|a| self.known.contains(a))
+            .collect();
+        let pool = if ours.is_empty() { &fresh } else { &ours };
+        if !pool.is_empty() {
+            return Pick::Now(pool[dice.below(pool.len())].clone());
+        }
+        let oldest = ready.into_iter().min_by_key(|a| self.failed_at(a));
+        Pick::Now(oldest.expect("some address is ready").clone())
+    }
+
+    fn everyone(&self) -> Vec<String> {
+        let mut all = self.known.clone();
+        for addr in self.hinted.iter().chain(&self.seeds) {
+            if !all.contains(addr) {
+                all.push(addr.clone());
+            }
+        }
+        all
+    }
+    fn failed_at(&self, addr: &str) -> Option<Moment> {
+        self.marks.get(addr).and_then(|m| m.failed_at)
+    }
+    fn not_before(&self, addr: &str) -> Option<Moment> {
+        self.marks.get(addr).and_then(|m| m.not_before)
+    }
+}
+
+fn tidy(mut list: Vec<String>) -> Vec<String> {
+    list.retain(|a| !a.is_empty());
+    list.sort();
+    list.dedup();
+    list.truncate(MOST);
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORGIVE: Duration = Duration::from_secs(10);
+
+    fn book(known: &[&str]) -> ManagerBook {
+        ManagerBook::new(known.iter().map(|s| (*s).to_owned()).collect(), vec![])
+    }
+    fn at(secs: u64) -> Moment {
+        Moment(secs * 1_000_000)
+    }
+
+    /// E46: an empty list once made agents lose everybody they knew.
+    #[test]
+    fn an_empty_manager_list_is_ignored() {
+        let mut b = book(&["a:1", "b:1"]);
+        assert!(!b.learn(&[]));
+        assert!(!b.learn(&[String::new()]));
+        assert_eq!(b.known(), ["a:1", "b:1"]);
+        assert!(b.learn(&["c:1".to_owned()]));
+        assert_eq!(b.known(), ["c:1"]);
+    }
+
+    #[test]
+    fn the_last_good_manager_is_preferred_until_it_fails() {
+        let mut b = book(&["a:1", "b:1", "c:1"]);
+        let mut dice = Dice::seeded(1);
+        b.worked("b:1");
+        for _ in 0..20 {
+            assert_eq!(b.pick(at(1), FORGIVE, &mut dice), Pick::Now("b:1".into()));
+        }
+        b.failed("b:1", at(1));
+        for _ in 0..20 {
+            assert_ne!(b.pick(at(2), FORGIVE, &mut dice), Pick::Now("b:1".into()));
+        }
+    }
+
+    #[test]
+    fn equally_good_managers_are_equally_likely() {
+        let b = book(&["a:1", "b:1", "c:1"]);
+        let mut dice = Dice::seeded(42);
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        for _ in 0..3000 {
+            if let Pick::Now(a) = b.pick(at(1), FORGIVE, &mut dice) {
+                *counts.entry(a).or_default() += 1;
+            }
+        }
+        assert!(
+            counts.values().all(|n| (800..1200).contains(n)),
+            "{counts:?}"
+        );
+    }
+
+    #[test]
+    fn when_all_failed_the_oldest_failure_is_tried_first() {
+        let mut b = book(&["a:1", "b:1"]);
+        b.failed("a:1", at(2));
+        b.failed("b:1", at(1));
+        let pick = b.pick(at(3), FORGIVE, &mut Dice::seeded(1));
+        assert_eq!(pick, Pick::Now("b:1".into()));
+    }
+
+    #[test]
+    fn an_address_that_said_when_to_come_back_is_not_tried_before() {
+        let mut b = book(&["a:1"]);
+        b.rest("a:1", at(9));
+        let mut dice = Dice::seeded(1);
+        assert_eq!(b.pick(at(3), FORGIVE, &mut dice), Pick::At(at(9)));
+        assert_eq!(b.pick(at(9), FORGIVE, &mut dice), Pick::Now("a:1".into()));
+        assert_eq!(book(&[]).pick(at(0), FORGIVE, &mut dice), Pick::Nobody);
+    }
+
+    #[test]
+    fn managers_named_by_a_refusal_are_tried_after_our_own() {
+        let mut b = book(&["a:1"]);
+        b.hint(&["z:1".to_owned()]);
+        let mut dice = Dice::seeded(1);
+        for _ in 0..10 {
+            assert_eq!(b.pick(at(0), FORGIVE, &mut dice), Pick::Now("a:1".into()));
+        }
+        b.failed("a:1", at(0));
+        assert_eq!(b.pick(at(1), FORGIVE, &mut dice), Pick::Now("z:1".into()));
+    }
+}

@@ -1,0 +1,795 @@
+//! Agent: keeps one session to some manager, keeps the node's certificate what the cluster grants, and decides whether
+//! the manager half should run.
+//!
+//! Owns   the managers it knows, the session it has or seeks, the need for a certificate, what it was told for good.
+//! Hears  views and answers of its host, ends of connections, requests for a seat, refusals that the manager half met.
+//! Says   dial, send, hang up, make a signing request, install a certificate, what the manager half should do.
+//! Keeps  AGENT-1…4 (see `managers` and `renewal`).
+//!        AGENT-5  only `blocked`, `removed` (for good) and `demoted` (until the next certificate) stop the manager half
+//!                 of a node whose certificate says manager; no lost connection and no other refusal does.
+//!        AGENT-6  after `blocked` or `removed` nothing is dialled any more.
+//!        AGENT-7  the manager half is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
+//! Why one session to any manager: a session carries views, never state, so that losing one costs a reconnect.
+
+mod dice;
+mod managers;
+mod renewal;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::wire::{
+    ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE,
+    BYE_SHUTDOWN, HostFrame, Refusal, SeatReply, SeatRequest, SignReply,
+};
+use muster_messages::{
+    CertIdentity, ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role,
+    WallTime,
+};
+
+pub use self::dice::Dice;
+pub use self::managers::ManagerBook;
+pub use self::renewal::Because;
+use self::renewal::Renewal;
+use self::session::{Live, Phase};
+use crate::config::AgentConfig;
+use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
+
+/// One connection, from the dial on. Later ones have larger numbers; news of older ones are ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attempt(pub u64);
+
+/// A question whose reply port the shell has parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AskId(pub u64);
+
+/// What decisions need of the certificate in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFacts {
+    pub role: Role,
+    /// `None` only in the founder's first one, which never counts as applied.
+    pub granted: Option<Revision>,
+    pub incarnation: Incarnation,
+    pub serial: String,
+    pub issued_at: WallTime,
+    pub not_after: WallTime,
+}
+
+impl CertificateFacts {
+    /// `None` for a certificate that is not a node's.
+    pub fn of(identity: &CertIdentity, issued_at: WallTime) -> Option<Self> {
+        let (_, role) = identity.node()?;
+        Some(Self {
+            role,
+            granted: identity.granted,
+            incarnation: identity.incarnation,
+            serial: identity.serial.clone(),
+            issued_at,
+            not_after: identity.not_after,
+        })
+    }
+}
+
+/// Why a connection did not come about, or ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The other side answered with a reason.
+    Refused(Refusal),
+    /// Resolve, connect, TLS, a broken connection: the text names stage and cause.
+    Broken(String),
+}
+
+/// What happens to the agent.
+#[derive(Clone, Debug)]
+pub enum Input {
+    Woke,
+    /// The dial succeeded: this host has welcomed us.
+    Connected {
+        attempt: Attempt,
+        host: NodeId,
+    },
+    Heard {
+        attempt: Attempt,
+        frame: Box<HostFrame>,
+    },
+    Lost {
+        attempt: Attempt,
+        why: Loss,
+    },
+    RequestSeat {
+        ask: AskId,
+        request: SeatRequest,
+    },
+    /// Another manager refused the manager half.
+    RefusedByPeer {
+        refusal: Refusal,
+        serial: Option<String>,
+    },
+    /// The new certificate is on disk and published.
+    Installed(CertificateFacts),
+    InstallFailed(String),
+    Stop,
+}
+
+/// What the agent wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    Dial {
+        attempt: Attempt,
+        addr: String,
+    },
+    Send {
+        attempt: Attempt,
+        frame: Box<AgentFrame>,
+    },
+    /// Ends the connection after what was sent before has left.
+    HangUp {
+        attempt: Attempt,
+    },
+    /// Make a key and a signing request, and send it as the question `id`.
+    AskForCertificate {
+        attempt: Attempt,
+        id: u64,
+        because: Because,
+    },
+    /// Verify, write and publish the certificate for the key of question `id`.
+    Install {
+        id: u64,
+        reply: SignReply,
+    },
+    AnswerSeat {
+        ask: AskId,
+        result: Result<SeatReply, ErrorBody>,
+    },
+    /// The host asks about this node's actors; the answer goes back on the same connection.
+    Inspect {
+        attempt: Attempt,
+        id: u64,
+        ask: ActorsAsk,
+    },
+    /// The cluster's managers changed: keep them.
+    KeepManagers(Vec<String>),
+    /// Keep on disk that this node is out for good.
+    KeepTrouble(NodeTrouble),
+    PublishWanted(ManagerWanted),
+    PublishTrouble(Option<NodeTrouble>),
+    PublishSession(Option<SessionStatus>),
+    /// For the log.
+    Note(Note),
+}
+
+/// Decisions worth a line in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    SessionOpened {
+        host: NodeId,
+        addr: String,
+    },
+    SessionLost {
+        addr: String,
+        why: String,
+    },
+    DialFailed {
+        addr: String,
+        why: String,
+    },
+    Refused {
+        addr: String,
+        reason: RefusalReason,
+        message: String,
+    },
+    SignFailed {
+        why: String,
+    },
+    CertificateInForce {
+        role: Role,
+        serial: String,
+    },
+}
+
+/// The session in force, for the `ready` line and for whoever needs a manager to talk to.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct SessionStatus {
+    pub host: NodeId,
+    pub addr: String,
+    pub since: WallTime,
+}
+
+/// The last refusal that was met, for people.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct RefusalSeen {
+    pub from: String,
+    pub reason: RefusalReason,
+    pub message: String,
+    pub at: WallTime,
+}
+
+/// What an agent starts from.
+#[derive(Clone, Debug)]
+pub struct Start {
+    pub certificate: CertificateFacts,
+    pub hello: AgentHello,
+    pub known: Vec<String>,
+    pub seeds: Vec<String>,
+    pub seed: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    config: AgentConfig,
+    dice: Dice,
+    hello: AgentHello,
+    certificate: CertificateFacts,
+    book: ManagerBook,
+    phase: Phase,
+    attempts: Attempt,
+    /// Failed connections since a session was last stable.
+    failures: u32,
+    renewal: Renewal,
+    /// Seat requests under the id they travel with.
+    asks: BTreeMap<u64, AskId>,
+    next_id: u64,
+    /// The newest view of any host.
+    seen: (Incarnation, Revision),
+    ended: Option<NodeTrouble>,
+    last_refusal: Option<RefusalSeen>,
+    last_loss: Option<String>,
+    published: Published,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Published {
+    wanted: Option<ManagerWanted>,
+    trouble: Option<Option<NodeTrouble>>,
+    session: Option<Option<SessionStatus>>,
+}
+
+impl Agent {
+    pub fn new(start: Start, config: AgentConfig) -> Self {
+        let mut dice = Dice::seeded(start.seed);
+        Self {
+            renewal: Renewal::new(&start.certificate, &mut dice),
+            book: ManagerBook::new(start.known, start.seeds),
+            seen: (start.certificate.incarnation, Revision(0)),
+            certificate: start.certificate,
+            hello: start.hello,
+            config,
+            dice,
+            phase: Phase::Resting { until: Moment(0) },
+            attempts: Attempt(0),
+            failures: 0,
+            asks: BTreeMap::new(),
+            next_id: 0,
+            ended: None,
+            last_refusal: None,
+            last_loss: None,
+            published: Published::default(),
+        }
+    }
+
+    /// Handles one input. `wall` judges ages of certificates alone; every deadline is a `now`.
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Woke => {}
+            Input::Connected { attempt, host } => self.connected(now, wall, attempt, host, out),
+            Input::Heard { attempt, frame } => self.heard(now, wall, attempt, *frame, out),
+            Input::Lost { attempt, why } => self.lost(now, wall, attempt, why, out),
+            Input::RequestSeat { ask, request } => self.request_seat(ask, request, out),
+            Input::RefusedByPeer { refusal, serial } => {
+                if serial.is_none_or(|s| s == self.certificate.serial) {
+                    self.judge_refusal("a peer", wall, &refusal, out);
+                }
+            }
+            Input::Installed(certificate) => self.installed(now, certificate, out),
+            Input::InstallFailed(why) => {
+                self.renewal.failed(now, None, &self.config, &mut self.dice);
+                out.push(Effect::Note(Note::SignFailed { why }));
+            }
+            Input::Stop => self.stop(out),
+        }
+        self.advance(now, wall, out);
+        self.publish(wall, out);
+    }
+
+    /// When to be woken, if nothing happens before.
+    pub fn wake_at(&self) -> Option<Moment> {
+        let renewal = || self.renewal.wake_at();
+        match &self.phase {
+            Phase::Resting { until } => Some(*until),
+            Phase::Live(live) => {
+                let own = live.wake_at(&self.config);
+                Some(renewal().map_or(own, |r| r.min(own)))
+            }
+            Phase::Connecting { .. } | Phase::Over => None,
+        }
+    }
+
+    pub fn certificate(&self) -> &CertificateFacts {
+        &self.certificate
+    }
+    pub fn renew_at(&self) -> WallTime {
+        self.renewal.renew_at()
+    }
+    pub fn need(&self, wall: WallTime) -> Option<Because> {
+        self.renewal.need(&self.certificate, wall)
+    }
+    pub fn managers(&self) -> &[String] {
+        self.book.known()
+    }
+    pub fn session(&self) -> Option<SessionStatus> {
+        match &self.phase {
+            Phase::Live(live) if live.viewed => Some(live.status()),
+            _ => None,
+        }
+    }
+    /// Where it is dialling, if it is.
+    pub fn connecting_to(&self) -> Option<&str> {
+        match &self.phase {
+            Phase::Connecting { addr, .. } => Some(addr),
+            Phase::Live(live) if !live.viewed => Some(&live.addr),
+            _ => None,
+        }
+    }
+    pub fn last_refusal(&self) -> Option<&RefusalSeen> {
+        self.last_refusal.as_ref()
+    }
+    pub fn last_loss(&self) -> Option<&str> {
+        self.last_loss.as_deref()
+    }
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    fn connected(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        attempt: Attempt,
+        host: NodeId,
+        out: &mut Vec<Effect>,
+    ) {
+        let Phase::Connecting {
+            attempt: current,
+            addr,
+        } = &self.phase
+        else {
+            return;
+        };
+        if *current != attempt {
+            return;
+        }
+        let beat_at = now
+            + self
+                .dice
+                .around(self.config.heartbeat, self.config.heartbeat_jitter);
+        self.phase = Phase::Live(Live {
+            attempt,
+            addr: addr.clone(),
+            host,
+            opened: now,
+            since: wall,
+            heard: now,
+            beat_at,
+            viewed: false,
+        });
+        let frame = Box::new(AgentFrame::Hello(self.hello.clone()));
+        out.push(Effect::Send { attempt, frame });
+    }
+
+    fn heard(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        attempt: Attempt,
+        frame: HostFrame,
+        out: &mut Vec<Effect>,
+    ) {
+        let Phase::Live(live) = &mut self.phase else {
+            return;
+        };
+        if live.attempt != attempt {
+            return;
+        }
+        live.heard = now;
+        match frame {
+            HostFrame::View(view) => self.viewed(&view, out),
+            HostFrame::Heard { .. } => {}
+            HostFrame::Answer { id, result } => self.answered(now, id, result, out),
+            HostFrame::Ask { id, ask } => out.push(Effect::Inspect { attempt, id, ask }),
+            HostFrame::Move { reason } => {
+                let why = format!("the host asks us to move: {reason}");
+                self.lost(now, wall, attempt, Loss::Broken(why), out);
+                out.push(Effect::HangUp { attempt });
+            }
+            HostFrame::Ended(refusal) => {
+                self.lost(now, wall, attempt, Loss::Refused(refusal), out);
+                out.push(Effect::HangUp { attempt });
+            }
+        }
+    }
+
+    /// AGENT-3: each view is judged for itself. One older than any seen before, from this host or another, is ignored.
+    fn viewed(&mut self, view: &AgentView, out: &mut Vec<Effect>) {
+        if let Phase::Live(live) = &mut self.phase
+            && !live.viewed
+        {
+            live.viewed = true;
+            self.book.worked(&live.addr);
+            self.renewal.encourage();
+            let (host, addr) = (live.host, live.addr.clone());
+            out.push(Effect::Note(Note::SessionOpened { host, addr }));
+        }
+        let stamp = (view.incarnation, view.revision);
+        if stamp < self.seen {
+            return;
+        }
+        self.seen = stamp;
+        if self.book.learn(&view.managers) {
+            out.push(Effect::KeepManagers(self.book.known().to_vec()));
+        }
+        self.renewal.viewed(&self.certificate, view);
+    }
+
+    fn answered(
+        &mut self,
+        now: Moment,
+        id: u64,
+        result: Result<AgentAnswer, ErrorBody>,
+        out: &mut Vec<Effect>,
+    ) {
+        if let Some(ask) = self.asks.remove(&id) {
+            let result = match result {
+                Ok(AgentAnswer::Seat(reply)) => Ok(reply),
+                Ok(AgentAnswer::Signed(_)) => Err(mixed_up()),
+                Err(error) => Err(error),
+            };
+            out.push(Effect::AnswerSeat { ask, result });
+            return;
+        }
+        if !self.renewal.awaits(id) {
+            return; // of a question given up meanwhile
+        }
+        match result {
+            Ok(AgentAnswer::Signed(reply)) => {
+                self.renewal.installing();
+                out.push(Effect::Install { id, reply });
+            }
+            Ok(AgentAnswer::Seat(_)) => self.sign_failed(now, &mixed_up(), out),
+            Err(error) => self.sign_failed(now, &error, out),
+        }
+    }
+
+    fn sign_failed(&mut self, now: Moment, error: &ErrorBody, out: &mut Vec<Effect>) {
+        let retry_after = error.retry_after_ms.map(Duration::from_millis);
+        self.renewal
+            .failed(now, retry_after, &self.config, &mut self.dice);
+        out.push(Effect::Note(Note::SignFailed {
+            why: error.message.clone(),
+        }));
+    }
+
+    fn request_seat(&mut self, ask: AskId, request: SeatRequest, out: &mut Vec<Effect>) {
+        let refusal = match &self.phase {
+            Phase::Live(live) if live.viewed && self.asks.len() < self.config.open_asks => {
+                let attempt = live.attempt;
+                self.next_id += 1;
+                self.asks.insert(self.next_id, ask);
+                let ask = AgentAsk::Seat(request);
+                let frame = Box::new(AgentFrame::Ask {
+                    id: self.next_id,
+                    ask,
+                });
+                out.push(Effect::Send { attempt, frame });
+                return;
+            }
+            Phase::Live(live) if live.viewed => ErrorBody::new(
+                ErrorCode::TooManyRequests,
+                "too many seat requests are waiting",
+            ),
+            Phase::Over => ErrorBody::new(
+                ErrorCode::Unreachable,
+                "this node keeps no session any more",
+            ),
+            _ => no_session(),
+        };
+        out.push(Effect::AnswerSeat {
+            ask,
+            result: Err(refusal),
+        });
+    }
+
+    /// A connection ended, or never came about.
+    fn lost(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        attempt: Attempt,
+        why: Loss,
+        out: &mut Vec<Effect>,
+    ) {
+        let (addr, opened, was_session) = match &self.phase {
+            Phase::Connecting {
+                attempt: current,
+                addr,
+            } if *current == attempt => (addr.clone(), None, false),
+            Phase::Live(live) if live.attempt == attempt => {
+                (live.addr.clone(), Some(live.opened), live.viewed)
+            }
+            _ => return,
+        };
+        self.session_gone(out);
+        if opened.is_some_and(|at| now.since(at) >= self.config.stable_after) {
+            self.failures = 0;
+        }
+        self.book.failed(&addr, now);
+        let text = match &why {
+            Loss::Refused(refusal) => format!("{}: {}", refusal.reason, refusal.message),
+            Loss::Broken(text) => text.clone(),
+        };
+        match why {
+            Loss::Refused(refusal) => {
+                if let Some(ms) = refusal.retry_after_ms {
+                    self.book.rest(&addr, now + Duration::from_millis(ms));
+                }
+                self.book.hint(&refusal.managers);
+                self.judge_refusal(&addr, wall, &refusal, out);
+            }
+            Loss::Broken(_) if was_session => {
+                out.push(Effect::Note(Note::SessionLost {
+                    addr,
+                    why: text.clone(),
+                }));
+            }
+            Loss::Broken(_) => {
+                out.push(Effect::Note(Note::DialFailed {
+                    addr,
+                    why: text.clone(),
+                }));
+            }
+        }
+        self.last_loss = Some(text);
+        if self.ended.is_none() {
+            self.rest(now);
+        }
+    }
+
+    /// The next connection after a loss: quickly the first time, then less and less so.
+    fn rest(&mut self, now: Moment) {
+        let (first, cap) = (self.config.reconnect_first, self.config.reconnect_cap);
+        let pause = dice::pause(&mut self.dice, first, cap, self.failures);
+        self.failures = self.failures.saturating_add(1);
+        self.phase = Phase::Resting { until: now + pause };
+    }
+
+    /// What was asked on the session is asked again by whoever asked it.
+    fn session_gone(&mut self, out: &mut Vec<Effect>) {
+        self.renewal.session_lost();
+        for (_, ask) in std::mem::take(&mut self.asks) {
+            out.push(Effect::AnswerSeat {
+                ask,
+                result: Err(no_session()),
+            });
+        }
+    }
+
+    /// AGENT-5: what a refusal means beyond its connection.
+    fn judge_refusal(
+        &mut self,
+        from: &str,
+        wall: WallTime,
+        refusal: &Refusal,
+        out: &mut Vec<Effect>,
+    ) {
+        let (reason, message) = (refusal.reason, refusal.message.clone());
+        let (from, at) = (from.to_owned(), wall);
+        out.push(Effect::Note(Note::Refused {
+            addr: from.clone(),
+            reason,
+            message: message.clone(),
+        }));
+        self.last_refusal = Some(RefusalSeen {
+            from,
+            reason,
+            message: message.clone(),
+            at,
+        });
+        match reason {
+            RefusalReason::Blocked => {
+                self.end(NodeTrouble::new(TroubleReason::Blocked, message, at), out)
+            }
+            RefusalReason::Removed => {
+                self.end(NodeTrouble::new(TroubleReason::Removed, message, at), out)
+            }
+            RefusalReason::Demoted if self.certificate.role == Role::Manager => {
+                self.renewal.demoted()
+            }
+            _ => {}
+        }
+    }
+
+    /// AGENT-6.
+    fn end(&mut self, trouble: NodeTrouble, out: &mut Vec<Effect>) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.session_gone(out);
+        if let Some(attempt) = self.phase.attempt() {
+            out.push(Effect::HangUp { attempt });
+        }
+        self.phase = Phase::Over;
+        out.push(Effect::KeepTrouble(trouble.clone()));
+        self.ended = Some(trouble);
+    }
+
+    /// A new certificate: the session is reopened with it, at once and to the same manager.
+    fn installed(&mut self, now: Moment, certificate: CertificateFacts, out: &mut Vec<Effect>) {
+        let (role, serial) = (certificate.role, certificate.serial.clone());
+        out.push(Effect::Note(Note::CertificateInForce { role, serial }));
+        self.certificate = certificate;
+        self.renewal
+            .installed(now, &self.certificate, &self.config, &mut self.dice);
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        self.say_bye(BYE_NEW_CERTIFICATE, out);
+        self.session_gone(out);
+        self.phase = Phase::Resting { until: now };
+    }
+
+    fn stop(&mut self, out: &mut Vec<Effect>) {
+        self.say_bye(BYE_SHUTDOWN, out);
+        self.session_gone(out);
+        self.phase = Phase::Over;
+    }
+
+    fn say_bye(&self, reason: &str, out: &mut Vec<Effect>) {
+        if let Phase::Live(live) = &self.phase {
+            let frame = Box::new(AgentFrame::Bye {
+                reason: reason.to_owned(),
+            });
+            out.push(Effect::Send {
+                attempt: live.attempt,
+                frame,
+            });
+        }
+        if let Some(attempt) = self.phase.attempt() {
+            out.push(Effect::HangUp { attempt });
+        }
+    }
+
+    /// The only place that starts something: a dial, a heartbeat, a question for a certificate.
+    fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        self.keep_session(now, wall, out);
+        if let Phase::Resting { until } = self.phase
+            && now >= until
+        {
+            self.dial(now, out);
+        }
+        self.renew(now, wall, out);
+    }
+
+    fn keep_session(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        let Phase::Live(live) = &mut self.phase else {
+            return;
+        };
+        let attempt = live.attempt;
+        if let Some(why) = live.overdue(now, &self.config) {
+            out.push(Effect::HangUp { attempt });
+            self.lost(now, wall, attempt, Loss::Broken(why), out);
+            return;
+        }
+        if now >= live.beat_at {
+            live.beat_at = now
+                + self
+                    .dice
+                    .around(self.config.heartbeat, self.config.heartbeat_jitter);
+            let seen = self.seen.1;
+            out.push(Effect::Send {
+                attempt,
+                frame: Box::new(AgentFrame::Heartbeat { seen }),
+            });
+        }
+    }
+
+    fn dial(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        match self.book.pick(now, self.config.forgive, &mut self.dice) {
+            managers::Pick::Now(addr) => {
+                self.attempts.0 += 1;
+                let attempt = self.attempts;
+                out.push(Effect::Dial {
+                    attempt,
+                    addr: addr.clone(),
+                });
+                self.phase = Phase::Connecting { attempt, addr };
+            }
+            managers::Pick::At(until) => self.phase = Phase::Resting { until },
+            managers::Pick::Nobody => {
+                self.last_loss = Some("no manager is known".to_owned());
+                self.phase = Phase::Resting {
+                    until: now + self.config.reconnect_cap,
+                };
+            }
+        }
+    }
+
+    fn renew(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        let Phase::Live(live) = &self.phase else {
+            return;
+        };
+        let Some(because) = self.renewal.need(&self.certificate, wall) else {
+            return;
+        };
+        let (attempt, id) = (live.attempt, self.next_id + 1);
+        if live.viewed && self.renewal.start(now, id, &self.config, &mut self.dice) {
+            self.next_id = id;
+            out.push(Effect::AskForCertificate {
+                attempt,
+                id,
+                because,
+            });
+        }
+    }
+
+    /// Levels for the rest of the process: said when they differ from what was said last.
+    fn publish(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
+        let session = self.session();
+        if self.published.session.as_ref() != Some(&session) {
+            self.published.session = Some(session.clone());
+            out.push(Effect::PublishSession(session));
+        }
+        let trouble = self.trouble(wall);
+        if self.published.trouble.as_ref() != Some(&trouble) {
+            self.published.trouble = Some(trouble.clone());
+            out.push(Effect::PublishTrouble(trouble));
+        }
+        let wanted = self.wanted();
+        if self.published.wanted.as_ref() != Some(&wanted) {
+            self.published.wanted = Some(wanted.clone());
+            out.push(Effect::PublishWanted(wanted));
+        }
+    }
+
+    fn trouble(&self, wall: WallTime) -> Option<NodeTrouble> {
+        if let Some(ended) = &self.ended {
+            return Some(ended.clone());
+        }
+        let not_after = self.certificate.not_after;
+        (wall > not_after).then(|| {
+            let message = format!(
+                "the certificate expired at {not_after}; restart with --join and --token to renew it under the same node id"
+            );
+            NodeTrouble::new(TroubleReason::CertificateExpired, message, not_after)
+        })
+    }
+
+    /// AGENT-7.
+    fn wanted(&self) -> ManagerWanted {
+        let because = match &self.ended {
+            Some(trouble) if trouble.reason == TroubleReason::Blocked => WantedBecause::Blocked,
+            Some(_) => WantedBecause::Removed,
+            None if self.certificate.role == Role::Worker => WantedBecause::CertificateSaysWorker,
+            None if self.renewal.told_demoted() => WantedBecause::Demoted,
+            None => WantedBecause::CertificateSaysManager,
+        };
+        ManagerWanted::new(because)
+    }
+}
+
+fn no_session() -> ErrorBody {
+    ErrorBody::new(
+        ErrorCode::Unreachable,
+        "no session to a manager at the moment",
+    )
+    .retry_after(Duration::from_millis(100))
+}
+
+fn mixed_up() -> ErrorBody {
+    ErrorBody::new(
+        ErrorCode::Internal,
+        "the host answered another question than was asked",
+    )
+}

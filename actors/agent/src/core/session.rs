@@ -1,0 +1,86 @@
+//! The phases of an agent's one session.
+
+use std::time::Duration;
+
+use muster_messages::{Moment, NodeId, WallTime};
+
+use super::{Attempt, SessionStatus};
+use crate::config::AgentConfig;
+
+#[derive(Clone, Debug)]
+pub(super) enum Phase {
+    /// No connection; the next one is dialled then.
+    Resting {
+        until: Moment,
+    },
+    Connecting {
+        attempt: Attempt,
+        addr: String,
+    },
+    Live(Live),
+    /// Told `blocked` or `removed`, or stopped: nothing is dialled any more.
+    Over,
+}
+
+impl Phase {
+    pub(super) fn attempt(&self) -> Option<Attempt> {
+        match self {
+            Phase::Connecting { attempt, .. } => Some(*attempt),
+            Phase::Live(live) => Some(live.attempt),
+            Phase::Resting { .. } | Phase::Over => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Live {
+    pub attempt: Attempt,
+    pub addr: String,
+    pub host: NodeId,
+    pub opened: Moment,
+    pub since: WallTime,
+    /// The last frame of the host, of any kind.
+    pub heard: Moment,
+    pub beat_at: Moment,
+    /// The first view has come: the host knows this node.
+    pub viewed: bool,
+}
+
+impl Live {
+    /// The host answers every heartbeat, so silence over several of the longest periods is a host that is gone.
+    fn silent_at(&self, config: &AgentConfig) -> Moment {
+        self.heard + longest_beat(config) * config.silent_beats
+    }
+
+    pub(super) fn overdue(&self, now: Moment, config: &AgentConfig) -> Option<String> {
+        if now >= self.silent_at(config) {
+            return Some(format!(
+                "the host was silent for {} s",
+                now.since(self.heard).as_secs()
+            ));
+        }
+        let late = !self.viewed && now >= self.opened + config.first_view;
+        late.then(|| "the host sent no view of this node".to_owned())
+    }
+
+    pub(super) fn wake_at(&self, config: &AgentConfig) -> Moment {
+        let view = if self.viewed {
+            self.beat_at
+        } else {
+            self.opened + config.first_view
+        };
+        self.beat_at.min(self.silent_at(config)).min(view)
+    }
+
+    pub(super) fn status(&self) -> SessionStatus {
+        SessionStatus {
+            host: self.host,
+            addr: self.addr.clone(),
+            since: self.since,
+        }
+    }
+}
+
+fn longest_beat(config: &AgentConfig) -> Duration {
+    config.heartbeat.mul_f64(1.0 + config.heartbeat_jitter)
+}

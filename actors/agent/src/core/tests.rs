@@ -1,0 +1,675 @@
+//! Claims about the agent's decisions.
+
+use muster_messages::{Name, WaitReason};
+
+use super::*;
+
+const MANAGER: &str = "10.0.0.1:4400";
+const OTHER: &str = "10.0.0.2:4400";
+
+fn node(n: u128) -> NodeId {
+    NodeId::from_entropy(n)
+}
+
+fn certificate(role: Role, granted: u64, serial: &str) -> CertificateFacts {
+    CertificateFacts {
+        role,
+        granted: Some(Revision(granted)),
+        incarnation: Incarnation(1),
+        serial: serial.to_owned(),
+        issued_at: WallTime(0),
+        not_after: WallTime(1_000_000_000),
+    }
+}
+
+fn view(revision: u64, role: Role, granted: u64) -> AgentView {
+    AgentView {
+        revision: Revision(revision),
+        incarnation: Incarnation(1),
+        node: node(1),
+        desired_role: role,
+        role,
+        granted: Revision(granted),
+        rotate: false,
+        serial: None,
+        managers: vec![MANAGER.to_owned(), OTHER.to_owned()],
+        root_pem: String::new(),
+    }
+}
+
+fn refusal(reason: RefusalReason) -> Refusal {
+    Refusal {
+        reason,
+        message: "because".to_owned(),
+        managers: vec![],
+        retry_after_ms: None,
+    }
+}
+
+/// An agent and its clock. Each method is one thing that happens to it; the effects of the last one stay in `out`.
+struct World {
+    agent: Agent,
+    now: Moment,
+    wall: WallTime,
+    out: Vec<Effect>,
+}
+
+impl World {
+    fn new(certificate: CertificateFacts, known: &[&str]) -> Self {
+        let hello = AgentHello {
+            protocol: 1,
+            instance: 7,
+            name: Name::sanitized("n1"),
+            advertise: "10.0.0.9:4400".to_owned(),
+            release: "0.1.0".to_owned(),
+            labels: BTreeMap::new(),
+        };
+        let known = known.iter().map(|s| (*s).to_owned()).collect();
+        let start = Start {
+            certificate,
+            hello,
+            known,
+            seeds: vec![],
+            seed: 11,
+        };
+        let agent = Agent::new(start, AgentConfig::default());
+        let mut world = World {
+            agent,
+            now: Moment(1_000_000),
+            wall: WallTime(1_000),
+            out: vec![],
+        };
+        world.step(Input::Woke);
+        world
+    }
+    fn worker() -> Self {
+        Self::new(certificate(Role::Worker, 5, "aa"), &[MANAGER])
+    }
+    fn step(&mut self, input: Input) {
+        self.out.clear();
+        self.agent.step(self.now, self.wall, input, &mut self.out);
+    }
+    fn after(&mut self, d: Duration) {
+        self.now = self.now + d;
+        self.wall = self.wall.plus(d);
+        self.step(Input::Woke);
+    }
+    /// Time passes as the shell would let it: from one wake-up to the next. Effects of all of them are kept.
+    fn run_for(&mut self, d: Duration) {
+        let end = self.now + d;
+        let mut all = vec![];
+        while let Some(at) = self.agent.wake_at().filter(|at| *at <= end) {
+            let pause = at.since(self.now).max(Duration::from_micros(1));
+            self.after(pause);
+            all.append(&mut self.out);
+        }
+        self.now = end;
+        self.out = all;
+    }
+    fn attempt(&self) -> Attempt {
+        self.agent.attempts
+    }
+    fn dialled(&self) -> Option<String> {
+        self.out.iter().find_map(|e| match e {
+            Effect::Dial { addr, .. } => Some(addr.clone()),
+            _ => None,
+        })
+    }
+    fn open(&mut self) {
+        if !matches!(self.agent.phase, Phase::Connecting { .. }) {
+            let at = self
+                .agent
+                .wake_at()
+                .expect("an agent without session has a plan");
+            let pause = at.since(self.now);
+            self.after(pause);
+        }
+        let attempt = self.attempt();
+        self.step(Input::Connected {
+            attempt,
+            host: node(100),
+        });
+    }
+    fn hear(&mut self, frame: HostFrame) {
+        let attempt = self.attempt();
+        self.step(Input::Heard {
+            attempt,
+            frame: Box::new(frame),
+        });
+    }
+    fn show(&mut self, view: AgentView) {
+        self.hear(HostFrame::View(view));
+    }
+    fn lose(&mut self) {
+        let attempt = self.attempt();
+        self.step(Input::Lost {
+            attempt,
+            why: Loss::Broken("cut".to_owned()),
+        });
+    }
+    fn refuse(&mut self, refusal: Refusal) {
+        let attempt = self.attempt();
+        self.step(Input::Lost {
+            attempt,
+            why: Loss::Refused(refusal),
+        });
+    }
+    fn sign_asked(&self) -> Option<(u64, Because)> {
+        self.out.iter().find_map(|e| match e {
+            Effect::AskForCertificate { id, because, .. } => Some((*id, *because)),
+            _ => None,
+        })
+    }
+    fn answer(&mut self, id: u64, result: Result<AgentAnswer, ErrorBody>) {
+        self.hear(HostFrame::Answer { id, result });
+    }
+    fn signed(&mut self, id: u64, new: CertificateFacts) {
+        let reply = SignReply {
+            cert_pem: String::new(),
+            root_pem: String::new(),
+        };
+        self.answer(id, Ok(AgentAnswer::Signed(reply)));
+        assert!(self.out.iter().any(|e| matches!(e, Effect::Install { .. })));
+        self.step(Input::Installed(new));
+    }
+    fn wanted(&self) -> bool {
+        self.agent.wanted().wanted
+    }
+    fn said(&self, want: impl Fn(&Effect) -> bool) -> bool {
+        self.out.iter().any(want)
+    }
+}
+
+fn unavailable() -> ErrorBody {
+    ErrorBody::new(ErrorCode::NoQuorum, "no quorum")
+}
+
+#[test]
+fn an_agent_opens_one_session_and_says_hello() {
+    let mut w = World::worker();
+    assert_eq!(w.dialled().as_deref(), Some(MANAGER));
+    w.open();
+    assert!(w.said(
+        |e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, AgentFrame::Hello(_)))
+    ));
+    assert_eq!(
+        w.agent.session(),
+        None,
+        "a host that has not shown a view may not know us"
+    );
+    w.show(view(9, Role::Worker, 5));
+    assert_eq!(w.agent.session().unwrap().addr, MANAGER);
+    assert_eq!(
+        w.sign_asked(),
+        None,
+        "the certificate is what the cluster grants"
+    );
+}
+
+/// E9: worker, manager, worker again between two views; the certificate may have been signed in between.
+#[test]
+fn a_role_that_flipped_and_flipped_back_between_two_views_leaves_no_wrong_certificate() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    w.show(view(12, Role::Worker, 11)); // granted anew: it was manager in between
+    let (id, because) = w.sign_asked().unwrap();
+    assert_eq!(because, Because::RoleChanged);
+    w.signed(id, certificate(Role::Manager, 10, "bb")); // signed before the second flip
+    assert!(w.wanted());
+    w.open();
+    w.show(view(12, Role::Worker, 11)); // the very same view again: the certificate is compared with it anew
+    let asked = w.sign_asked().unwrap();
+    w.signed(asked.0, certificate(Role::Worker, 11, "cc"));
+    assert!(!w.wanted());
+    w.open();
+    w.show(view(12, Role::Worker, 11));
+    assert_eq!(w.sign_asked(), None);
+}
+
+/// E11: failures while the role changes once delayed the next attempt by up to an hour.
+#[test]
+fn a_failed_renewal_is_retried_within_seconds_and_at_once_on_a_new_signal() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Manager, 8));
+    let mut last = w.now;
+    for round in 0..40 {
+        let (id, _) = w
+            .sign_asked()
+            .unwrap_or_else(|| panic!("round {round} asked nothing"));
+        assert!(
+            w.now.since(last) <= Duration::from_secs(5),
+            "{:?}",
+            w.now.since(last)
+        );
+        last = w.now;
+        w.answer(id, Err(unavailable()));
+        w.hear(HostFrame::Heard {
+            revision: Revision(9),
+        }); // the host stays alive
+        while w.sign_asked().is_none() {
+            let at = w.agent.wake_at().unwrap();
+            w.after(at.since(w.now));
+            if w.sign_asked().is_none() {
+                w.hear(HostFrame::Heard {
+                    revision: Revision(9),
+                });
+            }
+        }
+    }
+    let (id, _) = w.sign_asked().unwrap();
+    w.answer(id, Err(unavailable()));
+    assert_eq!(w.sign_asked(), None);
+    w.show(view(30, Role::Manager, 29));
+    assert!(w.sign_asked().is_some(), "a new signal ends the pause");
+}
+
+#[test]
+fn a_promised_retry_never_waits_longer_than_the_cap() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Manager, 8));
+    let (id, _) = w.sign_asked().unwrap();
+    w.answer(
+        id,
+        Err(unavailable().retry_after(Duration::from_secs(3600))),
+    );
+    w.after(Duration::from_secs(4));
+    w.hear(HostFrame::Heard {
+        revision: Revision(9),
+    });
+    w.after(Duration::from_secs(1));
+    assert!(w.sign_asked().is_some());
+}
+
+#[test]
+fn an_answer_that_never_comes_is_asked_for_again() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Manager, 8));
+    let (first, _) = w.sign_asked().unwrap();
+    w.lose();
+    w.open();
+    w.show(view(9, Role::Manager, 8));
+    let (second, _) = w.sign_asked().unwrap();
+    assert_ne!(first, second);
+    let reply = SignReply {
+        cert_pem: String::new(),
+        root_pem: String::new(),
+    };
+    w.answer(first, Ok(AgentAnswer::Signed(reply)));
+    assert!(
+        !w.said(|e| matches!(e, Effect::Install { .. })),
+        "an answer to a lost question installs nothing"
+    );
+}
+
+/// E46, at the level of the agent.
+#[test]
+fn an_empty_manager_list_is_ignored_and_a_new_one_is_kept() {
+    let mut w = World::worker();
+    w.open();
+    w.show(AgentView {
+        managers: vec![],
+        ..view(9, Role::Worker, 5)
+    });
+    assert_eq!(w.agent.managers(), [MANAGER]);
+    assert!(!w.said(|e| matches!(e, Effect::KeepManagers(_))));
+    w.show(view(10, Role::Worker, 5));
+    assert_eq!(w.agent.managers(), [MANAGER, OTHER]);
+    assert!(w.said(|e| matches!(e, Effect::KeepManagers(_))));
+}
+
+#[test]
+fn an_older_view_of_another_host_is_ignored() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(20, Role::Manager, 18));
+    let (id, _) = w.sign_asked().unwrap();
+    w.signed(id, certificate(Role::Manager, 18, "bb"));
+    w.open();
+    let stale = AgentView {
+        managers: vec!["old:1".to_owned()],
+        ..view(9, Role::Worker, 5)
+    };
+    w.show(stale);
+    assert!(w.wanted());
+    assert_eq!(w.agent.managers(), [MANAGER, OTHER]);
+    assert_eq!(
+        w.sign_asked(),
+        None,
+        "a copy that lags behind is no reason for another certificate"
+    );
+    assert!(w.agent.session().is_some(), "and none to leave its host");
+}
+
+#[test]
+fn a_rotation_is_fulfilled_once_even_through_a_host_that_lags() {
+    let mut w = World::worker();
+    w.open();
+    let ask = |revision, serial: &str| AgentView {
+        rotate: true,
+        serial: Some(serial.to_owned()),
+        ..view(revision, Role::Worker, 5)
+    };
+    w.show(ask(9, "aa"));
+    let (id, because) = w.sign_asked().unwrap();
+    assert_eq!(because, Because::Rotate);
+    w.signed(id, certificate(Role::Worker, 5, "bb"));
+    w.open();
+    w.show(ask(10, "aa")); // this copy has not applied our new certificate's record
+    assert_eq!(w.sign_asked(), None);
+    w.show(ask(30, "bb")); // asked again, for the new one
+    assert_eq!(w.sign_asked().unwrap().1, Because::Rotate);
+}
+
+#[test]
+fn a_certificate_is_renewed_between_half_and_four_fifths_of_its_life() {
+    for seed in 0..200 {
+        let mut dice = Dice::seeded(seed);
+        let c = certificate(Role::Worker, 5, "aa");
+        let at = Renewal::new(&c, &mut dice).renew_at();
+        assert!((500_000_000..=800_000_000).contains(&at.0), "{at:?}");
+    }
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    w.wall = w.agent.renew_at();
+    w.step(Input::Woke);
+    assert_eq!(w.sign_asked().unwrap().1, Because::Age);
+}
+
+#[test]
+fn the_founders_first_certificate_is_renewed_as_soon_as_it_sees_a_view() {
+    let mut first = certificate(Role::Manager, 0, "aa");
+    first.granted = None;
+    let mut w = World::new(first, &[MANAGER]);
+    w.open();
+    w.show(view(2, Role::Manager, 1));
+    assert_eq!(w.sign_asked().unwrap().1, Because::RoleChanged);
+}
+
+#[test]
+fn a_promoted_worker_gets_its_certificate_and_reopens_the_session_with_it_at_once() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    assert!(!w.wanted());
+    w.show(view(12, Role::Manager, 11));
+    let (id, _) = w.sign_asked().unwrap();
+    w.signed(id, certificate(Role::Manager, 11, "bb"));
+    assert!(w.said(|e| matches!(e, Effect::PublishWanted(m) if m.wanted)));
+    let bye = |e: &Effect| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_NEW_CERTIFICATE.to_owned() });
+    assert!(w.said(bye));
+    assert_eq!(
+        w.dialled().as_deref(),
+        Some(MANAGER),
+        "no pause, same manager"
+    );
+}
+
+#[test]
+fn heartbeats_keep_their_period_and_a_silent_host_is_left() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    let beats = |w: &World| {
+        let is_beat = |e: &&Effect| matches!(e, Effect::Send { frame, .. } if matches!(**frame, AgentFrame::Heartbeat { .. }));
+        w.out.iter().filter(is_beat).count()
+    };
+    let mut total = 0;
+    for _ in 0..100 {
+        w.run_for(Duration::from_secs(5));
+        total += beats(&w);
+        w.hear(HostFrame::Heard {
+            revision: Revision(9),
+        });
+    }
+    assert!((90..=111).contains(&total), "{total} heartbeats in 500 s");
+    w.run_for(Duration::from_millis(16_400));
+    assert!(w.agent.session().is_some());
+    w.run_for(Duration::from_millis(200));
+    assert!(w.said(|e| matches!(e, Effect::HangUp { .. })));
+    assert_eq!(w.agent.session(), None);
+}
+
+#[test]
+fn a_lost_session_is_replaced_within_tens_of_milliseconds() {
+    let mut w = World::new(certificate(Role::Worker, 5, "aa"), &[MANAGER, OTHER]);
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    let lost = w.agent.session().unwrap().addr;
+    w.lose();
+    w.run_for(Duration::from_millis(20));
+    let next = w.dialled().expect("dialled again");
+    assert_ne!(next, lost, "another manager first");
+}
+
+#[test]
+fn refused_connections_are_retried_with_growing_pauses_up_to_the_cap() {
+    let mut w = World::worker();
+    let mut dials = 0;
+    let start = w.now;
+    while w.now.since(start) < Duration::from_secs(60) {
+        w.lose();
+        let at = w.agent.wake_at().unwrap();
+        assert!(at.since(w.now) <= Duration::from_secs(2));
+        w.after(at.since(w.now));
+        dials += 1;
+    }
+    assert!((30..80).contains(&dials), "{dials} dials in a minute");
+}
+
+/// E45 from the agent's side: two processes that take one session from each other must not do so in a tight loop.
+#[test]
+fn sessions_that_end_at_once_do_not_reset_the_pause() {
+    let mut w = World::worker();
+    for round in 0..12 {
+        w.open();
+        w.show(view(9 + round, Role::Worker, 5));
+        w.hear(HostFrame::Ended(refusal(RefusalReason::TooManyRequests)));
+    }
+    let pause = w.agent.wake_at().unwrap().since(w.now);
+    assert!(pause >= Duration::from_secs(1), "{pause:?}");
+}
+
+#[test]
+fn a_host_that_says_when_to_come_back_is_obeyed() {
+    let mut w = World::worker();
+    let again = Refusal {
+        retry_after_ms: Some(7_000),
+        ..refusal(RefusalReason::TooManyRequests)
+    };
+    w.refuse(again);
+    w.run_for(Duration::from_millis(6_900));
+    assert_eq!(w.dialled(), None);
+    w.run_for(Duration::from_millis(200));
+    assert_eq!(w.dialled().as_deref(), Some(MANAGER));
+}
+
+#[test]
+fn a_host_without_a_leader_sends_its_agents_elsewhere() {
+    let mut w = World::new(certificate(Role::Worker, 5, "aa"), &[MANAGER, OTHER]);
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    let first = w.agent.session().unwrap().addr;
+    w.hear(HostFrame::Move {
+        reason: "no leader".to_owned(),
+    });
+    w.run_for(Duration::from_millis(20));
+    assert_ne!(w.dialled().unwrap(), first);
+}
+
+#[test]
+fn not_known_here_yet_and_not_a_manager_lead_to_another_manager_and_stop_nothing() {
+    for reason in [
+        RefusalReason::NotKnownHereYet,
+        RefusalReason::NotAManager,
+        RefusalReason::ShuttingDown,
+    ] {
+        let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
+        let named = Refusal {
+            managers: vec![OTHER.to_owned()],
+            ..refusal(reason)
+        };
+        w.refuse(named);
+        assert!(w.wanted(), "{reason} must not stop a manager half");
+        w.run_for(Duration::from_millis(20));
+        assert_eq!(w.dialled().as_deref(), Some(OTHER), "{reason}");
+    }
+}
+
+#[test]
+fn blocked_and_removed_are_final_kept_on_disk_and_stop_the_manager_half() {
+    for (reason, word) in [
+        (RefusalReason::Blocked, "blocked"),
+        (RefusalReason::Removed, "removed"),
+    ] {
+        let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER, OTHER]);
+        w.open();
+        w.show(view(9, Role::Manager, 5));
+        assert!(w.wanted());
+        w.hear(HostFrame::Ended(refusal(reason)));
+        assert!(!w.wanted());
+        assert!(w.said(|e| matches!(e, Effect::KeepTrouble(t) if t.reason.word() == word)));
+        assert!(w.said(|e| matches!(e, Effect::PublishTrouble(Some(t)) if t.reason.is_final())));
+        assert_eq!(w.agent.wake_at(), None, "nothing is dialled any more");
+        w.after(Duration::from_secs(3600));
+        assert_eq!(w.dialled(), None);
+    }
+}
+
+#[test]
+fn a_manager_told_demoted_stops_its_manager_half_and_asks_for_a_certificate() {
+    let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
+    w.open();
+    w.show(view(9, Role::Manager, 5)); // this host has not heard of the demotion yet
+    w.step(Input::RefusedByPeer {
+        refusal: refusal(RefusalReason::Demoted),
+        serial: Some("aa".to_owned()),
+    });
+    assert!(!w.wanted());
+    let (id, because) = w.sign_asked().unwrap();
+    assert_eq!(because, Because::ToldDemoted);
+    w.signed(id, certificate(Role::Manager, 14, "bb")); // promoted again meanwhile: the last wish holds
+    assert!(w.wanted());
+    w.step(Input::RefusedByPeer {
+        refusal: refusal(RefusalReason::Demoted),
+        serial: Some("aa".to_owned()),
+    });
+    assert!(
+        w.wanted(),
+        "a late refusal of an older certificate changes nothing"
+    );
+}
+
+#[test]
+fn a_lost_session_stops_no_manager_half() {
+    let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
+    for _ in 0..50 {
+        w.lose();
+        let at = w.agent.wake_at().unwrap();
+        w.after(at.since(w.now));
+    }
+    assert!(w.wanted());
+}
+
+#[test]
+fn a_seat_request_is_relayed_and_ends_with_its_session() {
+    let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
+    let request = || SeatRequest {
+        advertise: "10.0.0.9:4400".to_owned(),
+        held: None,
+        data_lost: None,
+    };
+    w.step(Input::RequestSeat {
+        ask: AskId(1),
+        request: request(),
+    });
+    assert!(w.said(|e| matches!(e, Effect::AnswerSeat { result: Err(e), .. } if e.code == ErrorCode::Unreachable)));
+    w.open();
+    w.show(view(9, Role::Manager, 5));
+    w.step(Input::RequestSeat {
+        ask: AskId(2),
+        request: request(),
+    });
+    let id = w.agent.next_id;
+    let wait = SeatReply::Wait {
+        reason: WaitReason::MembershipBusy,
+        message: String::new(),
+        retry_after_ms: 50,
+    };
+    w.answer(id, Ok(AgentAnswer::Seat(wait.clone())));
+    assert!(w.said(|e| *e
+        == Effect::AnswerSeat {
+            ask: AskId(2),
+            result: Ok(wait.clone())
+        }));
+    w.step(Input::RequestSeat {
+        ask: AskId(3),
+        request: request(),
+    });
+    w.lose();
+    assert!(w.said(|e| matches!(
+        e,
+        Effect::AnswerSeat {
+            ask: AskId(3),
+            result: Err(_)
+        }
+    )));
+    for n in 0..20 {
+        w.open();
+        w.show(view(9, Role::Manager, 5));
+        w.step(Input::RequestSeat {
+            ask: AskId(10 + n),
+            request: request(),
+        });
+        w.lose();
+    }
+    assert!(w.agent.asks.is_empty());
+}
+
+#[test]
+fn an_expired_certificate_is_a_trouble_that_a_new_one_ends() {
+    let mut w = World::worker();
+    w.wall = WallTime(1_000_000_001);
+    w.step(Input::Woke);
+    assert!(w.said(|e| matches!(e, Effect::PublishTrouble(Some(t)) if t.reason == TroubleReason::CertificateExpired)));
+    let mut fresh = certificate(Role::Worker, 5, "bb");
+    fresh.not_after = WallTime(9_000_000_000);
+    w.step(Input::Installed(fresh));
+    assert!(w.said(|e| *e == Effect::PublishTrouble(None)));
+}
+
+#[test]
+fn stopping_says_goodbye_and_dials_no_more() {
+    let mut w = World::worker();
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    w.step(Input::Stop);
+    assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() })));
+    w.after(Duration::from_secs(10));
+    assert_eq!(w.dialled(), None);
+}
+
+#[test]
+fn news_of_an_older_connection_change_nothing() {
+    let mut w = World::worker();
+    w.open();
+    let old = w.attempt();
+    w.lose();
+    w.open();
+    w.show(view(9, Role::Worker, 5));
+    w.step(Input::Lost {
+        attempt: old,
+        why: Loss::Broken("late".to_owned()),
+    });
+    assert!(w.agent.session().is_some());
+    let removed = HostFrame::Ended(refusal(RefusalReason::Removed));
+    w.step(Input::Heard {
+        attempt: old,
+        frame: Box::new(removed),
+    });
+    assert!(w.agent.session().is_some());
+}
