@@ -27,6 +27,9 @@ pub enum ProposeError {
     TimedOut,
     #[error("another membership change is in flight")]
     MembershipBusy,
+    /// No message between managers could carry it.
+    #[error("a command of {bytes} bytes, the limit is {limit}")]
+    TooLarge { bytes: usize, limit: usize },
 }
 
 fn names(missing: &[NodeId]) -> String {
