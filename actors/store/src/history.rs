@@ -5,8 +5,10 @@
 //! Keeps  WATCH-1  a watcher that applies everything since its revision to what it saw then has the newest state.
 //! Why it compares states instead of listening to commands: the same code then serves a member that applied a
 //! log and one that installed a snapshot, and whoever follows published replicas may miss some of them. Several
-//! changes of one object between two states show as one. Maps share what did not change, so comparing is cheap.
-//! Local to a member: it is not replicated, and starts empty.
+//! changes of one object between two states show as one, and what came and went between them does not show at all.
+//! A watcher that saw it, on another member, would never hear that it is gone: hence [`Expired`] for every revision
+//! strictly between two recorded states. Whoever records after each entry has none of those.
+//! Maps share what did not change, so comparing is cheap. Local to a member: not replicated, and empty at first.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -73,10 +75,21 @@ pub struct Expired {
     pub oldest: Revision,
 }
 
+/// What changed from one recorded state to the next.
+#[derive(Clone, Debug)]
+struct Batch {
+    recorded: Moment,
+    from: Revision,
+    to: Revision,
+    entries: Vec<Entry>,
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct History {
-    entries: VecDeque<(Moment, Entry)>,
+    batches: VecDeque<Batch>,
+    /// The number of changes in all batches; a batch without any counts as one.
+    len: usize,
     bytes: usize,
     max_bytes: usize,
     /// Everything after this revision is here.
@@ -94,7 +107,8 @@ impl History {
     /// A history with a limit of its own.
     pub fn bounded(tables: Tables, max_bytes: usize) -> Self {
         Self {
-            entries: VecDeque::new(),
+            batches: VecDeque::new(),
+            len: 0,
             bytes: 0,
             max_bytes,
             complete_after: tables.revision,
@@ -107,26 +121,35 @@ impl History {
         if tables.revision <= self.last.revision {
             return;
         }
-        let mut fresh = differences(&self.last, tables);
-        fresh.sort_by_key(|entry| entry.revision);
-        for entry in fresh {
-            self.bytes += weight(&entry);
-            self.entries.push_back((now, entry));
-        }
+        let mut batch = Batch {
+            recorded: now,
+            from: self.last.revision,
+            to: tables.revision,
+            entries: differences(&self.last, tables),
+        };
+        batch.entries.sort_by_key(|entry| entry.revision);
         self.last = tables.clone();
+        let quiet = batch.entries.is_empty() && batch.to == batch.from.next();
+        if !quiet {
+            self.len += batch.len();
+            self.bytes += batch.weight();
+            self.batches.push_back(batch);
+        }
         self.forget(now);
     }
 
     /// Everything that changed after `seen`, oldest first. A revision from the future is a watcher that saw a member
     /// ahead of this one: nothing yet.
     pub fn since(&self, seen: Revision) -> Result<impl Iterator<Item = &Entry>, Expired> {
-        if seen < self.complete_after {
-            return Err(Expired {
-                oldest: self.complete_after,
-            });
+        let first = self.batches.partition_point(|batch| batch.to <= seen);
+        let oldest = match self.batches.get(first) {
+            Some(batch) if batch.from < seen => batch.to,
+            _ => self.complete_after,
+        };
+        if seen < oldest {
+            return Err(Expired { oldest });
         }
-        let first = (self.entries).partition_point(|(_, entry)| entry.revision <= seen);
-        Ok(self.entries.range(first..).map(|(_, entry)| entry))
+        Ok((self.batches.range(first..)).flat_map(|batch| &batch.entries))
     }
 
     /// The revision up to which changes were taken in.
@@ -136,31 +159,43 @@ impl History {
 
     /// The number of changes kept.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.len
     }
 
     /// True if nothing is kept.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len == 0
     }
 
     fn forget(&mut self, now: Moment) {
-        while let Some((at, entry)) = self.entries.front() {
-            let surplus = self.entries.len() > KEEP_AT_LEAST && now.since(*at) > KEEP_FOR;
-            if !surplus && self.bytes <= self.max_bytes {
+        while let Some(oldest) = self.batches.front() {
+            let old = now.since(oldest.recorded) > KEEP_FOR;
+            let spared = self.len - oldest.len() >= KEEP_AT_LEAST;
+            if !(old && spared) && self.bytes <= self.max_bytes {
                 break;
             }
-            self.bytes -= weight(entry);
-            self.complete_after = entry.revision;
-            self.entries.pop_front();
+            self.len -= oldest.len();
+            self.bytes -= oldest.weight();
+            self.complete_after = oldest.to;
+            self.batches.pop_front();
         }
+    }
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.entries.len().max(1)
+    }
+
+    fn weight(&self) -> usize {
+        size_of::<Batch>() + self.entries.iter().map(weight).sum::<usize>()
     }
 }
 
 fn differences(before: &Tables, after: &Tables) -> Vec<Entry> {
     let mut out = Vec::new();
     // An object tells when it changed last; what is gone, or does not tell, changed at the newest revision at the
-    // latest. A watcher may see that later than it could, never not at all.
+    // latest.
     let mut push = |revision: Option<Revision>, changed| {
         let revision = revision.unwrap_or(after.revision);
         out.push(Entry { revision, changed });
@@ -249,7 +284,7 @@ fn weight(entry: &Entry) -> usize {
         Changed::Blocked { .. } => 0,
         Changed::Event(e) => size_of::<Event>() + e.reason.len() + text(&e.before) + text(&e.after),
     };
-    size_of::<(Moment, Entry)>() + inside
+    size_of::<Entry>() + inside
 }
 
 fn weight_of_node(node: &NodeRecord) -> usize {
