@@ -46,8 +46,7 @@ impl CsrKey {
         if der.len() > MAX_DER {
             return Err(BadCsr::Pem(BadPem::TooLarge(der.len())));
         }
-        let (rest, csr) =
-            X509CertificationRequest::from_der(&der).map_err(|_| BadCsr::Malformed)?;
+        let (rest, csr) = X509CertificationRequest::from_der(&der).map_err(|_| BadCsr::Malformed)?;
         if !rest.is_empty() {
             return Err(BadCsr::Malformed);
         }
@@ -57,10 +56,7 @@ impl CsrKey {
             return Err(BadCsr::Algorithm);
         }
         csr.verify_signature().map_err(|_| BadCsr::Signature)?;
-        Ok(Self {
-            spki,
-            request: der.to_vec(),
-        })
+        Ok(Self { spki, request: der.to_vec() })
     }
     /// The public key as `SubjectPublicKeyInfo`, DER.
     pub fn spki(&self) -> &[u8] {
@@ -83,9 +79,7 @@ pub fn make_csr(key_pem: &Secret) -> Result<String, BadCsr> {
     let key = key_pair(key_pem).ok_or(BadCsr::Algorithm)?;
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    let csr = params
-        .serialize_request(&key)
-        .map_err(|_| BadCsr::Malformed)?;
+    let csr = params.serialize_request(&key).map_err(|_| BadCsr::Malformed)?;
     csr.pem().map_err(|_| BadCsr::Malformed)
 }
 

@@ -37,11 +37,7 @@ pub(crate) fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, BadPem> {
 
 /// Refuses what is too long to look at.
 pub(crate) fn bounded(pem: &str) -> Result<(), BadPem> {
-    if pem.len() > MAX_PEM {
-        Err(BadPem::TooLarge(pem.len()))
-    } else {
-        Ok(())
-    }
+    if pem.len() > MAX_PEM { Err(BadPem::TooLarge(pem.len())) } else { Ok(()) }
 }
 
 /// Lower-case hexadecimal.

@@ -15,11 +15,7 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let tmp = folder.join(format!(".{}.tmp", name.to_string_lossy()));
     remove(&tmp)?; // left by a crash, perhaps with other permissions
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&tmp)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&tmp)?;
     file.write_all(content)?;
     file.sync_all()?;
     fs::rename(&tmp, path)?;
@@ -41,10 +37,9 @@ pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
 /// The text of a file; `None` if there is none.
 pub(crate) fn read(path: &Path) -> io::Result<Option<String>> {
     match fs::metadata(path) {
-        Ok(meta) if meta.len() > MAX_FILE => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("{} bytes, the limit is {MAX_FILE}", meta.len()),
-        )),
+        Ok(meta) if meta.len() > MAX_FILE => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} bytes, the limit is {MAX_FILE}", meta.len())))
+        }
         Ok(_) => fs::read_to_string(path).map(Some),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
@@ -59,10 +54,6 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     File::open(folder)?.sync_all()
 }

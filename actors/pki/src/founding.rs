@@ -8,9 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::{
-    ClusterId, ClusterRecord, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime,
-};
+use muster_messages::{ClusterId, ClusterRecord, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime};
 use serde::{Deserialize, Serialize};
 
 use crate::csr::{CsrKey, make_csr, new_key};
@@ -119,10 +117,6 @@ impl IdentityStore {
     }
 
     fn damaged_founding(&self, why: &str) -> IdentityFault {
-        IdentityFault::Damaged {
-            path: self.path("founding.json"),
-            why: why.to_owned(),
-            help: HELP_FOUNDING,
-        }
+        IdentityFault::Damaged { path: self.path("founding.json"), why: why.to_owned(), help: HELP_FOUNDING }
     }
 }

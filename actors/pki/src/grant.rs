@@ -23,11 +23,7 @@ pub struct Grant {
 impl Grant {
     pub(crate) fn to_der(self) -> Vec<u8> {
         let mut body = Vec::with_capacity(32);
-        let values = [
-            Some(VERSION),
-            Some(self.incarnation.0),
-            self.granted.map(|r| r.0),
-        ];
+        let values = [Some(VERSION), Some(self.incarnation.0), self.granted.map(|r| r.0)];
         for value in values.into_iter().flatten() {
             put_integer(&mut body, value);
         }
@@ -52,10 +48,7 @@ impl Grant {
                 _ => return None,
             },
         };
-        (version == VERSION).then_some(Self {
-            incarnation: Incarnation(incarnation),
-            granted,
-        })
+        (version == VERSION).then_some(Self { incarnation: Incarnation(incarnation), granted })
     }
 }
 
@@ -79,11 +72,7 @@ fn take_integer(der: &[u8]) -> Option<(u64, &[u8])> {
     let (digits, rest) = rest.split_at_checked(usize::from(*len))?;
     let value = match digits {
         [0, tail @ ..] if tail.first().is_some_and(|b| b & 0x80 != 0) && tail.len() <= 8 => tail,
-        [first, ..]
-            if first & 0x80 == 0 && digits.len() <= 8 && (digits.len() == 1 || *first != 0) =>
-        {
-            digits
-        }
+        [first, ..] if first & 0x80 == 0 && digits.len() <= 8 && (digits.len() == 1 || *first != 0) => digits,
         _ => return None,
     };
     Some((value.iter().fold(0, |n, b| n << 8 | u64::from(*b)), rest))

@@ -85,20 +85,12 @@ fn only_uri<'a>(cert: &'a X509Certificate<'_>) -> Result<&'a str, BadCertificate
 fn subject_of(uri: &str) -> Result<(ClusterId, Subject), BadCertificate> {
     let path = uri.strip_prefix("spiffe://").ok_or(BadCertificate::Uri)?;
     let mut parts = path.split('/');
-    let (Some(cluster), Some(kind), Some(id), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
+    let (Some(cluster), Some(kind), Some(id), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
         return Err(BadCertificate::Uri);
     };
     let subject = match kind {
-        "manager" => Subject::Node {
-            node: id.parse()?,
-            role: Role::Manager,
-        },
-        "worker" => Subject::Node {
-            node: id.parse()?,
-            role: Role::Worker,
-        },
+        "manager" => Subject::Node { node: id.parse()?, role: Role::Manager },
+        "worker" => Subject::Node { node: id.parse()?, role: Role::Worker },
         "user" => Subject::User(id.parse()?),
         "admin" => Subject::Admin(id.parse()?),
         _ => return Err(BadCertificate::Uri),
@@ -108,9 +100,6 @@ fn subject_of(uri: &str) -> Result<(ClusterId, Subject), BadCertificate> {
 
 fn grant_of(cert: &X509Certificate<'_>) -> Result<Grant, BadCertificate> {
     let oid = Oid::from(grant::OID).expect("the extension's OID is well formed");
-    let ext = cert
-        .get_extension_unique(&oid)
-        .map_err(|_| BadCertificate::Malformed)?
-        .ok_or(BadCertificate::NoGrant)?;
+    let ext = cert.get_extension_unique(&oid).map_err(|_| BadCertificate::Malformed)?.ok_or(BadCertificate::NoGrant)?;
     Grant::from_der(ext.value).ok_or(BadCertificate::BadGrant)
 }

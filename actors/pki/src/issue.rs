@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use muster_messages::{ClusterId, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime};
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
-    SerialNumber,
+    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber,
 };
 use time::OffsetDateTime;
 
@@ -64,19 +63,12 @@ impl Root {
     pub fn create(cluster: ClusterId, now: WallTime) -> Result<Self, SignError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(signer)?;
         let mut params = dated(now, now.plus(ROOT_LIFETIME))?;
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "muster-ca");
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, cluster.as_str());
+        params.distinguished_name.push(DnType::CommonName, "muster-ca");
+        params.distinguished_name.push(DnType::OrganizationName, cluster.as_str());
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let cert = params.self_signed(&key).map_err(signer)?;
-        Ok(Self {
-            cert_pem: cert.pem(),
-            key_pem: Secret::new(key.serialize_pem()),
-        })
+        Ok(Self { cert_pem: cert.pem(), key_pem: Secret::new(key.serialize_pem()) })
     }
 }
 
@@ -150,22 +142,11 @@ impl Issuer {
         let (cluster, node) = (profile.cluster.as_str(), profile.node.as_str());
         let role = profile.role.to_string();
         params.distinguished_name = name(node, Some(&role), cluster);
-        params.subject_alt_names = vec![
-            uri(format!("spiffe://{cluster}/{role}/{node}"))?,
-            dns(node)?,
-            dns("localhost")?,
-        ];
-        params
-            .subject_alt_names
-            .extend(addresses(&profile.ips).map(SanType::IpAddress));
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ClientAuth,
-            ExtendedKeyUsagePurpose::ServerAuth,
-        ];
-        let grant = Grant {
-            incarnation: profile.incarnation,
-            granted: profile.granted,
-        };
+        params.subject_alt_names =
+            vec![uri(format!("spiffe://{cluster}/{role}/{node}"))?, dns(node)?, dns("localhost")?];
+        params.subject_alt_names.extend(addresses(&profile.ips).map(SanType::IpAddress));
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        let grant = Grant { incarnation: profile.incarnation, granted: profile.granted };
         self.sign(params, grant, key)
     }
 
@@ -174,27 +155,15 @@ impl Issuer {
         let mut params = self.lasting(profile.now, profile.lifetime, MIN_USER_LIFETIME)?;
         let (cluster, who) = (profile.cluster.as_str(), profile.name.as_str());
         // The group is for people and for Kubernetes clients; what a user may do is decided by its record.
-        let (kind, group) = if profile.admin {
-            ("admin", "muster:admins")
-        } else {
-            ("user", "muster:users")
-        };
+        let (kind, group) = if profile.admin { ("admin", "muster:admins") } else { ("user", "muster:users") };
         params.distinguished_name = name(who, None, group);
         params.subject_alt_names = vec![uri(format!("spiffe://{cluster}/{kind}/{who}"))?];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let grant = Grant {
-            incarnation: profile.incarnation,
-            granted: None,
-        };
+        let grant = Grant { incarnation: profile.incarnation, granted: None };
         self.sign(params, grant, key)
     }
 
-    fn lasting(
-        &self,
-        now: WallTime,
-        asked: Duration,
-        minimum: Duration,
-    ) -> Result<CertificateParams, SignError> {
+    fn lasting(&self, now: WallTime, asked: Duration, minimum: Duration) -> Result<CertificateParams, SignError> {
         if asked < minimum {
             return Err(SignError::Lifetime { asked, minimum });
         }
@@ -204,29 +173,17 @@ impl Issuer {
         dated(now, now.plus(asked).min(self.expires))
     }
 
-    fn sign(
-        &self,
-        mut params: CertificateParams,
-        grant: Grant,
-        key: &CsrKey,
-    ) -> Result<Signed, SignError> {
+    fn sign(&self, mut params: CertificateParams, grant: Grant, key: &CsrKey) -> Result<Signed, SignError> {
         params.is_ca = IsCa::ExplicitNoCa;
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.custom_extensions = vec![CustomExtension::from_oid_content(
-            grant::OID,
-            grant.to_der(),
-        )];
+        params.custom_extensions = vec![CustomExtension::from_oid_content(grant::OID, grant.to_der())];
         let serial = new_serial();
         params.serial_number = Some(SerialNumber::from_slice(&serial));
         let not_after = WallTime::from_unix_secs(params.not_after.unix_timestamp());
         let key = rcgen::SubjectPublicKeyInfo::from_der(key.spki()).map_err(signer)?;
         let cert = params.signed_by(&key, &self.inner).map_err(signer)?;
-        Ok(Signed {
-            cert_pem: cert.pem(),
-            serial: hex(&serial),
-            not_after,
-        })
+        Ok(Signed { cert_pem: cert.pem(), serial: hex(&serial), not_after })
     }
 }
 
@@ -269,10 +226,7 @@ fn dns(text: &str) -> Result<SanType, SignError> {
 }
 
 fn addresses(given: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
-    let mut all = vec![
-        IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(Ipv6Addr::LOCALHOST),
-    ];
+    let mut all = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     for ip in given.iter().take(MAX_IPS) {
         if !ip.is_unspecified() && !all.contains(ip) {
             all.push(*ip);

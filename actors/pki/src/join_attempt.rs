@@ -22,9 +22,7 @@ impl IdentityStore {
     pub fn join_attempt(&self, node: Option<NodeId>) -> Result<JoinAttempt, IdentityFault> {
         let path = self.path("join.json");
         let found: Option<JoinAttempt> = self.read_json(&path, HELP_JOIN)?;
-        let fits = |a: &JoinAttempt| {
-            node.is_none_or(|node| node == a.node) && key_pair(&a.key_pem).is_some()
-        };
+        let fits = |a: &JoinAttempt| node.is_none_or(|node| node == a.node) && key_pair(&a.key_pem).is_some();
         if let Some(attempt) = found.filter(fits) {
             return Ok(attempt);
         }

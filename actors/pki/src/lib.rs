@@ -32,8 +32,7 @@ pub use self::founding::Founding;
 pub use self::grant::Grant;
 pub use self::identity::{BadCertificate, identity_of, identity_of_pem};
 pub use self::issue::{
-    Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed,
-    UserProfile,
+    Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed, UserProfile,
 };
 pub use self::join_attempt::JoinAttempt;
 pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};

@@ -74,9 +74,6 @@ fn signed_by(cert: &[u8], message: &[u8], signature: &[u8]) -> bool {
             .signature_verification_algorithms
             .all
             .iter()
-            .find(|a| {
-                a.public_key_alg_id() == alg_id::ECDSA_P256
-                    && a.signature_alg_id() == alg_id::ECDSA_SHA256
-            })
+            .find(|a| a.public_key_alg_id() == alg_id::ECDSA_P256 && a.signature_alg_id() == alg_id::ECDSA_SHA256)
             .is_some_and(|a| a.verify_signature(key, message, signature).is_ok())
 }

@@ -25,20 +25,14 @@ pub enum IdentityFault {
     #[error("cannot access {path}")]
     Io { path: PathBuf, source: io::Error },
     #[error("{path} is damaged: {why}; {help}")]
-    Damaged {
-        path: PathBuf,
-        why: String,
-        help: &'static str,
-    },
+    Damaged { path: PathBuf, why: String, help: &'static str },
 }
 
 const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
      directory and join again";
-const HELP_NODE: &str =
-    "delete the file: the node then starts without remembering managers and seat";
+const HELP_NODE: &str = "delete the file: the node then starts without remembering managers and seat";
 pub(crate) const HELP_JOIN: &str = "delete the file and join again";
-pub(crate) const HELP_FOUNDING: &str =
-    "the founding did not finish: empty the data directory and found again";
+pub(crate) const HELP_FOUNDING: &str = "the founding did not finish: empty the data directory and found again";
 
 /// What a node remembers beside its credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,10 +64,7 @@ impl IdentityStore {
     /// Opens, and makes if need be, `<data>/identity`.
     pub fn open(data: &Path) -> Result<Self, IdentityFault> {
         let folder = data.join("identity");
-        files::private_folder(&folder).map_err(|source| IdentityFault::Io {
-            path: folder.clone(),
-            source,
-        })?;
+        files::private_folder(&folder).map_err(|source| IdentityFault::Io { path: folder.clone(), source })?;
         Ok(Self { folder })
     }
 
@@ -83,29 +74,21 @@ impl IdentityStore {
         let Some(text) = self.read(&path, HELP_CREDENTIALS)? else {
             return Ok(None);
         };
-        parse_credentials(&text)
-            .map(Some)
-            .map_err(|why| IdentityFault::Damaged {
-                path,
-                why: why.to_owned(),
-                help: HELP_CREDENTIALS,
-            })
+        parse_credentials(&text).map(Some).map_err(|why| IdentityFault::Damaged {
+            path,
+            why: why.to_owned(),
+            help: HELP_CREDENTIALS,
+        })
     }
 
     /// Replaces the credentials in one step. Refuses what `load_credentials` would call damaged.
     pub fn save_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
         let path = self.path("credentials.pem");
         let parts = [creds.key_pem.expose(), &creds.cert_pem, &creds.root_pem];
-        let text: String = parts
-            .iter()
-            .map(|p| format!("{}\n", p.trim_end()))
-            .collect();
+        let text: String = parts.iter().map(|p| format!("{}\n", p.trim_end())).collect();
         match parse_credentials(&text) {
             Ok(_) => write(&path, text.as_bytes()),
-            Err(why) => Err(IdentityFault::Io {
-                path,
-                source: io::Error::new(io::ErrorKind::InvalidData, why),
-            }),
+            Err(why) => Err(IdentityFault::Io { path, source: io::Error::new(io::ErrorKind::InvalidData, why) }),
         }
     }
 
@@ -133,29 +116,20 @@ impl IdentityStore {
             return Ok(None);
         };
         // The position alone: an error text of the parser may quote a key.
-        serde_json::from_str(&text)
-            .map(Some)
-            .map_err(|e| IdentityFault::Damaged {
-                path: path.to_owned(),
-                why: format!("line {}, column {}", e.line(), e.column()),
-                help,
-            })
+        serde_json::from_str(&text).map(Some).map_err(|e| IdentityFault::Damaged {
+            path: path.to_owned(),
+            why: format!("line {}, column {}", e.line(), e.column()),
+            help,
+        })
     }
 
-    pub(crate) fn write_json<T: Serialize>(
-        &self,
-        path: &Path,
-        value: &T,
-    ) -> Result<(), IdentityFault> {
+    pub(crate) fn write_json<T: Serialize>(&self, path: &Path, value: &T) -> Result<(), IdentityFault> {
         let text = serde_json::to_vec_pretty(value).expect("identity files are plain data");
         write(path, &text)
     }
 
     pub(crate) fn remove(&self, path: &Path) -> Result<(), IdentityFault> {
-        files::remove_durably(path).map_err(|source| IdentityFault::Io {
-            path: path.to_owned(),
-            source,
-        })
+        files::remove_durably(path).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
     }
 
     fn read(&self, path: &Path, help: &'static str) -> Result<Option<String>, IdentityFault> {
@@ -165,43 +139,23 @@ impl IdentityStore {
                 why: "not a text of the expected size".to_owned(),
                 help,
             },
-            _ => IdentityFault::Io {
-                path: path.to_owned(),
-                source,
-            },
+            _ => IdentityFault::Io { path: path.to_owned(), source },
         })
     }
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<(), IdentityFault> {
-    files::write_atomic(path, content).map_err(|source| IdentityFault::Io {
-        path: path.to_owned(),
-        source,
-    })
+    files::write_atomic(path, content).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
 }
 
 /// Credentials from key, certificate and root: they must fit each other.
-pub fn credentials(
-    key_pem: Secret,
-    cert_pem: String,
-    root_pem: String,
-) -> Result<NodeCredentials, &'static str> {
+pub fn credentials(key_pem: Secret, cert_pem: String, root_pem: String) -> Result<NodeCredentials, &'static str> {
     let identity = identity_of_pem(&cert_pem).map_err(|_| "the certificate cannot be read")?;
     check(&identity, &key_pem, &cert_pem, &root_pem)?;
-    Ok(NodeCredentials {
-        cert_pem,
-        key_pem,
-        root_pem,
-        identity,
-    })
+    Ok(NodeCredentials { cert_pem, key_pem, root_pem, identity })
 }
 
-fn check(
-    identity: &CertIdentity,
-    key_pem: &Secret,
-    cert_pem: &str,
-    root_pem: &str,
-) -> Result<(), &'static str> {
+fn check(identity: &CertIdentity, key_pem: &Secret, cert_pem: &str, root_pem: &str) -> Result<(), &'static str> {
     identity.node().ok_or("the certificate is not a node's")?;
     let key = key_pair(key_pem).ok_or("the private key cannot be read")?;
     let unreadable = "the certificate cannot be read";
@@ -210,19 +164,13 @@ fn check(
     if cert.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
         return Err("the private key does not belong to the certificate");
     }
-    if tls::issued_by(root_pem, &der) {
-        Ok(())
-    } else {
-        Err("the certificate was not issued by the root")
-    }
+    if tls::issued_by(root_pem, &der) { Ok(()) } else { Err("the certificate was not issued by the root") }
 }
 
 fn parse_credentials(text: &str) -> Result<NodeCredentials, &'static str> {
     let mut parts = pem_blocks(text).into_iter();
     let three = "it must hold a private key, a certificate and a root, in this order";
-    let (Some(key), Some(cert), Some(root), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
+    let (Some(key), Some(cert), Some(root), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
         return Err(three);
     };
     if !key.contains("PRIVATE KEY") {

@@ -12,10 +12,7 @@ use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig,
-    SignatureScheme,
-};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 
 use crate::encoding::{self, BadPem, MAX_DER};
 use crate::identity;
@@ -41,10 +38,7 @@ pub(crate) fn provider() -> &'static Arc<CryptoProvider> {
 
 /// For the accepting side. A client certificate is optional; one that is presented must chain to our root and be
 /// valid now, otherwise the handshake fails.
-pub fn server_config(
-    creds: &NodeCredentials,
-    alpn: &[&[u8]],
-) -> Result<Arc<ServerConfig>, TlsFault> {
+pub fn server_config(creds: &NodeCredentials, alpn: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsFault> {
     let roots = Arc::new(roots(&creds.root_pem)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider().clone())
         .allow_unauthenticated()
@@ -70,9 +64,7 @@ pub fn client_config(
     creds: Option<&NodeCredentials>,
     alpn: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsFault> {
-    let verifier = Chain {
-        roots: Some(roots(root_pem)?),
-    };
+    let verifier = Chain { roots: Some(roots(root_pem)?) };
     client(verifier, creds, alpn)
 }
 
@@ -108,11 +100,7 @@ fn begins(der: &CertificateDer<'_>) -> Option<Duration> {
     Some(Duration::from_secs(secs))
 }
 
-fn client(
-    verifier: Chain,
-    creds: Option<&NodeCredentials>,
-    alpn: &[&[u8]],
-) -> Result<Arc<ClientConfig>, TlsFault> {
+fn client(verifier: Chain, creds: Option<&NodeCredentials>, alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TlsFault> {
     let builder = ClientConfig::builder_with_provider(provider().clone())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(TlsFault::Credentials)?
@@ -122,9 +110,7 @@ fn client(
         None => builder.with_no_client_auth(),
         Some(creds) => {
             let (chain, key) = own(creds)?;
-            builder
-                .with_client_auth_cert(chain, key)
-                .map_err(TlsFault::Credentials)?
+            builder.with_client_auth_cert(chain, key).map_err(TlsFault::Credentials)?
         }
     };
     config.alpn_protocols = protocols(alpn);
@@ -133,26 +119,17 @@ fn client(
 }
 
 fn roots(root_pem: &str) -> Result<RootCertStore, TlsFault> {
-    let der = encoding::certificate(root_pem).map_err(|source| TlsFault::Pem {
-        what: "root certificate",
-        source,
-    })?;
+    let der = encoding::certificate(root_pem).map_err(|source| TlsFault::Pem { what: "root certificate", source })?;
     let mut roots = RootCertStore::empty();
     roots.add(der).map_err(TlsFault::Root)?;
     Ok(roots)
 }
 
-fn own(
-    creds: &NodeCredentials,
-) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsFault> {
-    let cert = encoding::certificate(&creds.cert_pem).map_err(|source| TlsFault::Pem {
-        what: "certificate",
-        source,
-    })?;
-    let key = encoding::private_key(creds.key_pem.expose()).map_err(|source| TlsFault::Pem {
-        what: "private key",
-        source,
-    })?;
+fn own(creds: &NodeCredentials) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsFault> {
+    let cert =
+        encoding::certificate(&creds.cert_pem).map_err(|source| TlsFault::Pem { what: "certificate", source })?;
+    let key = encoding::private_key(creds.key_pem.expose())
+        .map_err(|source| TlsFault::Pem { what: "private key", source })?;
     Ok((vec![cert], key))
 }
 
@@ -211,8 +188,6 @@ impl ServerCertVerifier for Chain {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider()
-            .signature_verification_algorithms
-            .supported_schemes()
+        provider().signature_verification_algorithms.supported_schemes()
     }
 }

@@ -22,13 +22,9 @@ pub enum BadToken {
     Shape,
     #[error("a join token of another version; this release reads MSTR-1-…")]
     Version,
-    #[error(
-        "the digest in the join token must be {DIGEST_LEN} digits of 0-9a-z; was the token cut or retyped?"
-    )]
+    #[error("the digest in the join token must be {DIGEST_LEN} digits of 0-9a-z; was the token cut or retyped?")]
     Digest,
-    #[error(
-        "the secret in the join token must be {SECRET_LEN} digits of 0-9a-z; was the token cut or retyped?"
-    )]
+    #[error("the secret in the join token must be {SECRET_LEN} digits of 0-9a-z; was the token cut or retyped?")]
     Secret,
 }
 
@@ -43,10 +39,7 @@ pub struct JoinToken {
 impl JoinToken {
     /// A token for a cluster with this root.
     pub fn new(root_pem: &str, secret: Secret) -> Result<Self, BadPem> {
-        Ok(Self {
-            digest: digest(root_pem)?,
-            secret,
-        })
+        Ok(Self { digest: digest(root_pem)?, secret })
     }
     /// Reads a token that somebody pasted; white space around it is ignored.
     pub fn parse(text: &str) -> Result<Self, BadToken> {
@@ -65,10 +58,7 @@ impl JoinToken {
         if !is_base36(secret, SECRET_LEN) {
             return Err(BadToken::Secret);
         }
-        Ok(Self {
-            digest: digest.to_owned(),
-            secret: Secret::new(secret),
-        })
+        Ok(Self { digest: digest.to_owned(), secret: Secret::new(secret) })
     }
     /// The whole text, secret included: for `token show`, never for a log.
     pub fn to_text(&self) -> String {
@@ -102,10 +92,7 @@ pub fn secrets_equal(a: &Secret, b: &Secret) -> bool {
 }
 
 fn is_base36(text: &str, len: usize) -> bool {
-    text.len() == len
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
+    text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
 }
 
 fn base36_of_256(mut number: [u8; 32]) -> String {
@@ -127,20 +114,14 @@ mod tests {
     use super::*;
 
     fn token() -> JoinToken {
-        JoinToken {
-            digest: base36_of_256([0xff; 32]),
-            secret: new_token_secret(),
-        }
+        JoinToken { digest: base36_of_256([0xff; 32]), secret: new_token_secret() }
     }
 
     #[test]
     fn a_token_round_trips_and_keeps_its_secret_out_of_debug() {
         let token = token();
         assert_eq!(JoinToken::parse(&token.to_text()), Ok(token.clone()));
-        assert_eq!(
-            JoinToken::parse(&format!(" {}\n", token.to_text())),
-            Ok(token.clone())
-        );
+        assert_eq!(JoinToken::parse(&format!(" {}\n", token.to_text())), Ok(token.clone()));
         assert!(!format!("{token:?}").contains(token.secret.expose()));
     }
 
@@ -154,18 +135,9 @@ mod tests {
             (format!("MSTR-1-{digest}"), BadToken::Shape),
             (format!("MSTR-2-{digest}-{secret}"), BadToken::Version),
             (format!("MSTR-2-1-{digest}-{secret}"), BadToken::Version),
-            (
-                format!("MSTR-1-{}-{secret}", &digest[1..]),
-                BadToken::Digest,
-            ),
-            (
-                format!("MSTR-1-{}-{secret}", digest.to_uppercase()),
-                BadToken::Digest,
-            ),
-            (
-                format!("MSTR-1-{digest}-{}", &secret[1..]),
-                BadToken::Secret,
-            ),
+            (format!("MSTR-1-{}-{secret}", &digest[1..]), BadToken::Digest),
+            (format!("MSTR-1-{}-{secret}", digest.to_uppercase()), BadToken::Digest),
+            (format!("MSTR-1-{digest}-{}", &secret[1..]), BadToken::Secret),
         ] {
             assert_eq!(JoinToken::parse(&text), Err(why), "{text}");
         }
@@ -178,10 +150,7 @@ mod tests {
         one[31] = 36;
         assert_eq!(base36_of_256(one), format!("{}10", "0".repeat(48)));
         // 2^256 - 1
-        assert_eq!(
-            base36_of_256([0xff; 32]),
-            "6dp5qcb22im238nr3wvp0ic7q99w035jmy2iw7i6n43d37jtof"
-        );
+        assert_eq!(base36_of_256([0xff; 32]), "6dp5qcb22im238nr3wvp0ic7q99w035jmy2iw7i6n43d37jtof");
     }
 
     #[test]

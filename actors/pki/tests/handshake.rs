@@ -1,4 +1,5 @@
 //! Real handshakes over an in-memory pipe.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
 
 mod fixture;
 
@@ -20,10 +21,7 @@ type Client = client::TlsStream<tokio::io::DuplexStream>;
 type Server = server::TlsStream<tokio::io::DuplexStream>;
 
 /// Shakes hands and sends one byte each way: in TLS 1.3 a client learns only then that it was refused.
-async fn connect(
-    server: Arc<ServerConfig>,
-    client: Arc<ClientConfig>,
-) -> (io::Result<Client>, io::Result<Server>) {
+async fn connect(server: Arc<ServerConfig>, client: Arc<ClientConfig>) -> (io::Result<Client>, io::Result<Server>) {
     let (near, far) = duplex(64 * 1024);
     let name = ServerName::try_from("any.name.will.do").unwrap();
     let dial = async {
@@ -54,32 +52,20 @@ fn dialling(cluster: &Cluster, creds: Option<&NodeCredentials>) -> Arc<ClientCon
 #[tokio::test]
 async fn both_sides_learn_who_the_other_is() {
     let cluster = Cluster::new(1);
-    let (manager, worker) = (
-        cluster.node(1, Role::Manager),
-        cluster.node(2, Role::Worker),
-    );
+    let (manager, worker) = (cluster.node(1, Role::Manager), cluster.node(2, Role::Worker));
     let (near, far) = connect(serving(&manager), dialling(&cluster, Some(&worker))).await;
     let (near, far) = (near.unwrap(), far.unwrap());
-    let seen = |certs: Option<&[rustls::pki_types::CertificateDer<'static>]>| {
-        identity_of(&certs.unwrap()[0]).unwrap()
-    };
+    let seen = |certs: Option<&[rustls::pki_types::CertificateDer<'static>]>| identity_of(&certs.unwrap()[0]).unwrap();
     assert_eq!(seen(near.get_ref().1.peer_certificates()), manager.identity);
     assert_eq!(seen(far.get_ref().1.peer_certificates()), worker.identity);
-    assert_eq!(
-        near.get_ref().1.protocol_version(),
-        Some(ProtocolVersion::TLSv1_3)
-    );
+    assert_eq!(near.get_ref().1.protocol_version(), Some(ProtocolVersion::TLSv1_3));
     assert_eq!(near.get_ref().1.alpn_protocol(), Some(ALPN[0]));
 }
 
 #[tokio::test]
 async fn a_client_may_stay_anonymous() {
     let cluster = Cluster::new(1);
-    let (near, far) = connect(
-        serving(&cluster.node(1, Role::Manager)),
-        dialling(&cluster, None),
-    )
-    .await;
+    let (near, far) = connect(serving(&cluster.node(1, Role::Manager)), dialling(&cluster, None)).await;
     assert!(near.is_ok());
     assert!(far.unwrap().get_ref().1.peer_certificates().is_none());
 }
@@ -92,15 +78,9 @@ async fn no_session_is_ever_resumed() {
     for _ in 0..3 {
         let (near, far) = connect(server.clone(), client.clone()).await;
         let (near, far) = (near.unwrap(), far.unwrap());
-        for kind in [
-            near.get_ref().1.handshake_kind(),
-            far.get_ref().1.handshake_kind(),
-        ] {
+        for kind in [near.get_ref().1.handshake_kind(), far.get_ref().1.handshake_kind()] {
             // With a second round trip or without, but always with the certificates.
-            assert!(matches!(
-                kind,
-                Some(HandshakeKind::Full | HandshakeKind::FullWithHelloRetryRequest)
-            ));
+            assert!(matches!(kind, Some(HandshakeKind::Full | HandshakeKind::FullWithHelloRetryRequest)));
         }
         assert_eq!(near.get_ref().1.tls13_tickets_received(), 0);
     }
@@ -110,22 +90,14 @@ async fn no_session_is_ever_resumed() {
 async fn a_client_of_another_cluster_fails_in_tls() {
     let (ours, theirs) = (Cluster::new(1), Cluster::new(2));
     let stranger = theirs.node(2, Role::Manager);
-    let (near, far) = connect(
-        serving(&ours.node(1, Role::Manager)),
-        dialling(&ours, Some(&stranger)),
-    )
-    .await;
+    let (near, far) = connect(serving(&ours.node(1, Role::Manager)), dialling(&ours, Some(&stranger))).await;
     assert!(near.is_err() && far.is_err());
 }
 
 #[tokio::test]
 async fn a_server_of_another_cluster_fails_in_tls() {
     let (ours, theirs) = (Cluster::new(1), Cluster::new(2));
-    let (near, far) = connect(
-        serving(&theirs.node(1, Role::Manager)),
-        dialling(&ours, None),
-    )
-    .await;
+    let (near, far) = connect(serving(&theirs.node(1, Role::Manager)), dialling(&ours, None)).await;
     assert!(near.is_err() && far.is_err());
 }
 
@@ -160,11 +132,7 @@ async fn a_user_certificate_cannot_serve() {
     creds.key_pem = key;
     let (near, _) = connect(serving(&creds), dialling(&cluster, None)).await;
     assert!(near.is_err());
-    let (near, far) = connect(
-        serving(&cluster.node(2, Role::Manager)),
-        dialling(&cluster, Some(&creds)),
-    )
-    .await;
+    let (near, far) = connect(serving(&cluster.node(2, Role::Manager)), dialling(&cluster, Some(&creds))).await;
     assert!(near.is_ok() && far.is_ok(), "but it can call");
 }
 

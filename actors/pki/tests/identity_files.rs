@@ -1,4 +1,5 @@
 //! Identity on disk: whole or absent, and never half believed.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
 
 mod fixture;
 
@@ -36,36 +37,20 @@ fn credentials_and_memory_survive_a_restart_and_are_private() {
     let node = LocalNode {
         managers: vec!["127.0.0.1:4400".to_owned()],
         held_seat: Some(RaftId(4)),
-        ended: Some(Ended {
-            reason: RefusalReason::Removed,
-            message: "gone".to_owned(),
-            at: now(),
-        }),
+        ended: Some(Ended { reason: RefusalReason::Removed, message: "gone".to_owned(), at: now() }),
     };
     store.save_credentials(&creds).unwrap();
     store.save_node(&node).unwrap();
 
     let again = IdentityStore::open(data.path()).unwrap();
     let read = again.load_credentials().unwrap().unwrap();
-    assert_eq!(
-        (read.identity, read.key_pem),
-        (creds.identity, creds.key_pem)
-    );
-    assert_eq!(
-        (read.cert_pem, read.root_pem),
-        (creds.cert_pem, creds.root_pem)
-    );
+    assert_eq!((read.identity, read.key_pem), (creds.identity, creds.key_pem));
+    assert_eq!((read.cert_pem, read.root_pem), (creds.cert_pem, creds.root_pem));
     assert_eq!(again.load_node().unwrap(), node);
     let folder = data.path().join("identity");
-    assert_eq!(
-        fs::metadata(&folder).unwrap().permissions().mode() & 0o777,
-        0o700
-    );
+    assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
     for file in fs::read_dir(folder).unwrap() {
-        assert_eq!(
-            file.unwrap().metadata().unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(file.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }
 }
 
@@ -78,16 +63,10 @@ fn a_crash_while_renewing_leaves_the_old_identity() {
     // The temporary file of a write that did not get to its rename.
     let tmp = data.path().join("identity/.credentials.pem.tmp");
     fs::write(&tmp, "-----BEGIN PRIVATE KEY-----\n").unwrap();
-    assert_eq!(
-        store.load_credentials().unwrap().unwrap().identity,
-        old.identity
-    );
+    assert_eq!(store.load_credentials().unwrap().unwrap().identity, old.identity);
     let new = cluster.node(2, Role::Manager);
     store.save_credentials(&new).unwrap();
-    assert_eq!(
-        store.load_credentials().unwrap().unwrap().identity,
-        new.identity
-    );
+    assert_eq!(store.load_credentials().unwrap().unwrap().identity, new.identity);
     assert!(!tmp.exists());
 }
 
@@ -97,9 +76,7 @@ fn expired_credentials_are_loaded_because_they_can_still_rekey() {
     let cluster = Cluster::new(1);
     let mut profile = cluster.profile(2, Role::Worker);
     (profile.now, profile.lifetime) = (ago(HOUR * 3), HOUR);
-    store
-        .save_credentials(&cluster.credentials(&profile))
-        .unwrap();
+    store.save_credentials(&cluster.credentials(&profile)).unwrap();
     let loaded = store.load_credentials().unwrap().unwrap();
     assert!(loaded.identity.not_after < now());
 }
@@ -124,23 +101,14 @@ fn damaged_files_are_named_with_what_helps_and_without_content() {
     ] {
         fs::write(&path, damaged).unwrap();
         let text = fault(store.load_credentials());
-        assert!(
-            text.contains("credentials.pem is damaged") && text.contains("backup"),
-            "{text}"
-        );
+        assert!(text.contains("credentials.pem is damaged") && text.contains("backup"), "{text}");
     }
-    for (file, secret) in [
-        ("node.json", "{\"managers\": 7}"),
-        ("founding.json", "{\"root_key_pem\": \"KEY\"}"),
-    ] {
+    for (file, secret) in [("node.json", "{\"managers\": 7}"), ("founding.json", "{\"root_key_pem\": \"KEY\"}")] {
         fs::write(data.path().join("identity").join(file), secret).unwrap();
     }
     assert!(fault(store.load_node()).contains("node.json is damaged: line 1"));
     let text = fault(store.load_founding());
-    assert!(
-        text.contains("founding.json is damaged") && !text.contains("KEY"),
-        "{text}"
-    );
+    assert!(text.contains("founding.json is damaged") && !text.contains("KEY"), "{text}");
 }
 
 #[test]
@@ -152,10 +120,7 @@ fn credentials_that_do_not_fit_are_never_written() {
     let mut bad = cluster.node(2, Role::Manager);
     bad.key_pem = new_key();
     assert!(store.save_credentials(&bad).is_err());
-    assert_eq!(
-        store.load_credentials().unwrap().unwrap().identity,
-        good.identity
-    );
+    assert_eq!(store.load_credentials().unwrap().unwrap().identity, good.identity);
 }
 
 #[test]
@@ -171,10 +136,7 @@ fn a_join_attempt_is_the_same_until_it_led_somewhere() {
     assert_ne!(second.request_id, first.request_id);
     store.joined(&other).unwrap();
     assert!(store.load_credentials().unwrap().is_some());
-    assert_ne!(
-        store.join_attempt(None).unwrap().request_id,
-        second.request_id
-    );
+    assert_ne!(store.join_attempt(None).unwrap().request_id, second.request_id);
     store.forget_join_attempt().unwrap();
     store.forget_join_attempt().unwrap();
 }
@@ -187,12 +149,8 @@ fn each_step_of_founding_can_be_repeated() {
     let store = IdentityStore::open(data.path()).unwrap();
     assert_eq!(store.begin_founding(name(), now()).unwrap(), founding);
     assert_eq!(store.load_founding().unwrap(), Some(founding.clone()));
-    let creds = store
-        .founder_credentials(&founding, vec![], NODE_LIFETIME, now())
-        .unwrap();
-    let again = store
-        .founder_credentials(&founding, vec![], NODE_LIFETIME, now())
-        .unwrap();
+    let creds = store.founder_credentials(&founding, vec![], NODE_LIFETIME, now()).unwrap();
+    let again = store.founder_credentials(&founding, vec![], NODE_LIFETIME, now()).unwrap();
     assert_eq!(creds.identity, again.identity);
     assert_eq!(creds.identity.node(), Some((founding.node, Role::Manager)));
     assert_eq!(creds.identity.granted, None);
@@ -202,8 +160,5 @@ fn each_step_of_founding_can_be_repeated() {
     assert_eq!(store.load_founding().unwrap(), None);
     let kept = fs::read_to_string(data.path().join("identity/credentials.pem")).unwrap();
     let root_key = founding.root_key_pem.expose().lines().nth(1).unwrap();
-    assert!(
-        !kept.contains(root_key),
-        "the root key leaves the disk with founding.json"
-    );
+    assert!(!kept.contains(root_key), "the root key leaves the disk with founding.json");
 }

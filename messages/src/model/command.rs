@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Blocked, CertificateRecord, ClusterRecord, Generation, Liveness, Name, NodeId, NodeRecord,
-    Principal, RaftId, Removal, RequestId, Revision, Role, Token, User, WallTime,
+    Blocked, CertificateRecord, ClusterRecord, Generation, Liveness, Name, NodeId, NodeRecord, Principal, RaftId,
+    Removal, RequestId, Revision, Role, Token, User, WallTime,
 };
 
 /// One entry's worth of change.
@@ -32,14 +32,7 @@ pub struct Command {
 impl Command {
     /// A command that is idempotent by itself and needs no remembered outcome.
     pub fn idempotent(at: WallTime, by: Principal, reason: impl Into<String>) -> Self {
-        Self {
-            request: RequestId(0),
-            at,
-            by,
-            reason: reason.into(),
-            guards: Vec::new(),
-            changes: Vec::new(),
-        }
+        Self { request: RequestId(0), at, by, reason: reason.into(), guards: Vec::new(), changes: Vec::new() }
     }
     /// Adds a guard.
     #[must_use]
@@ -224,6 +217,26 @@ pub enum CommandRefusal {
     AlreadyFounded,
 }
 
+impl From<CommandRefusal> for super::ErrorBody {
+    fn from(refusal: CommandRefusal) -> Self {
+        use super::ErrorCode;
+        let code = match &refusal {
+            CommandRefusal::NotFound { .. } => ErrorCode::NotFound,
+            CommandRefusal::Exists { .. }
+            | CommandRefusal::NameTaken { .. }
+            | CommandRefusal::Stale { .. }
+            | CommandRefusal::BeingRemoved { .. }
+            | CommandRefusal::AlreadyFounded => ErrorCode::Conflict,
+            CommandRefusal::HasSeat { .. } => ErrorCode::DemoteFirst,
+            CommandRefusal::Blocked { .. } => ErrorCode::Blocked,
+            CommandRefusal::LastManager => ErrorCode::LastManager,
+            CommandRefusal::TokenExpired { .. } => ErrorCode::TokenExpired,
+            CommandRefusal::TokenUsedUp { .. } => ErrorCode::TokenUsedUp,
+        };
+        super::ErrorBody::new(code, refusal.to_string())
+    }
+}
+
 /// A change of the Raft configuration, carried in the context of the configuration entry and judged at apply
 /// time by every member alike. A refused one is applied as nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -238,11 +251,7 @@ pub struct SeatChange {
 pub enum SeatChangeKind {
     /// Guard: the node exists, its role and desired role are manager, it is not being removed nor blocked, holds no
     /// seat, and `raft_id` is the counter's next value.
-    AddLearner {
-        node: NodeId,
-        raft_id: RaftId,
-        addr: String,
-    },
+    AddLearner { node: NodeId, raft_id: RaftId, addr: String },
     /// Guard: the node exists, wants manager, is not being removed, and holds this learner seat.
     PromoteLearner { node: NodeId, raft_id: RaftId },
     /// Guard: the seat exists and is not the last voter. The raft id is written to the removed ones.

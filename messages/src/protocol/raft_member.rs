@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Named, Reply};
-use crate::model::{Command, CommandRefusal, NodeId, RaftId, Replica, Revision, SeatChange};
+use crate::model::{Command, CommandRefusal, ErrorBody, ErrorCode, NodeId, RaftId, Replica, Revision, SeatChange};
 use crate::wire::{RaftPacket, SnapshotHead};
 
 /// How a proposal ended: exactly one of these, within the caller's deadline.
@@ -33,11 +33,28 @@ pub enum ProposeError {
 }
 
 fn names(missing: &[NodeId]) -> String {
-    missing
-        .iter()
-        .map(|n| n.to_string())
-        .collect::<Vec<_>>()
-        .join(", ")
+    missing.iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+impl From<ProposeError> for ErrorBody {
+    fn from(error: ProposeError) -> Self {
+        // Long enough for an election to have happened, short enough that nobody waits for it.
+        let soon = std::time::Duration::from_millis(200);
+        let text = error.to_string();
+        match error {
+            ProposeError::Refused(refusal) => refusal.into(),
+            ProposeError::NotLeader { .. } => ErrorBody::new(ErrorCode::Unreachable, text).retry_after(soon),
+            ProposeError::Busy | ProposeError::MembershipBusy => {
+                ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(soon)
+            }
+            ProposeError::UnknownOutcome => ErrorBody::new(ErrorCode::UnknownOutcome, text).retry_after(soon),
+            ProposeError::NoQuorum { missing } => ErrorBody::new(ErrorCode::NoQuorum, text)
+                .with_details(&serde_json::json!({"missing": missing}))
+                .retry_after(soon),
+            ProposeError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
+            ProposeError::TooLarge { .. } => ErrorBody::new(ErrorCode::TooLarge, text),
+        }
+    }
 }
 
 /// An applied proposal.
@@ -63,35 +80,16 @@ pub enum ReadError {
 pub enum RaftMemberMsg {
     /// Proposes a command. Accepted only while leading. Lost: the port closes; retry with the same request id.
     /// Repeated with the same request id: applied once, answered alike.
-    Propose {
-        command: Box<Command>,
-        deadline_ms: u64,
-        reply: Reply<Result<Applied, ProposeError>>,
-    },
+    Propose { command: Box<Command>, deadline_ms: u64, reply: Reply<Result<Applied, ProposeError>> },
     /// Proposes a membership change. One at a time; another while one is in flight is refused as `MembershipBusy`.
-    ProposeSeat {
-        change: Box<SeatChange>,
-        reply: Reply<Result<Applied, ProposeError>>,
-    },
+    ProposeSeat { change: Box<SeatChange>, reply: Reply<Result<Applied, ProposeError>> },
     /// A linearizable read: answers with a copy that has applied everything acknowledged before the call (read index).
-    Read {
-        deadline_ms: u64,
-        reply: Reply<Result<Arc<Replica>, ReadError>>,
-    },
+    Read { deadline_ms: u64, reply: Reply<Result<Arc<Replica>, ReadError>> },
     /// Raft messages from an authenticated peer. Those whose `from` is not in `seats` are dropped and counted.
     /// `peer_seat` is the raft id that the peer's hello named.
-    FromPeer {
-        node: NodeId,
-        peer_seat: Option<RaftId>,
-        packets: Vec<RaftPacket>,
-    },
+    FromPeer { node: NodeId, peer_seat: Option<RaftId>, packets: Vec<RaftPacket> },
     /// A snapshot was received whole and its digest verified: step its packet with this data.
-    SnapshotReceived {
-        node: NodeId,
-        peer_seat: Option<RaftId>,
-        packet: Box<RaftPacket>,
-        data: Vec<u8>,
-    },
+    SnapshotReceived { node: NodeId, peer_seat: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
     /// A snapshot we sent arrived, or did not.
     SnapshotSent { to: RaftId, ok: bool },
     /// The mesh has (`up`) or has lost a session with this node.
@@ -101,10 +99,7 @@ pub enum RaftMemberMsg {
     /// The mesh lost the leader's session and its address refused a connection at once (leader-loss hint).
     LeaderGone { node: NodeId },
     /// Asks to hand leadership to this voter, or to the most caught-up one. Answered once another leads or it failed.
-    TransferLeadership {
-        to: Option<NodeId>,
-        reply: Reply<Result<NodeId, ProposeError>>,
-    },
+    TransferLeadership { to: Option<NodeId>, reply: Reply<Result<NodeId, ProposeError>> },
 }
 
 impl Named for RaftMemberMsg {
@@ -130,14 +125,7 @@ pub trait RaftTransport: Send + Sync + 'static {
     /// Sends Raft messages to the member's node. `addr` is where it is dialled.
     fn send(&self, to: NodeId, addr: &str, packets: Vec<RaftPacket>);
     /// Sends a snapshot in chunks, then its packet. The outcome comes back as `SnapshotSent`.
-    fn send_snapshot(
-        &self,
-        to: NodeId,
-        addr: &str,
-        head: SnapshotHead,
-        data: Arc<Vec<u8>>,
-        packet: RaftPacket,
-    );
+    fn send_snapshot(&self, to: NodeId, addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket);
     /// The members as of now: sessions to others end, missing ones are dialled.
     fn members(&self, members: Vec<crate::model::Member>, own_seat: Option<RaftId>);
 }

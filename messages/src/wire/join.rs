@@ -12,8 +12,9 @@ use crate::model::{ErrorBody, Name, NodeId, RequestId, Secret};
 pub enum JoinFrame {
     /// Asks for the root certificate. Harmless to repeat.
     GetRoot,
-    /// Asks to become a node. Repeated with the same `request_id`: the same node id and a certificate for the key in
-    /// that request; a token use is counted once.
+    /// Asks to become a node. Repeated with the same `request_id`, `node` and key (all three are kept by the joiner until
+    /// it has succeeded): the same node, another certificate; a token use is counted once. Another key with the id of a
+    /// node that exists is refused as `conflict`: knowing a node's id must not be enough to become it.
     Join(JoinRequest),
 }
 
@@ -32,28 +33,23 @@ pub struct JoinRequest {
     pub advertise: String,
     pub release: String,
     pub labels: BTreeMap<String, String>,
-    /// Re-keying: the node's old certificate, PEM, and the signature of the CSR (DER) by its key.
+    /// Re-keying: `node` exists, and the joiner proves that it is it.
     pub rekey: Option<Rekey>,
 }
 
 /// Proof that the joiner held this identity before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rekey {
+    /// The node's old certificate, expired or not.
     pub old_cert_pem: String,
+    /// Over the new signing request, by the key of the old certificate (`muster_pki::prove_rekey`).
     pub signature: Vec<u8>,
 }
 
 /// The answers on `muster-join/1`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinReply {
-    Root {
-        root_pem: String,
-    },
-    Joined {
-        node: NodeId,
-        cert_pem: String,
-        root_pem: String,
-        managers: Vec<String>,
-    },
+    Root { root_pem: String },
+    Joined { node: NodeId, cert_pem: String, root_pem: String, managers: Vec<String> },
     Refused(ErrorBody),
 }
