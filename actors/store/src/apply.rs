@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use muster_messages::{
-    Change, Command, CommandRefusal, Event, EventKind, NodeId, Outcome, Principal, RequestId,
-    Revision, Tables, WallTime,
+    Change, Command, CommandRefusal, Event, EventKind, NodeId, Outcome, Principal, RequestId, Revision, Tables,
+    WallTime,
 };
 
 use crate::{changes, guards};
@@ -37,20 +37,11 @@ pub fn apply_empty(tables: &mut Tables, at: Revision) {
     tables.revision = at;
 }
 
-fn judge_and_change(
-    tables: &mut Tables,
-    at: Revision,
-    command: &Command,
-) -> Result<(), CommandRefusal> {
+fn judge_and_change(tables: &mut Tables, at: Revision, command: &Command) -> Result<(), CommandRefusal> {
     for guard in &command.guards {
         guards::judge(tables, command.at, guard)?;
     }
-    let stamp = Stamp {
-        at,
-        wall: command.at,
-        by: &command.by,
-        reason: &command.reason,
-    };
+    let stamp = Stamp { at, wall: command.at, by: &command.by, reason: &command.reason };
     // A change refuses before it writes anything, so a single one needs no copy to fall back to. This is the hot
     // path. A block is judged against what the rest of its command leaves, hence never alone.
     if let [only] = command.changes.as_slice()
@@ -68,17 +59,8 @@ fn judge_and_change(
     made
 }
 
-fn remember(
-    tables: &mut Tables,
-    request: RequestId,
-    revision: Revision,
-    refused: Option<&CommandRefusal>,
-) {
-    let outcome = Outcome {
-        request,
-        revision,
-        refused: refused.cloned(),
-    };
+fn remember(tables: &mut Tables, request: RequestId, revision: Revision, refused: Option<&CommandRefusal>) {
+    let outcome = Outcome { request, revision, refused: refused.cloned() };
     tables.outcomes.insert(request, outcome);
     tables.outcome_order.push_back(request);
     if tables.outcome_order.len() > MAX_OUTCOMES

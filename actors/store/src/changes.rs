@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    Blocked, Change, CommandRefusal, EventKind, Generation, Name, NodeId, NodeRecord, Role, Tables,
-    Token, User, WallTime,
+    Blocked, Change, CommandRefusal, EventKind, Generation, Name, NodeId, NodeRecord, Role, Tables, Token, User,
+    WallTime,
 };
 
 use crate::apply::Stamp;
@@ -36,30 +36,18 @@ pub(crate) fn make(
     change: &Change,
 ) -> Result<(), CommandRefusal> {
     match change {
-        Change::Found {
-            cluster,
-            founder,
-            tokens,
-        } => cluster::found(tables, stamp, cluster, founder, tokens),
+        Change::Found { cluster, founder, tokens } => cluster::found(tables, stamp, cluster, founder, tokens),
         Change::CreateNode(record) => nodes::create(tables, stamp, record),
         Change::SetDesiredRole { node, role } => nodes::desire(tables, stamp, *node, *role),
         Change::GrantRole { node, role } => nodes::grant(tables, stamp, *node, *role),
         Change::SetRemoving { node, removal } => nodes::removing(tables, stamp, *node, removal),
         Change::DeleteNode(id) => nodes::delete(tables, stamp, *id),
-        Change::UpdateLabels { node, add, remove } => {
-            nodes::label(tables, stamp, *node, add, remove)
+        Change::UpdateLabels { node, add, remove } => nodes::label(tables, stamp, *node, add, remove),
+        Change::Report { node, name, addr, release, labels } => {
+            nodes::report(tables, stamp, *node, (name, addr, release, labels))
         }
-        Change::Report {
-            node,
-            name,
-            addr,
-            release,
-            labels,
-        } => nodes::report(tables, stamp, *node, (name, addr, release, labels)),
         Change::SetLiveness { node, liveness } => nodes::live(tables, stamp, *node, *liveness),
-        Change::RecordCertificate { node, certificate } => {
-            nodes::certify(tables, stamp, *node, certificate)
-        }
+        Change::RecordCertificate { node, certificate } => nodes::certify(tables, stamp, *node, certificate),
         Change::AskRotate(id) => nodes::rotate(tables, stamp, *id),
         Change::CertificateFailed(id) => nodes::failed(tables, stamp, *id),
         Change::Block(block) => {
@@ -115,14 +103,8 @@ fn block_node(tables: &mut Tables, before: Option<&Tables>, stamp: &Stamp<'_>, b
         return;
     }
     let new = match &old {
-        Some(old) => Blocked {
-            expires_at,
-            ..old.clone()
-        },
-        None => Blocked {
-            expires_at,
-            ..block.clone()
-        },
+        Some(old) => Blocked { expires_at, ..old.clone() },
+        None => Blocked { expires_at, ..block.clone() },
     };
     tables.blocklist.insert(id, new);
     let words = |until: WallTime| format!("blocked until {until}");

@@ -1,8 +1,6 @@
 //! Judges what a command assumes.
 
-use muster_messages::{
-    CommandRefusal, Guard, Name, NodeId, NodeRecord, Role, Tables, Token, User, WallTime,
-};
+use muster_messages::{CommandRefusal, Guard, Name, NodeId, NodeRecord, Role, Tables, Token, User, WallTime};
 
 /// Holds, or why not. `now` is the command's own time.
 pub(crate) fn judge(tables: &Tables, now: WallTime, guard: &Guard) -> Result<(), CommandRefusal> {
@@ -12,25 +10,13 @@ pub(crate) fn judge(tables: &Tables, now: WallTime, guard: &Guard) -> Result<(),
         Guard::NodeExists(id) => node(tables, *id).map(drop),
         Guard::NodeAbsent(id) => absent("node", id, tables.nodes.contains_key(id)),
         Guard::NameFree { name, except } => name_free(tables, name, *except),
-        Guard::DesiredRole { node: id, role } => {
-            same("desired role", *id, role, &node(tables, *id)?.desired_role)
-        }
+        Guard::DesiredRole { node: id, role } => same("desired role", *id, role, &node(tables, *id)?.desired_role),
         Guard::Role { node: id, role } => same("role", *id, role, &node(tables, *id)?.role),
-        Guard::Granted { node: id, granted } => {
-            same("grant", *id, granted, &node(tables, *id)?.granted)
+        Guard::Granted { node: id, granted } => same("grant", *id, granted, &node(tables, *id)?.granted),
+        Guard::Generation { node: id, generation } => {
+            same("generation", *id, generation, &node(tables, *id)?.generation)
         }
-        Guard::Generation {
-            node: id,
-            generation,
-        } => same(
-            "generation",
-            *id,
-            generation,
-            &node(tables, *id)?.generation,
-        ),
-        Guard::NodeRevision { node: id, revision } => {
-            same("revision", *id, revision, &node(tables, *id)?.revision)
-        }
+        Guard::NodeRevision { node: id, revision } => same("revision", *id, revision, &node(tables, *id)?.revision),
         Guard::Removing { node: id, removing } => removing_is(node(tables, *id)?, *removing),
         Guard::NoSeat(id) => no_seat(tables, *id),
         Guard::NotBlocked(id) => not_blocked(tables, *id),
@@ -61,17 +47,11 @@ pub(crate) fn token<'a>(tables: &'a Tables, id: &str) -> Result<&'a Token, Comma
 }
 
 fn user<'a>(tables: &'a Tables, name: &Name) -> Result<&'a User, CommandRefusal> {
-    tables
-        .users
-        .get(name)
-        .ok_or_else(|| not_found("user", name))
+    tables.users.get(name).ok_or_else(|| not_found("user", name))
 }
 
 pub(crate) fn not_found(what: &str, id: impl ToString) -> CommandRefusal {
-    CommandRefusal::NotFound {
-        what: what.to_owned(),
-        id: id.to_string(),
-    }
+    CommandRefusal::NotFound { what: what.to_owned(), id: id.to_string() }
 }
 
 pub(crate) fn stale(what: impl Into<String>) -> CommandRefusal {
@@ -82,45 +62,29 @@ pub(crate) fn absent(what: &str, id: impl ToString, exists: bool) -> Result<(), 
     if !exists {
         return Ok(());
     }
-    Err(CommandRefusal::Exists {
-        what: what.to_owned(),
-        id: id.to_string(),
-    })
+    Err(CommandRefusal::Exists { what: what.to_owned(), id: id.to_string() })
 }
 
 /// NAME-1: no two nodes have the same name. A scan: names change when nodes join, which is rare.
-pub(crate) fn name_free(
-    tables: &Tables,
-    name: &Name,
-    except: Option<NodeId>,
-) -> Result<(), CommandRefusal> {
+pub(crate) fn name_free(tables: &Tables, name: &Name, except: Option<NodeId>) -> Result<(), CommandRefusal> {
     let holder = (tables.nodes.values()).find(|n| n.name == *name && Some(n.id) != except);
     match holder {
         None => Ok(()),
-        Some(holder) => Err(CommandRefusal::NameTaken {
-            name: name.clone(),
-            node: holder.id,
-        }),
+        Some(holder) => Err(CommandRefusal::NameTaken { name: name.clone(), node: holder.id }),
     }
 }
 
 pub(crate) fn no_seat(tables: &Tables, id: NodeId) -> Result<(), CommandRefusal> {
     match tables.seat_of(id) {
         None => Ok(()),
-        Some(seat) => Err(CommandRefusal::HasSeat {
-            node: id,
-            raft_id: seat.raft_id,
-        }),
+        Some(seat) => Err(CommandRefusal::HasSeat { node: id, raft_id: seat.raft_id }),
     }
 }
 
 pub(crate) fn not_blocked(tables: &Tables, id: NodeId) -> Result<(), CommandRefusal> {
     match tables.blocklist.get(&id) {
         None => Ok(()),
-        Some(block) => Err(CommandRefusal::Blocked {
-            node: id,
-            until: block.expires_at,
-        }),
+        Some(block) => Err(CommandRefusal::Blocked { node: id, until: block.expires_at }),
     }
 }
 
@@ -147,9 +111,7 @@ fn same<T: PartialEq + std::fmt::Display>(
     if believed == actual {
         return Ok(());
     }
-    Err(stale(format!(
-        "the {what} of node {id} is {actual}, not {believed}"
-    )))
+    Err(stale(format!("the {what} of node {id} is {actual}, not {believed}")))
 }
 
 fn removing_is(record: &NodeRecord, removing: bool) -> Result<(), CommandRefusal> {
@@ -161,24 +123,15 @@ fn removing_is(record: &NodeRecord, removing: bool) -> Result<(), CommandRefusal
 }
 
 fn other_managers(tables: &Tables, besides: NodeId, at_least: usize) -> Result<(), CommandRefusal> {
-    let others = (tables.nodes.values())
-        .filter(|n| n.id != besides && n.desired_role == Role::Manager && n.removing.is_none());
-    if others.take(at_least).count() == at_least {
-        Ok(())
-    } else {
-        Err(CommandRefusal::LastManager)
-    }
+    let others =
+        (tables.nodes.values()).filter(|n| n.id != besides && n.desired_role == Role::Manager && n.removing.is_none());
+    if others.take(at_least).count() == at_least { Ok(()) } else { Err(CommandRefusal::LastManager) }
 }
 
 fn usable(token: &Token, now: WallTime) -> Result<(), CommandRefusal> {
     match (token.expires_at, token.uses_left) {
-        (Some(at), _) if at <= now => Err(CommandRefusal::TokenExpired {
-            id: token.id.clone(),
-            at,
-        }),
-        (_, Some(0)) => Err(CommandRefusal::TokenUsedUp {
-            id: token.id.clone(),
-        }),
+        (Some(at), _) if at <= now => Err(CommandRefusal::TokenExpired { id: token.id.clone(), at }),
+        (_, Some(0)) => Err(CommandRefusal::TokenUsedUp { id: token.id.clone() }),
         _ => Ok(()),
     }
 }

@@ -17,8 +17,7 @@ use std::time::Duration;
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use muster_messages::{
-    Blocked, ClusterRecord, Event, Member, Moment, Name, NodeId, NodeRecord, RaftId, Revision,
-    Tables, Token, User,
+    Blocked, ClusterRecord, Event, Member, Moment, Name, NodeId, NodeRecord, RaftId, Revision, Tables, Token, User,
 };
 
 /// Changes younger than this are kept (within the limit of bytes).
@@ -32,31 +31,11 @@ pub const MAX_BYTES: usize = 64 << 20;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Changed {
     Cluster(Arc<ClusterRecord>),
-    Node {
-        id: NodeId,
-        before: Option<Arc<NodeRecord>>,
-        after: Option<Arc<NodeRecord>>,
-    },
-    Member {
-        raft_id: RaftId,
-        before: Option<Member>,
-        after: Option<Member>,
-    },
-    Token {
-        id: String,
-        before: Option<Token>,
-        after: Option<Token>,
-    },
-    User {
-        name: Name,
-        before: Option<User>,
-        after: Option<User>,
-    },
-    Blocked {
-        node: NodeId,
-        before: Option<Blocked>,
-        after: Option<Blocked>,
-    },
+    Node { id: NodeId, before: Option<Arc<NodeRecord>>, after: Option<Arc<NodeRecord>> },
+    Member { raft_id: RaftId, before: Option<Member>, after: Option<Member> },
+    Token { id: String, before: Option<Token>, after: Option<Token> },
+    User { name: Name, before: Option<User>, after: Option<User> },
+    Blocked { node: NodeId, before: Option<Blocked>, after: Option<Blocked> },
     Event(Arc<Event>),
 }
 
@@ -106,14 +85,7 @@ impl History {
 
     /// A history with a limit of its own.
     pub fn bounded(tables: Tables, max_bytes: usize) -> Self {
-        Self {
-            batches: VecDeque::new(),
-            len: 0,
-            bytes: 0,
-            max_bytes,
-            complete_after: tables.revision,
-            last: tables,
-        }
+        Self { batches: VecDeque::new(), len: 0, bytes: 0, max_bytes, complete_after: tables.revision, last: tables }
     }
 
     /// Takes in a newer state. One that is not newer changes nothing.
@@ -210,11 +182,7 @@ fn differences(before: &Tables, after: &Tables) -> Vec<Entry> {
         push(revision, Changed::Node { id, before, after });
     });
     compare(&before.members, &after.members, |raft_id, before, after| {
-        let changed = Changed::Member {
-            raft_id,
-            before,
-            after,
-        };
+        let changed = Changed::Member { raft_id, before, after };
         push(None, changed);
     });
     compare(&before.tokens, &after.tokens, |id, before, after| {
@@ -223,25 +191,13 @@ fn differences(before: &Tables, after: &Tables) -> Vec<Entry> {
     });
     compare(&before.users, &after.users, |name, before, after| {
         let revision = after.as_ref().map(|u| u.revision);
-        let changed = Changed::User {
-            name,
-            before,
-            after,
-        };
+        let changed = Changed::User { name, before, after };
         push(revision, changed);
     });
-    compare(
-        &before.blocklist,
-        &after.blocklist,
-        |node, before, after| {
-            let changed = Changed::Blocked {
-                node,
-                before,
-                after,
-            };
-            push(None, changed);
-        },
-    );
+    compare(&before.blocklist, &after.blocklist, |node, before, after| {
+        let changed = Changed::Blocked { node, before, after };
+        push(None, changed);
+    });
     let news = (after.events.iter().rev()).take_while(|event| event.revision > before.revision);
     for event in news.cloned().collect::<Vec<_>>().into_iter().rev() {
         push(Some(event.revision), Changed::Event(event));

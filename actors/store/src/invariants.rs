@@ -58,25 +58,19 @@ pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
     })?;
     for id in &before.removed_raft_ids {
         let remembered = after.removed_raft_ids.contains(id);
-        holds(remembered, RAFTID_1, || {
-            format!("removed id {id} forgotten")
-        })?;
+        holds(remembered, RAFTID_1, || format!("removed id {id} forgotten"))?;
     }
     for (id, seat) in &before.members {
         let same = match after.members.get(id) {
             Some(now) => now.node == seat.node && (now.voter || !seat.voter),
             None => after.removed_raft_ids.contains(id),
         };
-        holds(same, RAFTID_1, || {
-            format!("seat {id} changed hands or vanished")
-        })?;
+        holds(same, RAFTID_1, || format!("seat {id} changed hands or vanished"))?;
     }
     for (id, block) in &before.blocklist {
         let now = after.blocklist.get(id);
         let lasts = now.is_none_or(|now| now.expires_at >= block.expires_at);
-        holds(lasts, BLOCK_2, || {
-            format!("the block of {id} became shorter")
-        })?;
+        holds(lasts, BLOCK_2, || format!("the block of {id} became shorter"))?;
     }
     Ok(())
 }
@@ -93,51 +87,33 @@ fn seats(tables: &Tables) -> Verdict {
     let mut seated = BTreeMap::new();
     for (id, member) in &tables.members {
         let node = member.node;
-        holds(*id == member.raft_id, MEMBER_1, || {
-            format!("seat {id} says it is {}", member.raft_id)
-        })?;
+        holds(*id == member.raft_id, MEMBER_1, || format!("seat {id} says it is {}", member.raft_id))?;
         let record = tables.nodes.get(&node);
-        holds(record.is_some(), MEMBER_1, || {
-            format!("seat {id} belongs to node {node}, which does not exist")
-        })?;
+        holds(record.is_some(), MEMBER_1, || format!("seat {id} belongs to node {node}, which does not exist"))?;
         let manager = record.is_some_and(|n| n.role == Role::Manager);
-        holds(manager, ROLE_1, || {
-            format!("seat {id} belongs to worker {node}")
-        })?;
+        holds(manager, ROLE_1, || format!("seat {id} belongs to worker {node}"))?;
         let other: Option<RaftId> = seated.insert(node, *id);
-        holds(other.is_none(), MEMBER_1, || {
-            format!("node {node} holds seat {id} and another")
-        })?;
+        holds(other.is_none(), MEMBER_1, || format!("node {node} holds seat {id} and another"))?;
     }
     let voters = tables.members.values().filter(|m| m.voter).count();
-    holds(tables.cluster.is_none() || voters > 0, VOTER_1, || {
-        "nobody votes".to_owned()
-    })
+    holds(tables.cluster.is_none() || voters > 0, VOTER_1, || "nobody votes".to_owned())
 }
 
 fn raft_ids(tables: &Tables) -> Verdict {
     let next = tables.next_raft_id;
     for id in tables.members.keys() {
-        holds(!tables.removed_raft_ids.contains(id), RAFTID_1, || {
-            format!("removed id {id} is seated")
-        })?;
+        holds(!tables.removed_raft_ids.contains(id), RAFTID_1, || format!("removed id {id} is seated"))?;
     }
     for id in (tables.members.keys()).chain(&tables.removed_raft_ids) {
-        holds(*id < next, RAFTID_1, || {
-            format!("id {id} is out, the counter is at {next}")
-        })?;
+        holds(*id < next, RAFTID_1, || format!("id {id} is out, the counter is at {next}"))?;
     }
     Ok(())
 }
 
 fn blocks(tables: &Tables) -> Verdict {
     for (id, block) in &tables.blocklist {
-        holds(*id == block.node, BLOCK_1, || {
-            format!("the block of {id} names {}", block.node)
-        })?;
-        holds(!tables.nodes.contains_key(id), BLOCK_1, || {
-            format!("blocked node {id} has a record")
-        })?;
+        holds(*id == block.node, BLOCK_1, || format!("the block of {id} names {}", block.node))?;
+        holds(!tables.nodes.contains_key(id), BLOCK_1, || format!("blocked node {id} has a record"))?;
     }
     Ok(())
 }
@@ -146,13 +122,9 @@ fn nodes(tables: &Tables) -> Verdict {
     let mut names = BTreeMap::new();
     for (id, node) in &tables.nodes {
         let other = names.insert(&node.name, id);
-        holds(other.is_none(), NAME_1, || {
-            format!("{id} and another are called {}", node.name)
-        })?;
+        holds(other.is_none(), NAME_1, || format!("{id} and another are called {}", node.name))?;
         let newest = node.revision.max(node.granted);
-        holds(newest <= tables.revision, REVISION_1, || {
-            format!("node {id} is of revision {newest}")
-        })?;
+        holds(newest <= tables.revision, REVISION_1, || format!("node {id} is of revision {newest}"))?;
         certificate(node)?;
     }
     Ok(())
@@ -170,27 +142,18 @@ fn certificate(node: &NodeRecord) -> Verdict {
     };
     holds(was_granted, CERT_1, || {
         let (role, granted) = (certificate.role, certificate.granted);
-        format!(
-            "node {} got a certificate as {role} of {granted:?}",
-            node.id
-        )
+        format!("node {} got a certificate as {role} of {granted:?}", node.id)
     })?;
-    holds(
-        node.last_not_after >= certificate.not_after,
-        BLOCK_2,
-        || format!("node {} holds a certificate beyond its last one", node.id),
-    )
+    holds(node.last_not_after >= certificate.not_after, BLOCK_2, || {
+        format!("node {} holds a certificate beyond its last one", node.id)
+    })
 }
 
 fn bounds(tables: &Tables) -> Verdict {
     let outcomes = tables.outcomes.len();
     let ordered = tables.outcome_order.len();
-    holds(outcomes == ordered, BOUND_1, || {
-        format!("{outcomes} outcomes of {ordered} requests")
-    })?;
-    holds(outcomes <= MAX_OUTCOMES, BOUND_1, || {
-        format!("{outcomes} outcomes")
-    })?;
+    holds(outcomes == ordered, BOUND_1, || format!("{outcomes} outcomes of {ordered} requests"))?;
+    holds(outcomes <= MAX_OUTCOMES, BOUND_1, || format!("{outcomes} outcomes"))?;
     let events = tables.events.len();
     holds(events <= MAX_EVENTS, BOUND_1, || format!("{events} events"))
 }

@@ -6,8 +6,7 @@
 //! commit, and a seat for it would then be a vote that nobody casts.
 
 use muster_messages::{
-    CommandRefusal, EventKind, Member, NodeId, RaftId, Revision, Role, SeatChange, SeatChangeKind,
-    Tables,
+    CommandRefusal, EventKind, Member, NodeId, RaftId, Revision, Role, SeatChange, SeatChangeKind, Tables,
 };
 
 use crate::apply::Stamp;
@@ -18,9 +17,7 @@ use crate::sabotaged;
 /// Whether a seat change may be applied now. Pure: the raft member asks before it proposes, and again at apply time.
 pub fn judge_seat(tables: &Tables, change: &SeatChange) -> Result<(), CommandRefusal> {
     match &change.kind {
-        SeatChangeKind::AddLearner {
-            node: id, raft_id, ..
-        } => {
+        SeatChangeKind::AddLearner { node: id, raft_id, .. } => {
             if !sabotaged(Sabotage::SkipNodeGuard) {
                 not_blocked(tables, *id)?;
                 let record = node(tables, *id)?;
@@ -52,20 +49,12 @@ pub fn judge_seat(tables: &Tables, change: &SeatChange) -> Result<(), CommandRef
 
 /// Applies a seat change at its place in the log, or applies nothing and says why.
 /// `tables.revision` is `at` afterwards whatever the outcome.
-pub fn apply_seat(
-    tables: &mut Tables,
-    at: Revision,
-    change: &SeatChange,
-) -> Result<(), CommandRefusal> {
+pub fn apply_seat(tables: &mut Tables, at: Revision, change: &SeatChange) -> Result<(), CommandRefusal> {
     debug_assert!(at > tables.revision, "entries are applied in log order");
     tables.revision = at;
     judge_seat(tables, change)?;
     match &change.kind {
-        SeatChangeKind::AddLearner {
-            node,
-            raft_id,
-            addr,
-        } => add(tables, at, change, *node, *raft_id, addr),
+        SeatChangeKind::AddLearner { node, raft_id, addr } => add(tables, at, change, *node, *raft_id, addr),
         SeatChangeKind::PromoteLearner { raft_id, .. } => promote(tables, at, change, *raft_id),
         SeatChangeKind::Remove { raft_id } => remove(tables, at, change, *raft_id),
         SeatChangeKind::SetAddress { raft_id, addr } => {
@@ -75,20 +64,8 @@ pub fn apply_seat(
     Ok(())
 }
 
-fn add(
-    tables: &mut Tables,
-    at: Revision,
-    change: &SeatChange,
-    node: NodeId,
-    raft_id: RaftId,
-    addr: &str,
-) {
-    let member = Member {
-        node,
-        raft_id,
-        addr: addr.to_owned(),
-        voter: false,
-    };
+fn add(tables: &mut Tables, at: Revision, change: &SeatChange, node: NodeId, raft_id: RaftId, addr: &str) {
+    let member = Member { node, raft_id, addr: addr.to_owned(), voter: false };
     tables.members.insert(raft_id, member);
     tables.next_raft_id = raft_id.next();
     log(tables, at, change, node, raft_id, "none", "learner");
@@ -113,37 +90,21 @@ fn remove(tables: &mut Tables, at: Revision, change: &SeatChange, raft_id: RaftI
     }
 }
 
-fn set_address(
-    tables: &mut Tables,
-    at: Revision,
-    change: &SeatChange,
-    raft_id: RaftId,
-    addr: &str,
-) {
+fn set_address(tables: &mut Tables, at: Revision, change: &SeatChange, raft_id: RaftId, addr: &str) {
     let old = tables.members.get(&raft_id);
     let Some(old) = old.filter(|m| m.addr != addr).cloned() else {
         return;
     };
     log(tables, at, change, old.node, raft_id, &old.addr, addr);
-    let new = Member {
-        addr: addr.to_owned(),
-        ..old
-    };
+    let new = Member { addr: addr.to_owned(), ..old };
     tables.members.insert(raft_id, new);
 }
 
 fn seat(tables: &Tables, raft_id: RaftId) -> Result<&Member, CommandRefusal> {
-    tables
-        .members
-        .get(&raft_id)
-        .ok_or_else(|| not_found("seat", raft_id))
+    tables.members.get(&raft_id).ok_or_else(|| not_found("seat", raft_id))
 }
 
-fn holds_learner_seat(
-    tables: &Tables,
-    node: NodeId,
-    raft_id: RaftId,
-) -> Result<(), CommandRefusal> {
+fn holds_learner_seat(tables: &Tables, node: NodeId, raft_id: RaftId) -> Result<(), CommandRefusal> {
     let seat = seat(tables, raft_id)?;
     if seat.node != node {
         return Err(stale(format!("seat {raft_id} belongs to {}", seat.node)));
@@ -171,12 +132,7 @@ fn log(
     before: &str,
     after: &str,
 ) {
-    let stamp = Stamp {
-        at,
-        wall: change.at,
-        by: &change.by,
-        reason: &format!("seat {raft_id}"),
-    };
+    let stamp = Stamp { at, wall: change.at, by: &change.by, reason: &format!("seat {raft_id}") };
     let (before, after) = (Some(before.to_owned()), Some(after.to_owned()));
     stamp.log(tables, EventKind::Membership, Some(node), before, after);
 }

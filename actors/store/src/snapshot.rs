@@ -35,9 +35,6 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
 pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
     match decode_stored(bytes) {
         Ok(Read::V1(tables)) => Ok(*tables),
-        Err(source) => Err(SnapshotFault {
-            bytes: bytes.len(),
-            source,
-        }),
+        Err(source) => Err(SnapshotFault { bytes: bytes.len(), source }),
     }
 }

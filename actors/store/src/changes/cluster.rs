@@ -15,15 +15,10 @@ pub(super) fn found(
     if tables.cluster.is_some() {
         return Err(CommandRefusal::AlreadyFounded);
     }
-    let manager = NodeRecord {
-        role: Role::Manager,
-        desired_role: Role::Manager,
-        ..founder.clone()
-    };
+    let manager = NodeRecord { role: Role::Manager, desired_role: Role::Manager, ..founder.clone() };
     nodes::create(tables, stamp, &manager)?;
     // Founding is the one time that a certificate comes before its grant.
-    let first =
-        (founder.certificate.clone()).filter(|c| c.granted.is_none() && c.role == Role::Manager);
+    let first = (founder.certificate.clone()).filter(|c| c.granted.is_none() && c.role == Role::Manager);
     if let Some(certificate) = first
         && let Some(record) = tables.nodes.get_mut(&founder.id)
     {
@@ -31,19 +26,11 @@ pub(super) fn found(
         record.last_not_after = record.last_not_after.max(certificate.not_after);
         record.certificate = Some(certificate);
     }
-    let seat = Member {
-        node: founder.id,
-        raft_id: RaftId(1),
-        addr: founder.addr.clone(),
-        voter: true,
-    };
+    let seat = Member { node: founder.id, raft_id: RaftId(1), addr: founder.addr.clone(), voter: true };
     tables.members.insert(seat.raft_id, seat);
     tables.next_raft_id = RaftId(2);
     let words = format!("founded {} as {}", cluster.name, cluster.id);
-    tables.cluster = Some(Arc::new(ClusterRecord {
-        revision: stamp.at,
-        ..cluster.clone()
-    }));
+    tables.cluster = Some(Arc::new(ClusterRecord { revision: stamp.at, ..cluster.clone() }));
     stamp.log(tables, EventKind::Cluster, None, None, Some(words));
     for token in tokens {
         put_token(tables, stamp, token);
@@ -51,11 +38,7 @@ pub(super) fn found(
     Ok(())
 }
 
-pub(super) fn set_feature_level(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    level: u32,
-) -> Result<(), CommandRefusal> {
+pub(super) fn set_feature_level(tables: &mut Tables, stamp: &Stamp<'_>, level: u32) -> Result<(), CommandRefusal> {
     let Some(cluster) = &tables.cluster else {
         return Err(not_found("cluster", "of this member"));
     };
@@ -64,11 +47,8 @@ pub(super) fn set_feature_level(
         return Err(stale(format!("the feature level is {old} and never falls")));
     }
     if level > old {
-        tables.cluster = Some(Arc::new(ClusterRecord {
-            feature_level: level,
-            revision: stamp.at,
-            ..cluster.as_ref().clone()
-        }));
+        tables.cluster =
+            Some(Arc::new(ClusterRecord { feature_level: level, revision: stamp.at, ..cluster.as_ref().clone() }));
         let words = |level| Some(format!("feature level {level}"));
         stamp.log(tables, EventKind::Cluster, None, words(old), words(level));
     }
@@ -77,21 +57,13 @@ pub(super) fn set_feature_level(
 
 /// Writes a token. At most one per role is the default one.
 pub(super) fn put_token(tables: &mut Tables, stamp: &Stamp<'_>, token: &Token) {
-    let new = Token {
-        revision: stamp.at,
-        ..token.clone()
-    };
+    let new = Token { revision: stamp.at, ..token.clone() };
     let old = tables.tokens.insert(new.id.clone(), new);
     if token.default {
-        let displaced = (tables.tokens.values())
-            .find(|t| t.default && t.role == token.role && t.id != token.id)
-            .cloned();
+        let displaced =
+            (tables.tokens.values()).find(|t| t.default && t.role == token.role && t.id != token.id).cloned();
         if let Some(displaced) = displaced {
-            let displaced = Token {
-                default: false,
-                revision: stamp.at,
-                ..displaced
-            };
+            let displaced = Token { default: false, revision: stamp.at, ..displaced };
             tables.tokens.insert(displaced.id.clone(), displaced);
         }
     }
@@ -100,11 +72,7 @@ pub(super) fn put_token(tables: &mut Tables, stamp: &Stamp<'_>, token: &Token) {
 }
 
 /// Takes one use. Expiry is a guard's business; running below zero is refused even without one.
-pub(super) fn use_token(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    id: &str,
-) -> Result<(), CommandRefusal> {
+pub(super) fn use_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &str) -> Result<(), CommandRefusal> {
     let old = token(tables, id)?.clone();
     let Some(left) = old.uses_left else {
         return Ok(());
@@ -113,11 +81,7 @@ pub(super) fn use_token(
         return Err(CommandRefusal::TokenUsedUp { id: id.to_owned() });
     };
     let was = token_words(&old);
-    let new = Token {
-        uses_left: Some(left),
-        revision: stamp.at,
-        ..old
-    };
+    let new = Token { uses_left: Some(left), revision: stamp.at, ..old };
     let is = token_words(&new);
     tables.tokens.insert(id.to_owned(), new);
     stamp.log(tables, EventKind::Token, None, Some(was), Some(is));
@@ -132,10 +96,7 @@ pub(super) fn delete_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &str) {
 }
 
 pub(super) fn put_user(tables: &mut Tables, stamp: &Stamp<'_>, user: &User) {
-    let new = User {
-        revision: stamp.at,
-        ..user.clone()
-    };
+    let new = User { revision: stamp.at, ..user.clone() };
     let old = tables.users.insert(new.name.clone(), new);
     let (was, is) = (old.as_ref().map(user_words), Some(user_words(user)));
     stamp.log(tables, EventKind::User, None, was, is);

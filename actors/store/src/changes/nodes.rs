@@ -6,11 +6,7 @@ use muster_messages::{CertificateRecord, CertificateState, Liveness, RaftId, Rem
 
 use super::*;
 
-pub(super) fn create(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    record: &NodeRecord,
-) -> Result<(), CommandRefusal> {
+pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord) -> Result<(), CommandRefusal> {
     not_blocked(tables, record.id)?;
     absent("node", record.id, tables.nodes.contains_key(&record.id))?;
     name_free(tables, &record.name, None)?;
@@ -34,12 +30,7 @@ pub(super) fn insert(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord
     stamp.log(tables, EventKind::Node, Some(id), None, Some(after));
 }
 
-pub(super) fn desire(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    id: NodeId,
-    role: Role,
-) -> Result<(), CommandRefusal> {
+pub(super) fn desire(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Role) -> Result<(), CommandRefusal> {
     let record = node(tables, id)?;
     if role == Role::Manager {
         not_leaving(record)?;
@@ -59,12 +50,7 @@ pub(super) fn desire(
 
 /// A role that is held already is not granted again: that would make every certificate for it look old.
 /// ROLE-1: whoever has a seat stays manager until it is out.
-pub(super) fn grant(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    id: NodeId,
-    role: Role,
-) -> Result<(), CommandRefusal> {
+pub(super) fn grant(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Role) -> Result<(), CommandRefusal> {
     let record = node(tables, id)?;
     if role == Role::Manager {
         not_leaving(record)?;
@@ -92,19 +78,9 @@ pub(super) fn removing(
     id: NodeId,
     removal: &Removal,
 ) -> Result<(), CommandRefusal> {
-    let words = |r: &Removal| {
-        if r.forced {
-            "removing by force"
-        } else {
-            "removing"
-        }
-        .to_owned()
-    };
+    let words = |r: &Removal| if r.forced { "removing by force" } else { "removing" }.to_owned();
     let old = node(tables, id)?.removing.clone();
-    if old
-        .as_ref()
-        .is_some_and(|old| old.forced || !removal.forced)
-    {
+    if old.as_ref().is_some_and(|old| old.forced || !removal.forced) {
         return Ok(());
     }
     edit(tables, stamp, id, |r| r.removing = Some(removal.clone()));
@@ -113,11 +89,7 @@ pub(super) fn removing(
     Ok(())
 }
 
-pub(super) fn delete(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    id: NodeId,
-) -> Result<(), CommandRefusal> {
+pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Result<(), CommandRefusal> {
     if !sabotaged(Sabotage::SkipNodeGuard) {
         no_seat(tables, id)?;
     }
@@ -202,10 +174,7 @@ pub(super) fn live(
         Liveness::Ready => "ready",
         Liveness::Down => "down",
     };
-    let (was, is) = (
-        Some(words(old).to_owned()),
-        Some(words(liveness).to_owned()),
-    );
+    let (was, is) = (Some(words(old).to_owned()), Some(words(liveness).to_owned()));
     stamp.log(tables, EventKind::Liveness, Some(id), was, is);
     Ok(())
 }
@@ -243,10 +212,7 @@ fn certificate_is_for_the_grant(
 ) -> Result<(), CommandRefusal> {
     let granted = match certificate.granted {
         Some(granted) => granted == record.granted,
-        None => tables
-            .members
-            .get(&RaftId(1))
-            .is_some_and(|m| m.node == record.id),
+        None => tables.members.get(&RaftId(1)).is_some_and(|m| m.node == record.id),
     };
     if granted && certificate.role == record.role {
         return Ok(());
@@ -258,19 +224,11 @@ fn certificate_is_for_the_grant(
 }
 
 /// A node without a certificate has to fetch one anyway.
-pub(super) fn rotate(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    id: NodeId,
-) -> Result<(), CommandRefusal> {
+pub(super) fn rotate(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Result<(), CommandRefusal> {
     certificate_state(tables, stamp, id, CertificateState::Rotate, "rotate")
 }
 
-pub(super) fn failed(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    id: NodeId,
-) -> Result<(), CommandRefusal> {
+pub(super) fn failed(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Result<(), CommandRefusal> {
     certificate_state(tables, stamp, id, CertificateState::Failed, "failed")
 }
 
@@ -292,13 +250,7 @@ fn certificate_state(
             certificate.state = state;
         }
     });
-    stamp.log(
-        tables,
-        EventKind::Certificate,
-        Some(id),
-        Some(was),
-        Some(is),
-    );
+    stamp.log(tables, EventKind::Certificate, Some(id), Some(was), Some(is));
     Ok(())
 }
 

@@ -6,10 +6,7 @@ use muster_store::{MAX_OUTCOMES, apply, apply_empty};
 use crate::world::*;
 
 fn worker_wants_manager() -> Command {
-    command([Change::SetDesiredRole {
-        node: id(2),
-        role: Role::Manager,
-    }])
+    command([Change::SetDesiredRole { node: id(2), role: Role::Manager }])
 }
 
 #[test]
@@ -17,10 +14,7 @@ fn a_retry_gets_the_first_outcome_and_changes_nothing() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     let wish = worker_wants_manager().with_request(RequestId(9));
     world.must(wish.clone());
-    let back = command([Change::SetDesiredRole {
-        node: id(2),
-        role: Role::Worker,
-    }]);
+    let back = command([Change::SetDesiredRole { node: id(2), role: Role::Worker }]);
     world.must(back);
     let before = world.tables.clone();
     assert_eq!(world.apply(wish), Ok(()));
@@ -88,10 +82,7 @@ fn a_command_founds_a_cluster_only_once() {
     }]);
     assert_eq!(world.clone().refused(again), CommandRefusal::AlreadyFounded);
     let guarded = command([]).guard(Guard::NotFounded);
-    assert_eq!(
-        world.clone().refused(guarded),
-        CommandRefusal::AlreadyFounded
-    );
+    assert_eq!(world.clone().refused(guarded), CommandRefusal::AlreadyFounded);
 }
 
 /// Each guard with one command it lets through and one it stops.
@@ -108,14 +99,7 @@ fn guards_hold_or_say_why_not() {
         Change::PutToken(old),
         Change::PutUser(user("ann", "a1")),
         block(9, WallTime(T0.0 + HOUR)),
-        Change::SetRemoving {
-            node: id(3),
-            removal: Removal {
-                by: Principal::Operator,
-                forced: false,
-                at: T0,
-            },
-        },
+        Change::SetRemoving { node: id(3), removal: Removal { by: Principal::Operator, forced: false, at: T0 } },
     ]));
     let (n2, gone, good) = (id(2), id(8), "good".to_owned());
     let created = world.record(2).revision;
@@ -123,27 +107,12 @@ fn guards_hold_or_say_why_not() {
     let desired = |role| Guard::DesiredRole { node: n2, role };
     let role = |role| Guard::Role { node: n2, role };
     let granted = |granted| Guard::Granted { node: n2, granted };
-    let generation = |n| Guard::Generation {
-        node: n2,
-        generation: Generation(n),
-    };
+    let generation = |n| Guard::Generation { node: n2, generation: Generation(n) };
     let revision = |revision| Guard::NodeRevision { node: n2, revision };
-    let removing = |n, removing| Guard::Removing {
-        node: id(n),
-        removing,
-    };
-    let free = |n: &str, except| Guard::NameFree {
-        name: name(n),
-        except,
-    };
-    let others = |at_least| Guard::OtherManagers {
-        besides: n2,
-        at_least,
-    };
-    let serial = |who: &str, serial: &str| Guard::UserSerial {
-        name: name(who),
-        serial: serial.to_owned(),
-    };
+    let removing = |n, removing| Guard::Removing { node: id(n), removing };
+    let free = |n: &str, except| Guard::NameFree { name: name(n), except };
+    let others = |at_least| Guard::OtherManagers { besides: n2, at_least };
+    let serial = |who: &str, serial: &str| Guard::UserSerial { name: name(who), serial: serial.to_owned() };
     let expired = |n, at| Guard::BlockExpired { node: id(n), at };
     let usable = |t: &str| Guard::TokenUsable(t.to_owned());
     let (early, late) = (T0, WallTime(T0.0 + HOUR));
@@ -165,46 +134,24 @@ fn guards_hold_or_say_why_not() {
         (usable("good"), usable("spent")),
         (usable("good"), usable("old")),
         (usable("good"), usable("none")),
-        (
-            Guard::TokenExists(good),
-            Guard::TokenExists("none".to_owned()),
-        ),
-        (
-            Guard::UserAbsent(name("bob")),
-            Guard::UserAbsent(name("ann")),
-        ),
-        (
-            Guard::UserExists(name("ann")),
-            Guard::UserExists(name("bob")),
-        ),
+        (Guard::TokenExists(good), Guard::TokenExists("none".to_owned())),
+        (Guard::UserAbsent(name("bob")), Guard::UserAbsent(name("ann"))),
+        (Guard::UserExists(name("ann")), Guard::UserExists(name("bob"))),
         (serial("ann", "a1"), serial("ann", "a2")),
         (serial("ann", "a1"), serial("bob", "a1")),
         (expired(9, late), expired(9, early)),
         (expired(8, early), expired(9, early)),
     ];
     for (holding, failing) in pairs {
-        assert_eq!(
-            world.apply(command([]).guard(holding.clone())),
-            Ok(()),
-            "{holding:?}"
-        );
+        assert_eq!(world.apply(command([]).guard(holding.clone())), Ok(()), "{holding:?}");
         let guarded = command([Change::DeleteNode(n2)]).guard(failing.clone());
-        assert!(
-            !world.refused(guarded).to_string().is_empty(),
-            "{failing:?}"
-        );
+        assert!(!world.refused(guarded).to_string().is_empty(), "{failing:?}");
     }
 }
 
 #[test]
 fn guards_about_a_node_that_is_gone_say_not_found() {
     let mut world = World::founded();
-    let gone = command([]).guard(Guard::Generation {
-        node: id(8),
-        generation: Generation(1),
-    });
-    assert_eq!(
-        world.refused(gone).to_string(),
-        format!("no such node: {}", id(8))
-    );
+    let gone = command([]).guard(Guard::Generation { node: id(8), generation: Generation(1) });
+    assert_eq!(world.refused(gone).to_string(), format!("no such node: {}", id(8)));
 }

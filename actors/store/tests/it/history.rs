@@ -23,11 +23,7 @@ fn kinds(history: &History, seen: Revision) -> Vec<(u64, &'static str)> {
 }
 
 fn label(value: &str) -> Command {
-    command([Change::UpdateLabels {
-        node: id(1),
-        add: [("a".to_owned(), value.to_owned())].into(),
-        remove: vec![],
-    }])
+    command([Change::UpdateLabels { node: id(1), add: [("a".to_owned(), value.to_owned())].into(), remove: vec![] }])
 }
 
 #[test]
@@ -35,11 +31,7 @@ fn a_watcher_sees_what_changed_in_order() {
     let mut history = History::starting_at(Tables::default());
     let mut world = World::founded();
     history.record(Moment(0), &world.tables);
-    world.must(command([
-        Change::PutToken(token("t", Role::Worker)),
-        Change::PutUser(user("ann", "a1")),
-        block(9, T0),
-    ]));
+    world.must(command([Change::PutToken(token("t", Role::Worker)), Change::PutUser(user("ann", "a1")), block(9, T0)]));
     history.record(Moment(1), &world.tables);
     world.must(label("x"));
     history.record(Moment(2), &world.tables);

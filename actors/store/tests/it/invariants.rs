@@ -24,10 +24,7 @@ fn every_broken_invariant_is_named() {
     };
     breaks(MEMBER_1, |t| drop(t.nodes.remove(&id(1))));
     breaks(MEMBER_1, |t| {
-        let twin = Member {
-            raft_id: RaftId(0),
-            ..t.members[&RaftId(1)].clone()
-        };
+        let twin = Member { raft_id: RaftId(0), ..t.members[&RaftId(1)].clone() };
         t.members.insert(RaftId(0), twin);
     });
     breaks(ROLE_1, |t| {
@@ -41,12 +38,7 @@ fn every_broken_invariant_is_named() {
     });
     breaks(RAFTID_1, |t| t.next_raft_id = RaftId(1));
     breaks(BLOCK_1, |t| {
-        let entry = Blocked {
-            node: id(2),
-            by: Principal::Operator,
-            blocked_at: T0,
-            expires_at: T0,
-        };
+        let entry = Blocked { node: id(2), by: Principal::Operator, blocked_at: T0, expires_at: T0 };
         t.blocklist.insert(id(2), entry);
     });
     breaks(NAME_1, |t| edit(t, |n| n.name = name("n1")));

@@ -1,9 +1,6 @@
 //! What the store promises, told from outside.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "these are tests, also outside their test functions"
-)]
+#![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
 
 mod commands;
 mod history;

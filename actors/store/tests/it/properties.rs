@@ -108,21 +108,9 @@ fn seat() -> impl Strategy<Value = SeatChangeKind> {
 }
 
 fn entry() -> impl Strategy<Value = Entry> {
-    let command = (
-        0..20u128,
-        prop::collection::vec(guard(), 0..2),
-        prop::collection::vec(change(), 0..4),
-    )
-        .prop_map(|(request, guards, changes)| Command {
-            request: RequestId(request),
-            guards,
-            ..command(changes)
-        });
-    let seat = seat().prop_map(|kind| SeatChange {
-        at: T0,
-        by: Principal::Operator,
-        kind,
-    });
+    let command = (0..20u128, prop::collection::vec(guard(), 0..2), prop::collection::vec(change(), 0..4))
+        .prop_map(|(request, guards, changes)| Command { request: RequestId(request), guards, ..command(changes) });
+    let seat = seat().prop_map(|kind| SeatChange { at: T0, by: Principal::Operator, kind });
     prop_oneof![
         1 => Just(Entry::Nothing),
         12 => command.prop_map(Entry::Command),

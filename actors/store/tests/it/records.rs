@@ -16,14 +16,7 @@ fn grant(n: u8, role: Role) -> Change {
 }
 
 fn removing(n: u8, forced: bool) -> Change {
-    Change::SetRemoving {
-        node: id(n),
-        removal: Removal {
-            by: Principal::Operator,
-            forced,
-            at: T0,
-        },
-    }
+    Change::SetRemoving { node: id(n), removal: Removal { by: Principal::Operator, forced, at: T0 } }
 }
 
 fn labels(n: u8, add: &[(&str, &str)], remove: &[&str]) -> Change {
@@ -35,10 +28,7 @@ fn labels(n: u8, add: &[(&str, &str)], remove: &[&str]) -> Change {
 }
 
 fn certify(n: u8, certificate: CertificateRecord) -> Change {
-    Change::RecordCertificate {
-        node: id(n),
-        certificate,
-    }
+    Change::RecordCertificate { node: id(n), certificate }
 }
 
 fn news(world: &World) -> Vec<(EventKind, String)> {
@@ -46,12 +36,7 @@ fn news(world: &World) -> Vec<(EventKind, String)> {
         let or_none = |t: &Option<String>| t.clone().unwrap_or("-".to_owned());
         format!("{} > {}", or_none(&e.before), or_none(&e.after))
     };
-    world
-        .tables
-        .events
-        .iter()
-        .map(|e| (e.kind, text(e)))
-        .collect()
+    world.tables.events.iter().map(|e| (e.kind, text(e))).collect()
 }
 
 #[test]
@@ -63,10 +48,7 @@ fn only_the_spec_raises_the_generation() {
     assert_eq!(world.record(2).generation, Generation(3));
     // E48: what a node's life writes must not get in the way of an operator who guards the generation.
     world.must(command([grant(2, Role::Manager)]));
-    world.must(command([Change::SetLiveness {
-        node: id(2),
-        liveness: Liveness::Ready,
-    }]));
+    world.must(command([Change::SetLiveness { node: id(2), liveness: Liveness::Ready }]));
     assert_eq!(world.record(2).generation, Generation(3));
     assert_eq!(world.record(2).revision, world.tables.revision);
 }
@@ -80,10 +62,7 @@ fn what_changes_nothing_is_no_news() {
         role(2, Role::Worker),
         grant(2, Role::Worker),
         labels(2, &[("zone", "a")], &["absent", "zone"]),
-        Change::SetLiveness {
-            node: id(2),
-            liveness: Liveness::Unknown,
-        },
+        Change::SetLiveness { node: id(2), liveness: Liveness::Unknown },
         Change::DeleteNode(id(9)),
         Change::Unblock(id(9)),
         Change::DeleteToken("none".to_owned()),
@@ -112,13 +91,7 @@ fn a_seat_goes_before_the_role() {
     world.learner(2, 2).unwrap();
     let refusal = world.refused(command([grant(2, Role::Worker)]));
     let raft_id = RaftId(2);
-    assert_eq!(
-        refusal,
-        CommandRefusal::HasSeat {
-            node: id(2),
-            raft_id
-        }
-    );
+    assert_eq!(refusal, CommandRefusal::HasSeat { node: id(2), raft_id });
     world.unseat(2).unwrap();
     world.must(command([grant(2, Role::Worker)]));
 }
@@ -126,11 +99,7 @@ fn a_seat_goes_before_the_role() {
 #[test]
 fn nobody_on_the_way_out_is_made_manager_but_may_be_demoted() {
     let mut world = World::founded().with([(2, Role::Worker), (3, Role::Manager)]);
-    world.must(command([
-        removing(2, false),
-        removing(3, true),
-        role(3, Role::Worker),
-    ]));
+    world.must(command([removing(2, false), removing(3, true), role(3, Role::Worker)]));
     let refused = CommandRefusal::BeingRemoved { node: id(2) };
     assert_eq!(world.refused(command([role(2, Role::Manager)])), refused);
     assert_eq!(world.refused(command([grant(2, Role::Manager)])), refused);
@@ -155,13 +124,7 @@ fn names_are_unique_and_a_node_keeps_its_own_when_another_holds_the_one_it_repor
     twin.name = name("n2");
     let refusal = world.refused(command([Change::CreateNode(Box::new(twin))]));
     let (taken, holder) = (name("n2"), id(2));
-    assert_eq!(
-        refusal,
-        CommandRefusal::NameTaken {
-            name: taken,
-            node: holder
-        }
-    );
+    assert_eq!(refusal, CommandRefusal::NameTaken { name: taken, node: holder });
     let report = |n: &str| {
         command([Change::Report {
             node: id(2),
@@ -174,15 +137,8 @@ fn names_are_unique_and_a_node_keeps_its_own_when_another_holds_the_one_it_repor
     world.must(command([labels(2, &[("zone", "a")], &[])]));
     world.must(report("n1"));
     let record = world.record(2);
-    assert_eq!(
-        (record.name.as_str(), record.addr.as_str()),
-        ("n2", "10.9.9.9:1")
-    );
-    assert_eq!(
-        record.labels.keys().collect::<Vec<_>>(),
-        ["disk", "zone"],
-        "a report adds to the operator's labels"
-    );
+    assert_eq!((record.name.as_str(), record.addr.as_str()), ("n2", "10.9.9.9:1"));
+    assert_eq!(record.labels.keys().collect::<Vec<_>>(), ["disk", "zone"], "a report adds to the operator's labels");
     world.must(report("n5"));
     assert_eq!(world.record(2).name.as_str(), "n5");
 }
@@ -191,10 +147,7 @@ fn names_are_unique_and_a_node_keeps_its_own_when_another_holds_the_one_it_repor
 fn certificates_are_recorded_for_the_grant_in_force_only() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     let first = world.record(2).granted;
-    world.must(command([certify(
-        2,
-        certificate(Role::Worker, Some(first), T0.0),
-    )]));
+    world.must(command([certify(2, certificate(Role::Worker, Some(first), T0.0))]));
     world.must(command([role(2, Role::Manager)]));
     for wrong in [
         certificate(Role::Manager, Some(first), T0.0),
@@ -204,42 +157,21 @@ fn certificates_are_recorded_for_the_grant_in_force_only() {
         world.refused(command([certify(2, wrong)]));
     }
     world.must(command([grant(2, Role::Manager)]));
-    assert_eq!(
-        world.record(2).certificate_state(),
-        CertificateState::Pending
-    );
+    assert_eq!(world.record(2).certificate_state(), CertificateState::Pending);
     // Signed before the grant, recorded after it: the authority has to sign again.
-    world.refused(command([certify(
-        2,
-        certificate(Role::Worker, Some(first), T0.0),
-    )]));
+    world.refused(command([certify(2, certificate(Role::Worker, Some(first), T0.0))]));
     let granted = Some(world.record(2).granted);
-    world.must(command([certify(
-        2,
-        certificate(Role::Manager, granted, T0.0),
-    )]));
-    assert_eq!(
-        world.record(2).certificate_state(),
-        CertificateState::Issued
-    );
+    world.must(command([certify(2, certificate(Role::Manager, granted, T0.0))]));
+    assert_eq!(world.record(2).certificate_state(), CertificateState::Issued);
 }
 
 #[test]
 fn the_founder_alone_has_a_certificate_without_a_grant() {
     let mut world = World::founded();
-    world.must(command([certify(
-        1,
-        certificate(Role::Manager, None, T0.0),
-    )]));
+    world.must(command([certify(1, certificate(Role::Manager, None, T0.0))]));
     let granted = Some(world.record(1).granted);
-    world.must(command([certify(
-        1,
-        certificate(Role::Manager, granted, T0.0),
-    )]));
-    assert_eq!(
-        world.record(1).certificate_state(),
-        CertificateState::Issued
-    );
+    world.must(command([certify(1, certificate(Role::Manager, granted, T0.0))]));
+    assert_eq!(world.record(1).certificate_state(), CertificateState::Issued);
 }
 
 #[test]
@@ -251,20 +183,11 @@ fn a_rotation_is_asked_and_a_failure_shown_until_the_next_certificate() {
     assert!(world.record(2).certificate.is_none());
     world.must(command([issue.clone()]));
     world.must(command([Change::AskRotate(id(2))]));
-    assert_eq!(
-        world.record(2).certificate_state(),
-        CertificateState::Rotate
-    );
+    assert_eq!(world.record(2).certificate_state(), CertificateState::Rotate);
     world.must(command([Change::CertificateFailed(id(2))]));
-    assert_eq!(
-        world.record(2).certificate_state(),
-        CertificateState::Failed
-    );
+    assert_eq!(world.record(2).certificate_state(), CertificateState::Failed);
     world.must(command([issue]));
-    assert_eq!(
-        world.record(2).certificate_state(),
-        CertificateState::Issued
-    );
+    assert_eq!(world.record(2).certificate_state(), CertificateState::Issued);
 }
 
 /// E32: the latest certificate may be a shorter one than those before it.
@@ -274,14 +197,8 @@ fn a_block_outlives_the_longest_certificate_ever_issued_by_an_hour() {
     for block_first in [false, true] {
         let mut world = World::founded().with([(2, Role::Worker)]);
         let granted = Some(world.record(2).granted);
-        world.must(command([certify(
-            2,
-            certificate(Role::Worker, granted, last),
-        )]));
-        world.must(command([certify(
-            2,
-            certificate(Role::Worker, granted, T0.0 + HOUR),
-        )]));
+        world.must(command([certify(2, certificate(Role::Worker, granted, last))]));
+        world.must(command([certify(2, certificate(Role::Worker, granted, T0.0 + HOUR))]));
         let mut remove = vec![block(2, T0), Change::DeleteNode(id(2))];
         if block_first {
             remove.reverse();
@@ -289,12 +206,7 @@ fn a_block_outlives_the_longest_certificate_ever_issued_by_an_hour() {
         world.must(command(remove));
         let entry = &world.tables.blocklist[&id(2)];
         assert_eq!(entry.expires_at, WallTime(last + HOUR));
-        let sweep = |at| {
-            command([Change::Unblock(id(2))]).guard(Guard::BlockExpired {
-                node: id(2),
-                at: WallTime(at),
-            })
-        };
+        let sweep = |at| command([Change::Unblock(id(2))]).guard(Guard::BlockExpired { node: id(2), at: WallTime(at) });
         world.refused(sweep(last + HOUR - 1));
         world.must(sweep(last + HOUR));
         assert!(world.tables.blocklist.is_empty());
@@ -306,10 +218,7 @@ fn a_block_is_lengthened_and_never_shortened() {
     let mut world = World::founded();
     for (asked, stands) in [(5, 5), (9, 9), (2, 9)] {
         world.must(command([block(2, WallTime(T0.0 + asked))]));
-        assert_eq!(
-            world.tables.blocklist[&id(2)].expires_at,
-            WallTime(T0.0 + stands)
-        );
+        assert_eq!(world.tables.blocklist[&id(2)].expires_at, WallTime(T0.0 + stands));
     }
 }
 
@@ -322,10 +231,7 @@ fn a_blocked_node_has_no_record() {
     let until = world.tables.blocklist[&id(2)].expires_at;
     let refused = CommandRefusal::Blocked { node: id(2), until };
     assert_eq!(world.refused(create), refused);
-    let both = [
-        Change::CreateNode(Box::new(node(3, Role::Worker))),
-        block(3, T0),
-    ];
+    let both = [Change::CreateNode(Box::new(node(3, Role::Worker))), block(3, T0)];
     world.refused(command(both));
 }
 
@@ -334,13 +240,7 @@ fn a_node_with_a_seat_is_not_deleted() {
     let mut world = World::founded();
     let raft_id = RaftId(1);
     let refusal = world.refused(command([Change::DeleteNode(id(1)), block(1, T0)]));
-    assert_eq!(
-        refusal,
-        CommandRefusal::HasSeat {
-            node: id(1),
-            raft_id
-        }
-    );
+    assert_eq!(refusal, CommandRefusal::HasSeat { node: id(1), raft_id });
 }
 
 #[test]
@@ -353,9 +253,7 @@ fn tokens_count_down_to_nothing_and_one_per_role_is_the_default() {
     for _ in 0..2 {
         world.must(command([Change::UseToken("twice".to_owned())]));
     }
-    let used_up = CommandRefusal::TokenUsedUp {
-        id: "twice".to_owned(),
-    };
+    let used_up = CommandRefusal::TokenUsedUp { id: "twice".to_owned() };
     let one_more = command([Change::UseToken("twice".to_owned())]);
     assert_eq!(world.refused(one_more), used_up);
 
@@ -382,11 +280,7 @@ fn the_feature_level_never_falls() {
 #[test]
 fn events_tell_the_story_and_no_secret() {
     let mut world = World::founded().with([(2, Role::Worker)]);
-    world.must(command([
-        Change::PutToken(token("t", Role::Worker)),
-        role(2, Role::Manager),
-        grant(2, Role::Manager),
-    ]));
+    world.must(command([Change::PutToken(token("t", Role::Worker)), role(2, Role::Manager), grant(2, Role::Manager)]));
     world.learner(2, 2).unwrap();
     world.promote(2, 2).unwrap();
     world.must(command([labels(2, &[("zone", "a")], &[])]));
@@ -395,10 +289,7 @@ fn events_tell_the_story_and_no_secret() {
     let cluster = ClusterId::from_entropy(7);
     let expected = [
         (EventKind::Node, "- > manager n1".to_owned()),
-        (
-            EventKind::Cluster,
-            format!("- > founded default as {cluster}"),
-        ),
+        (EventKind::Cluster, format!("- > founded default as {cluster}")),
         (EventKind::Node, "- > worker n2".to_owned()),
         (EventKind::Token, "- > worker token t".to_owned()),
         (EventKind::Role, "wanted worker > wanted manager".to_owned()),
@@ -416,15 +307,8 @@ fn events_tell_the_story_and_no_secret() {
 fn old_events_make_room() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     for n in 0..MAX_EVENTS as u64 + 5 {
-        let liveness = if n % 2 == 0 {
-            Liveness::Ready
-        } else {
-            Liveness::Down
-        };
-        let change = Change::SetLiveness {
-            node: id(2),
-            liveness,
-        };
+        let liveness = if n % 2 == 0 { Liveness::Ready } else { Liveness::Down };
+        let change = Change::SetLiveness { node: id(2), liveness };
         let at = world.next();
         apply(&mut world.tables, at, &command([change])).unwrap();
     }

@@ -14,15 +14,8 @@ fn full() -> Tables {
             Change::PutToken(token("t", Role::Worker)),
             Change::PutUser(user("ann", "a1")),
             block(9, WallTime(T0.0 + HOUR)),
-            Change::RecordCertificate {
-                node: id(3),
-                certificate: certificate(Role::Worker, granted, 7),
-            },
-            Change::UpdateLabels {
-                node: id(3),
-                add: [("zone".to_owned(), "a".to_owned())].into(),
-                remove: vec![],
-            },
+            Change::RecordCertificate { node: id(3), certificate: certificate(Role::Worker, granted, 7) },
+            Change::UpdateLabels { node: id(3), add: [("zone".to_owned(), "a".to_owned())].into(), remove: vec![] },
         ])
         .with_request(RequestId(5)),
     );

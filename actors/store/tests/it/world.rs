@@ -76,12 +76,7 @@ pub fn user(who: &str, serial: &str) -> User {
 }
 
 pub fn block(n: u8, expires_at: WallTime) -> Change {
-    Change::Block(Blocked {
-        node: id(n),
-        by: Principal::Operator,
-        blocked_at: T0,
-        expires_at,
-    })
+    Change::Block(Blocked { node: id(n), by: Principal::Operator, blocked_at: T0, expires_at })
 }
 
 pub fn certificate(role: Role, granted: Option<Revision>, not_after: i64) -> CertificateRecord {
@@ -107,19 +102,14 @@ pub struct World {
 
 impl World {
     pub fn empty() -> Self {
-        Self {
-            tables: Tables::default(),
-        }
+        Self { tables: Tables::default() }
     }
 
     /// Node 1 founded it and sits in seat 1.
     pub fn founded() -> Self {
         let mut world = Self::empty();
-        let found = Change::Found {
-            cluster: Box::new(cluster()),
-            founder: Box::new(node(1, Role::Manager)),
-            tokens: vec![],
-        };
+        let found =
+            Change::Found { cluster: Box::new(cluster()), founder: Box::new(node(1, Role::Manager)), tokens: vec![] };
         world.must(command([found]));
         world
     }
@@ -162,11 +152,7 @@ impl World {
     }
 
     pub fn seat(&mut self, kind: SeatChangeKind) -> Result<(), CommandRefusal> {
-        let change = SeatChange {
-            at: T0,
-            by: Principal::Operator,
-            kind,
-        };
+        let change = SeatChange { at: T0, by: Principal::Operator, kind };
         let at = self.next();
         apply_seat(&mut self.tables, at, &change)
     }
@@ -180,16 +166,11 @@ impl World {
     }
 
     pub fn promote(&mut self, n: u8, raft_id: u64) -> Result<(), CommandRefusal> {
-        self.seat(SeatChangeKind::PromoteLearner {
-            node: id(n),
-            raft_id: RaftId(raft_id),
-        })
+        self.seat(SeatChangeKind::PromoteLearner { node: id(n), raft_id: RaftId(raft_id) })
     }
 
     pub fn unseat(&mut self, raft_id: u64) -> Result<(), CommandRefusal> {
-        self.seat(SeatChangeKind::Remove {
-            raft_id: RaftId(raft_id),
-        })
+        self.seat(SeatChangeKind::Remove { raft_id: RaftId(raft_id) })
     }
 
     pub fn record(&self, n: u8) -> &NodeRecord {
