@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    CertificateState, Generation, Liveness, Membership, Name, NodeId, RaftId, Revision, Role, Term,
-    WallTime,
-};
+use super::{CertificateState, Generation, Liveness, Membership, Name, NodeId, RaftId, Revision, Role, Term, WallTime};
 
 /// Why something waits: the fixed words of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
