@@ -1,6 +1,6 @@
 //! The JSON shapes of the contract. Field names here are promises to scripts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -193,6 +193,11 @@ pub struct RaftMemberView {
 /// What the role manager publishes for the API: everything pending, and each node's conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoleView {
+    /// The replicated state that this was derived from. A wish is answered only once this has caught up with it.
+    pub revision: Revision,
     pub pending: Vec<PendingView>,
     pub conditions: BTreeMap<NodeId, Vec<Condition>>,
+    /// The pending nodes that hold up `--wait`. A node that is down and has nothing left to be done for it is pending
+    /// with `waiting_for_node`, but nobody waits for it.
+    pub holding: BTreeSet<NodeId>,
 }
