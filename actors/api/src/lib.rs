@@ -1,1 +1,26 @@
-//! muster-api
+//! The API: what people, scripts and programs may ask of a cluster, over the one TLS port and the admin socket.
+//!
+//! - [`core`]: who may do what, names to ids, and the JSON shapes of the contract. Pure.
+//! - [`Service`]: one request in, one answer out, wherever the leader is.
+//! - [`ApiShell`]: the actor `node/api`; connections of both services and of the admin socket.
+//!
+//! A follower passes what only the leader can answer to the leader; a worker passes everything to a manager.
+
+mod actors;
+mod answer;
+pub mod core;
+mod http;
+mod native;
+mod ports;
+mod reads;
+mod relay;
+mod service;
+mod shell;
+mod socket;
+mod writes;
+
+pub use native::serve_native;
+pub use ports::{ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
+pub use service::Service;
+pub use shell::{ApiMsg, ApiShell};
+pub use socket::{AdminSocket, SocketFault};

@@ -37,6 +37,12 @@ pub fn identity_of_pem(pem: &str) -> Result<CertIdentity, BadCertificate> {
     identity_of(&encoding::certificate(pem).map_err(BadCertificate::Pem)?)
 }
 
+/// When a PEM certificate (a root, say) expires.
+pub fn not_after_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
+    let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
+    Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_after.timestamp()))
+}
+
 /// Reads who a certificate speaks for. Judges neither the chain nor the validity: TLS did, or the caller must.
 pub fn identity_of(der: &[u8]) -> Result<CertIdentity, BadCertificate> {
     let cert = parse(der)?;

@@ -30,7 +30,7 @@ pub use self::encoding::{BadPem, MAX_DER, MAX_PEM};
 pub use self::files::write_atomic;
 pub use self::founding::Founding;
 pub use self::grant::Grant;
-pub use self::identity::{BadCertificate, identity_of, identity_of_pem};
+pub use self::identity::{BadCertificate, identity_of, identity_of_pem, not_after_of_pem};
 pub use self::issue::{
     Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed, UserProfile,
 };

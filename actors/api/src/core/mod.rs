@@ -1,0 +1,9 @@
+//! The API's decisions: who may ask what, which node a name means, and how the answers look. Values only.
+
+mod authorize;
+mod resolve;
+mod views;
+
+pub use self::authorize::{Kind, authorize, kind_of};
+pub use self::resolve::resolve;
+pub use self::views::*;

@@ -1,0 +1,226 @@
+//! The JSON shapes of the contract, built from one consistent copy of the replicated state.
+
+use std::time::Duration;
+
+use muster_messages::{
+    CertificateView, ClusterView, Condition, Event, Liveness, Membership, NodeCounts, NodeId, NodeListView,
+    NodeManagerView, NodeRecord, NodeView, PeerProgress, QuorumView, RaftMemberView, RaftRole, RaftStatusView,
+    RaftView, Replica, Role, RoleView, SelfView, StatusView, Tables, Token, WallTime,
+};
+use serde_json::{Value, json};
+
+/// A peer that acknowledged within this long counts as reachable: two and a half election timeouts, so that a
+/// busy machine is not shown as a lost one.
+const REACHABLE_WITHIN: Duration = Duration::from_millis(1500);
+
+/// What an answer is built from.
+pub struct Source<'a> {
+    pub replica: &'a Replica,
+    /// From the role manager; empty where this process does not lead.
+    pub roles: &'a RoleView,
+    /// The node that answers.
+    pub this: NodeId,
+    /// Managers with a live mesh session, for copies without a leader.
+    pub peers: &'a std::collections::BTreeSet<NodeId>,
+    /// `Some`: answered from the local copy without quorum; the time it was last known good.
+    pub stale: Option<WallTime>,
+}
+
+impl Source<'_> {
+    fn tables(&self) -> &Tables {
+        &self.replica.tables
+    }
+
+    fn progress(&self, node: NodeId) -> Option<&PeerProgress> {
+        self.replica.raft.progress.iter().find(|p| p.node == Some(node))
+    }
+
+    /// Whether a manager answers, as far as this copy can tell.
+    fn reachable(&self, node: NodeId) -> bool {
+        if node == self.this {
+            return true;
+        }
+        if self.replica.raft.role == RaftRole::Leader {
+            return self.progress(node).and_then(|p| p.acked_ago).is_some_and(|ago| ago <= REACHABLE_WITHIN);
+        }
+        self.peers.contains(&node)
+    }
+
+    /// NODE of the contract.
+    pub fn node(&self, record: &NodeRecord) -> NodeView {
+        let seat = self.tables().seat_of(record.id);
+        let leader = self.replica.raft.leader_node;
+        let certificate = record.certificate.as_ref();
+        NodeView {
+            id: record.id,
+            name: record.name.clone(),
+            addr: record.addr.clone(),
+            release: record.release.clone(),
+            labels: record.labels.clone(),
+            desired_role: record.desired_role,
+            role: record.role,
+            state: record.liveness,
+            state_since: record.liveness_since,
+            stale: self.stale.is_some(),
+            membership: self.tables().membership_of(record.id),
+            manager: seat.map(|seat| NodeManagerView {
+                raft_id: seat.raft_id,
+                leader: leader == Some(record.id),
+                reachable: self.reachable(record.id),
+            }),
+            certificate: CertificateView {
+                role: certificate.map(|c| c.role),
+                state: record.certificate_state(),
+                serial: certificate.map(|c| c.serial.clone()),
+                not_after: certificate.map(|c| c.not_after),
+            },
+            conditions: self.conditions(record.id),
+            generation: record.generation,
+            revision: record.revision,
+        }
+    }
+
+    fn conditions(&self, node: NodeId) -> Vec<Condition> {
+        self.roles.conditions.get(&node).cloned().unwrap_or_default()
+    }
+
+    /// `muster node ls`.
+    pub fn node_list(&self) -> NodeListView {
+        let mut items: Vec<NodeView> = self.tables().nodes.values().map(|n| self.node(n)).collect();
+        items.sort_by(|a, b| (a.name.as_str(), a.id).cmp(&(b.name.as_str(), b.id)));
+        NodeListView { revision: self.tables().revision, stale: self.stale.is_some(), as_of: self.stale, items }
+    }
+
+    /// The voters that do not answer.
+    pub fn missing(&self) -> Vec<NodeId> {
+        let voters = self.tables().members.values().filter(|m| m.voter);
+        voters.map(|m| m.node).filter(|node| !self.reachable(*node)).collect()
+    }
+
+    fn quorum(&self) -> QuorumView {
+        let voters = self.tables().members.values().filter(|m| m.voter).count();
+        let missing = self.missing();
+        let name = |id: &NodeId| match self.tables().nodes.get(id) {
+            Some(node) => node.name.clone(),
+            None => muster_messages::Name::sanitized(id.as_str()),
+        };
+        QuorumView {
+            needed: voters / 2 + 1,
+            reachable: voters - missing.len(),
+            missing: missing.iter().map(name).collect(),
+        }
+    }
+
+    /// `muster status`.
+    pub fn status(&self, this: SelfView) -> StatusView {
+        let tables = self.tables();
+        let raft = &self.replica.raft;
+        let count = |want: &dyn Fn(&NodeRecord) -> bool| tables.nodes.values().filter(|n| want(n)).count();
+        let with = |voter: bool| tables.members.values().filter(|m| m.voter == voter).map(|m| m.node).collect();
+        let cluster = tables.cluster.as_ref();
+        StatusView {
+            cluster: ClusterView {
+                id: cluster.map(|c| c.id.to_string()).unwrap_or_default(),
+                name: cluster.map(|c| c.name.to_string()).unwrap_or_default(),
+                incarnation: cluster.map_or(0, |c| c.incarnation.0),
+                feature_level: cluster.map_or(0, |c| c.feature_level),
+            },
+            stale: self.stale.is_some(),
+            as_of: self.stale,
+            this,
+            raft: RaftView {
+                term: raft.term,
+                leader: raft.leader_node,
+                commit: raft.commit,
+                applied: tables.revision,
+                voters: with(true),
+                learners: with(false),
+            },
+            quorum: self.quorum(),
+            nodes: NodeCounts {
+                total: tables.nodes.len(),
+                managers: count(&|n| n.role == Role::Manager),
+                workers: count(&|n| n.role == Role::Worker),
+                ready: count(&|n| n.liveness == Liveness::Ready),
+                down: count(&|n| n.liveness == Liveness::Down),
+            },
+            pending: self.roles.pending.clone(),
+        }
+    }
+
+    /// `muster raft status`.
+    pub fn raft_status(&self) -> RaftStatusView {
+        let raft = &self.replica.raft;
+        let member = |m: &muster_messages::Member| {
+            let own = m.node == self.this;
+            let matched = self.progress(m.node).map_or(if own { raft.applied.0 } else { 0 }, |p| p.matched);
+            RaftMemberView {
+                node: m.node,
+                raft_id: m.raft_id,
+                addr: m.addr.clone(),
+                role: if m.voter { Membership::Voter } else { Membership::Learner },
+                matched,
+                reachable: self.reachable(m.node),
+            }
+        };
+        RaftStatusView {
+            term: raft.term,
+            leader: raft.leader_node,
+            commit: raft.commit,
+            applied: self.tables().revision,
+            stale: self.stale.is_some(),
+            as_of: self.stale,
+            members: self.tables().members.values().map(member).collect(),
+            removed_raft_ids: self.tables().removed_raft_ids.iter().copied().collect(),
+        }
+    }
+
+    /// `muster blocklist ls`.
+    pub fn blocklist(&self) -> Value {
+        let items: Vec<Value> = self
+            .tables()
+            .blocklist
+            .values()
+            .map(|b| json!({"node_id": b.node, "blocked_at": b.blocked_at, "expires_at": b.expires_at}))
+            .collect();
+        json!({"stale": self.stale.is_some(), "as_of": self.stale, "items": items})
+    }
+
+    /// `muster cert ls`.
+    pub fn certificates(&self) -> Value {
+        let items: Vec<Value> = self
+            .tables()
+            .nodes
+            .values()
+            .map(|n| {
+                let c = n.certificate.as_ref();
+                json!({
+                    "node": n.id, "name": n.name, "role": c.map(|c| c.role), "state": n.certificate_state(),
+                    "serial": c.map(|c| &c.serial), "granted": c.and_then(|c| c.granted), "not_after": c.map(|c| c.not_after),
+                })
+            })
+            .collect();
+        json!({"items": items})
+    }
+}
+
+/// One event, as `muster events` prints it.
+pub fn event(event: &Event) -> Value {
+    json!({
+        "revision": event.revision, "at": event.at, "kind": event.kind, "node": event.node, "by": event.by.to_json(),
+        "reason": event.reason, "before": event.before, "after": event.after,
+    })
+}
+
+/// A token as `token ls` shows it: without its secret.
+pub fn token_listed(token: &Token) -> Value {
+    json!({
+        "id": token.id, "role": token.role, "default": token.default, "created_at": token.created_at,
+        "expires_at": token.expires_at, "uses_left": token.uses_left,
+    })
+}
+
+/// A token as `token create` and `token show` print it.
+pub fn token_shown(token: &Token, text: &str) -> Value {
+    json!({"id": token.id, "role": token.role, "token": text, "expires_at": token.expires_at, "uses_left": token.uses_left})
+}

@@ -1,0 +1,269 @@
+//! HTTP: `/v1/…` mirrors the commands with the same JSON; `/livez` answers without identity.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+use axum::routing::{delete, get, post};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, Refusal, Request};
+use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::service::{Service, refusal_error};
+
+/// The largest request body. The commands mirrored here are small.
+const MAX_BODY: usize = 64 * 1024;
+/// A client that takes longer to send its header is let go.
+const HEADER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Who speaks on one connection.
+#[derive(Clone)]
+struct Peer {
+    service: Service,
+    caller: Principal,
+    refused: Option<Refusal>,
+}
+
+/// Serves one HTTP connection, 1.1 or 2, until it ends.
+pub(crate) async fn serve_http<S>(service: Service, caller: Principal, refused: Option<Refusal>, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let router = router(Peer { service, caller, refused });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(64 * 1024);
+    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(32 * 1024);
+    let ended = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await;
+    if let Err(error) = ended {
+        tracing::debug!(%error, "http connection ended");
+    }
+}
+
+fn router(peer: Peer) -> Router {
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/v1/openapi.json", get(openapi))
+        .route("/v1/status", get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::Status { fresh: q.fresh })))
+        .route("/v1/nodes", get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::NodeList { fresh: q.fresh })))
+        .route("/v1/nodes/{node}", get(node_inspect).delete(node_remove).patch(node_update))
+        .route(
+            "/v1/nodes/{node}/promote",
+            post(|p: State<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Manager)),
+        )
+        .route(
+            "/v1/nodes/{node}/demote",
+            post(|p: State<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Worker)),
+        )
+        .route("/v1/tokens", get(|p: State<Peer>| ask(p, Request::TokenList)).post(token_create))
+        .route("/v1/tokens/{id}", delete(token_revoke))
+        .route("/v1/certificates", get(|p: State<Peer>| ask(p, Request::CertList)))
+        .route("/v1/certificates/{node}/rotate", post(cert_rotate))
+        .route("/v1/ca", get(|p: State<Peer>| ask(p, Request::CaShow)))
+        .route("/v1/users", get(|p: State<Peer>| ask(p, Request::UserList)))
+        .route("/v1/users/{name}", delete(user_revoke))
+        .route(
+            "/v1/blocklist",
+            get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::BlocklistList { fresh: q.fresh })),
+        )
+        .route("/v1/raft", get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::RaftStatus { fresh: q.fresh })))
+        .route("/v1/raft/transfer-leader", post(transfer_leader))
+        .route("/v1/actors", get(actors))
+        .route("/v1/actors/{*path}", get(actor_inspect).post(actor_poke))
+        .route("/v1/events", get(events))
+        .fallback(|| async {
+            error_response(&ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"))
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(peer)
+}
+
+#[derive(Deserialize)]
+struct Fresh {
+    #[serde(default)]
+    fresh: bool,
+}
+#[derive(Deserialize)]
+struct Force {
+    #[serde(default)]
+    force: bool,
+}
+#[derive(Deserialize)]
+struct Update {
+    #[serde(default)]
+    add: std::collections::BTreeMap<String, String>,
+    #[serde(default)]
+    remove: Vec<String>,
+    generation: Option<u64>,
+}
+#[derive(Deserialize)]
+struct NewToken {
+    role: Role,
+    ttl_ms: Option<u64>,
+    uses: Option<u32>,
+}
+#[derive(Deserialize)]
+struct Heir {
+    to: Option<String>,
+}
+#[derive(Deserialize)]
+struct Whose {
+    node: Option<String>,
+    #[serde(default)]
+    all: bool,
+}
+#[derive(Deserialize)]
+struct Poke {
+    node: Option<String>,
+    action: String,
+    how: Option<CrashHow>,
+}
+#[derive(Deserialize)]
+struct Since {
+    #[serde(default)]
+    since: u64,
+    #[serde(default)]
+    watch: u8,
+}
+
+async fn ask(State(peer): State<Peer>, request: Request) -> Response {
+    answer(&peer, RequestId(rand::random()), request).await
+}
+
+async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Response {
+    if let Some(refusal) = &peer.refused {
+        let mut response = error_response(&refusal_error(refusal));
+        *response.status_mut() = StatusCode::FORBIDDEN;
+        return response;
+    }
+    let call = ApiCall { id: 0, request_id, timeout_ms: 30_000, request };
+    match peer.service.answer(peer.caller.clone(), call).await {
+        Ok(text) => json_response(StatusCode::OK, text),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// A retry with the same `Muster-Request-Id` is the same request.
+fn request_id(headers: &HeaderMap) -> RequestId {
+    let given =
+        headers.get("muster-request-id").and_then(|v| v.to_str().ok()).and_then(|v| u128::from_str_radix(v, 16).ok());
+    RequestId(given.unwrap_or_else(rand::random))
+}
+
+fn json_response(status: StatusCode, text: String) -> Response {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
+}
+
+fn error_response(error: &ErrorBody) -> Response {
+    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json_response(status, error.to_json().to_string());
+    let retry = error.retry_after_ms.or(matches!(status.as_u16(), 429 | 503).then_some(1000));
+    if let Some(ms) = retry {
+        // Whole seconds, at least one (RFC 9110, section 10.2.3).
+        response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from(ms.div_ceil(1000).max(1)));
+    }
+    response
+}
+
+fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Box<Response>> {
+    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes).map_err(|e| {
+        Box::new(error_response(&ErrorBody::new(ErrorCode::Invalid, format!("the body is not what this takes: {e}"))))
+    })
+}
+
+async fn node_inspect(State(peer): State<Peer>, Path(node): Path<String>, q: Query<Fresh>) -> Response {
+    answer(&peer, RequestId(0), Request::NodeInspect { node, fresh: q.fresh }).await
+}
+async fn node_remove(
+    State(peer): State<Peer>,
+    Path(node): Path<String>,
+    q: Query<Force>,
+    headers: HeaderMap,
+) -> Response {
+    answer(&peer, request_id(&headers), Request::NodeRemove { node, force: q.force }).await
+}
+async fn node_update(State(peer): State<Peer>, Path(node): Path<String>, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<Update>(&bytes) {
+        Ok(u) => {
+            let generation = u.generation.map(muster_messages::Generation);
+            answer(&peer, request_id(&headers), Request::NodeUpdate { node, add: u.add, remove: u.remove, generation })
+                .await
+        }
+        Err(response) => *response,
+    }
+}
+async fn set_role(State(peer): State<Peer>, Path(node): Path<String>, headers: HeaderMap, role: Role) -> Response {
+    answer(&peer, request_id(&headers), Request::SetRole { node, role }).await
+}
+async fn token_create(State(peer): State<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<NewToken>(&bytes) {
+        Ok(t) => {
+            answer(&peer, request_id(&headers), Request::TokenCreate { role: t.role, ttl_ms: t.ttl_ms, uses: t.uses })
+                .await
+        }
+        Err(response) => *response,
+    }
+}
+async fn token_revoke(State(peer): State<Peer>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+    answer(&peer, request_id(&headers), Request::TokenRevoke { id }).await
+}
+async fn cert_rotate(State(peer): State<Peer>, Path(node): Path<String>, headers: HeaderMap) -> Response {
+    answer(&peer, request_id(&headers), Request::CertRotate { node }).await
+}
+async fn user_revoke(State(peer): State<Peer>, Path(name): Path<String>, headers: HeaderMap) -> Response {
+    match name.parse() {
+        Ok(name) => answer(&peer, request_id(&headers), Request::UserRevoke { name }).await,
+        Err(bad) => error_response(&ErrorBody::new(ErrorCode::Invalid, muster_messages::BadId::to_string(&bad))),
+    }
+}
+async fn transfer_leader(State(peer): State<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<Heir>(&bytes) {
+        Ok(heir) => answer(&peer, request_id(&headers), Request::TransferLeader { to: heir.to }).await,
+        Err(response) => *response,
+    }
+}
+fn whose(node: Option<String>, all: bool) -> ActorsOf {
+    match node {
+        _ if all => ActorsOf::All,
+        None => ActorsOf::Here,
+        Some(node) if node == "leader" => ActorsOf::Leader,
+        Some(node) => ActorsOf::Node(node),
+    }
+}
+async fn actors(State(peer): State<Peer>, Query(q): Query<Whose>) -> Response {
+    answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Tree }).await
+}
+async fn actor_inspect(State(peer): State<Peer>, Path(path): Path<String>, Query(q): Query<Whose>) -> Response {
+    answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Inspect { path } }).await
+}
+async fn actor_poke(State(peer): State<Peer>, Path(path): Path<String>, Query(q): Query<Poke>) -> Response {
+    let ask = match (q.action.as_str(), q.how) {
+        ("restart", _) => ActorsAsk::Restart { path },
+        ("crash", how) => ActorsAsk::Crash { path, how: how.unwrap_or(CrashHow::Panic) },
+        (other, _) => {
+            let text = format!("action={other}: must be restart or crash");
+            return error_response(&ErrorBody::new(ErrorCode::Invalid, text));
+        }
+    };
+    answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, false), ask }).await
+}
+async fn events(State(peer): State<Peer>, Query(q): Query<Since>) -> Response {
+    let wait_ms = if q.watch != 0 { 25_000 } else { 0 };
+    answer(&peer, RequestId(0), Request::Events { since: Revision(q.since), wait_ms }).await
+}
+
+/// A description of `/v1`, kept beside the routes above.
+async fn openapi() -> Response {
+    json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
+}

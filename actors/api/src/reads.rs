@@ -1,0 +1,216 @@
+//! Reads: linearizable from the local copy after a read index; with the leader's conditions where they matter; from
+//! the local copy, marked stale, where there is no quorum and the contract allows it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::protocol::{RaftMemberMsg, ReadError};
+use muster_messages::wire::Request;
+use muster_messages::{ErrorBody, ErrorCode, Replica, RoleView, SelfView};
+use serde_json::{Value, json};
+
+use crate::core::{self, Source, resolve};
+use crate::ports::ManagerPorts;
+use crate::service::{Asked, Service};
+
+/// How long a read that may be answered stale waits for a quorum first: two election timeouts.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+impl Service {
+    /// A linearizable copy of the state.
+    pub(crate) async fn copy(&self, manager: &ManagerPorts, limit: Duration) -> Result<Arc<Replica>, ErrorBody> {
+        let deadline_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let margin = limit + Duration::from_millis(200);
+        let read = manager.raft.ask(margin, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
+        match read {
+            Ok(Ok(replica)) => Ok(replica),
+            Ok(Err(ReadError::Busy)) => {
+                let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many reads are in flight; retry");
+                Err(busy.retry_after(Duration::from_millis(200)))
+            }
+            Ok(Err(why)) => Err(self.no_quorum(manager, &format!("the read was not confirmed ({why})"))),
+            Err(why) => Err(why.into()),
+        }
+    }
+
+    /// Reads that need quorum and nothing of the leader's memory.
+    pub(crate) async fn read(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
+        if let Request::Events { since, wait_ms } = &asked.request {
+            return self.events(manager, asked, *since, Duration::from_millis(*wait_ms)).await;
+        }
+        let replica = self.copy(manager, asked.left()).await?;
+        let (roles, peers) = (RoleView::default(), (manager.peers)());
+        let source = Source { replica: &replica, roles: &roles, this: manager.node, peers: &peers, stale: None };
+        let answer = match &asked.request {
+            Request::CertList => source.certificates(),
+            Request::CaShow => ca(&replica)?,
+            Request::UserList => users(&replica),
+            other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
+        };
+        Ok(answer.to_string())
+    }
+
+    /// Reads that the local copy may answer without quorum. The conditions of nodes live with the leader, so a
+    /// follower passes these on; the leader answers after a read index.
+    pub(crate) async fn staleable_read(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        relayed: bool,
+    ) -> Result<String, ErrorBody> {
+        let leading = manager.replica.borrow().raft.leading;
+        let fresh = wants_fresh(&asked.request);
+        let patience = if fresh { asked.left() } else { asked.left().min(PATIENCE) };
+        let local = matches!(asked.request, Request::BlocklistList { .. } | Request::NodeInspect { .. });
+        if leading || (local && !relayed) {
+            match self.copy(manager, patience).await {
+                Ok(replica) if leading || !matches!(asked.request, Request::NodeInspect { .. }) => {
+                    return self.render(manager, asked, &replica, None);
+                }
+                Err(error) if fresh => return Err(error),
+                Err(_) if leading => return self.render_stale(manager, asked),
+                _ => {}
+            }
+        }
+        if relayed {
+            return Err(not_leading());
+        }
+        let mut limited = asked.clone();
+        limited.deadline = tokio::time::Instant::now() + patience;
+        match self.to_leader(manager, &limited).await {
+            Ok(answer) => self.localize(manager, asked, answer),
+            Err(error) if fresh || !is_unavailable(error.code) => Err(error),
+            Err(_) => self.render_stale(manager, asked),
+        }
+    }
+
+    fn render_stale(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
+        let replica = manager.replica.borrow().clone();
+        let as_of = replica.tables.events.last().map_or_else(|| muster_kernel::Clock.wall(), |e| e.at);
+        self.render(manager, asked, &replica, Some(as_of))
+    }
+
+    fn render(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        replica: &Replica,
+        stale: Option<muster_messages::WallTime>,
+    ) -> Result<String, ErrorBody> {
+        let roles = manager.leader.view.borrow().clone();
+        let none = RoleView::default();
+        let peers = (manager.peers)();
+        let roles: &RoleView = if replica.raft.leading { &roles } else { &none };
+        let source = Source { replica, roles, this: manager.node, peers: &peers, stale };
+        let answer = match &asked.request {
+            Request::Status { .. } => to_json(&source.status(self.this())),
+            Request::NodeList { .. } => to_json(&source.node_list()),
+            Request::NodeInspect { node, .. } => to_json(&source.node(resolve(&replica.tables, node)?)),
+            Request::BlocklistList { .. } => Ok(source.blocklist()),
+            Request::RaftStatus { .. } => to_json(&source.raft_status()),
+            other => Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
+        };
+        Ok(answer?.to_string())
+    }
+
+    fn this(&self) -> SelfView {
+        let facts = (self.ports.facts)();
+        SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: facts.trouble }
+    }
+
+    /// The leader wrote itself into `self` of `status`: the node that was asked belongs there.
+    fn localize(&self, _manager: &ManagerPorts, asked: &Asked, answer: String) -> Result<String, ErrorBody> {
+        if !matches!(asked.request, Request::Status { .. }) {
+            return Ok(answer);
+        }
+        let mut value: Value =
+            serde_json::from_str(&answer).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
+        if let Some(map) = value.as_object_mut() {
+            map.insert("self".to_owned(), to_json(&self.this())?);
+        }
+        Ok(value.to_string())
+    }
+
+    async fn events(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        since: muster_messages::Revision,
+        wait: Duration,
+    ) -> Result<String, ErrorBody> {
+        let replica = self.copy(manager, asked.left()).await?;
+        if let Some(oldest) = replica.tables.events.front()
+            && since.0 != 0
+            && since.0 + 1 < oldest.revision.0
+            && replica.tables.events.len() >= 10_000
+        {
+            let text = format!(
+                "events after {since} are no longer kept (the oldest is {}); start again without --since",
+                oldest.revision
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text));
+        }
+        let mut changes = manager.replica.clone();
+        let limit = wait.min(asked.left());
+        let newer = |r: &Replica| r.tables.events.last().is_some_and(|e| e.revision > since);
+        let seen = tokio::time::timeout(limit, changes.wait_for(|r| newer(r))).await;
+        let replica = match seen {
+            Ok(Ok(replica)) => replica.clone(),
+            _ => replica,
+        };
+        // Events are ordered by revision: walk back from the newest.
+        let mut items: Vec<Value> =
+            replica.tables.events.iter().rev().take_while(|e| e.revision > since).map(|e| core::event(e)).collect();
+        items.reverse();
+        Ok(json!({"items": items, "revision": replica.tables.revision}).to_string())
+    }
+}
+
+fn wants_fresh(request: &Request) -> bool {
+    match request {
+        Request::Status { fresh }
+        | Request::NodeList { fresh }
+        | Request::NodeInspect { fresh, .. }
+        | Request::BlocklistList { fresh }
+        | Request::RaftStatus { fresh } => *fresh,
+        _ => true,
+    }
+}
+
+/// The answer of a manager that was asked as the leader and is not: whoever relayed tries again.
+pub(crate) fn not_leading() -> ErrorBody {
+    ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead")
+        .with_details(&json!({"not_leading": true}))
+        .retry_after(Duration::from_millis(20))
+}
+
+pub(crate) fn is_unavailable(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::NoQuorum | ErrorCode::Unreachable | ErrorCode::TimedOut | ErrorCode::UnknownOutcome)
+}
+
+pub(crate) fn to_json<T: serde::Serialize>(view: &T) -> Result<Value, ErrorBody> {
+    serde_json::to_value(view).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
+}
+
+fn ca(replica: &Replica) -> Result<Value, ErrorBody> {
+    let cluster = replica.tables.cluster.as_ref();
+    let cluster = cluster
+        .ok_or_else(|| ErrorBody::new(ErrorCode::NoQuorum, "the cluster's first entry is not applied here yet"))?;
+    let bad = |why: String| ErrorBody::new(ErrorCode::Internal, format!("unreadable root certificate: {why}"));
+    let digest = muster_pki::digest(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;
+    let not_after = muster_pki::not_after_of_pem(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;
+    Ok(json!({"digest": digest, "not_after": not_after, "pem": cluster.root_cert_pem}))
+}
+
+fn users(replica: &Replica) -> Value {
+    let items: Vec<Value> = replica
+        .tables
+        .users
+        .values()
+        .map(|u| {
+            json!({"name": u.name, "admin": u.admin, "namespaces": u.namespaces, "serial": u.serial,
+                   "created_at": u.created_at, "not_after": u.not_after})
+        })
+        .collect();
+    json!({"items": items})
+}

@@ -1,0 +1,176 @@
+//! One request in, one answer out, wherever the leader is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use muster_messages::wire::{ApiCall, Refusal, Request};
+use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId};
+use tokio::time::Instant;
+
+use crate::core::{Kind, authorize, kind_of};
+use crate::ports::{ApiPorts, ManagerPorts};
+use crate::relay::Relay;
+
+/// The longest a request may take, whatever its caller says: it holds a place among the bounded requests.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Requests that may be in progress in one process. Chosen so that their memory stays in the tens of megabytes.
+const IN_PROGRESS: u64 = 8192;
+
+/// The API of this process. Cheap to clone.
+#[derive(Clone)]
+pub struct Service {
+    pub(crate) ports: ApiPorts,
+    pub(crate) relay: Relay,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// What the API counts.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub answered: AtomicU64,
+    pub refused: AtomicU64,
+    pub overloaded: AtomicU64,
+    pub in_progress: AtomicU64,
+}
+
+/// One request on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub caller: Principal,
+    pub request_id: RequestId,
+    pub deadline: Instant,
+    pub request: Request,
+}
+
+impl Asked {
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+    pub(crate) fn left_ms(&self) -> u64 {
+        u64::try_from(self.left().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Service {
+    /// The API over these ports.
+    pub fn new(ports: ApiPorts) -> Self {
+        let relay = Relay::new(ports.dialer.clone());
+        Self { ports, relay, counters: Arc::new(Counters::default()) }
+    }
+
+    /// Answers a request of an authenticated caller, within its timeout.
+    pub async fn answer(&self, caller: Principal, call: ApiCall) -> Result<String, ErrorBody> {
+        self.answer_relayed(caller, call, false).await
+    }
+
+    /// Answers what another manager's caller asked; that manager has authenticated it.
+    pub async fn answer_relayed(&self, caller: Principal, call: ApiCall, relayed: bool) -> Result<String, ErrorBody> {
+        let timeout = Duration::from_millis(call.timeout_ms).min(LONGEST);
+        let asked =
+            Asked { caller, request_id: call.request_id, deadline: Instant::now() + timeout, request: call.request };
+        if self.counters.in_progress.fetch_add(1, Ordering::Relaxed) >= IN_PROGRESS {
+            self.counters.in_progress.fetch_sub(1, Ordering::Relaxed);
+            self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
+            let full = ErrorBody::new(ErrorCode::TooManyRequests, "too many requests are in progress here; retry");
+            return Err(full.retry_after(Duration::from_millis(500)));
+        }
+        let _place = Place(&self.counters);
+        let result = self.dispatch(&asked, relayed).await;
+        let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
+        counter.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    async fn dispatch(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {
+        let facts = (self.ports.facts)();
+        authorize(&asked.caller, &asked.request, &facts.managers)?;
+        match &asked.request {
+            Request::Contact => {
+                let answer = serde_json::json!({"managers": facts.managers, "root_pem": facts.root_pem, "cluster": facts.cluster});
+                return Ok(answer.to_string());
+            }
+            Request::Actors { node, ask } => return self.actors(asked, node, ask).await,
+            _ => {}
+        }
+        let manager = self.ports.manager.borrow().clone();
+        let Some(manager) = manager else {
+            return self.without_manager_half(asked, &facts).await;
+        };
+        match kind_of(&asked.request) {
+            Kind::Write | Kind::SecretRead => self.write(&manager, asked, relayed).await,
+            Kind::StaleableRead => self.staleable_read(&manager, asked, relayed).await,
+            _ => self.read(&manager, asked).await,
+        }
+    }
+
+    /// A worker passes its own node's requests to a manager. It vouches for nobody else.
+    async fn without_manager_half(&self, asked: &Asked, facts: &crate::NodeFacts) -> Result<String, ErrorBody> {
+        if asked.caller != Principal::Node(facts.id) {
+            let details = serde_json::json!({"managers": facts.managers});
+            let sentence = match facts.managers.first() {
+                Some(first) => format!("this node is no manager; ask one, for example {first}"),
+                None => "this node is no manager, and knows none".to_owned(),
+            };
+            return Err(ErrorBody::new(ErrorCode::NotAManager, sentence).with_details(&details));
+        }
+        if let Some(trouble) = &facts.trouble {
+            // Final: no manager will answer this node any more.
+            if let Some(code) = final_code(trouble) {
+                return Err(ErrorBody::new(code, format!("this node is {trouble}: the managers no longer talk to it")));
+            }
+        }
+        self.relay.to_some_manager(asked, &facts.managers).await
+    }
+
+    /// The managers' names that are missing for a quorum, as a sentence.
+    pub(crate) fn no_quorum(&self, manager: &ManagerPorts, why: &str) -> ErrorBody {
+        let replica = manager.replica.borrow().clone();
+        let peers = (manager.peers)();
+        let roles = muster_messages::RoleView::default();
+        let source =
+            crate::core::Source { replica: &replica, roles: &roles, this: manager.node, peers: &peers, stale: None };
+        let missing = source.missing();
+        let named: Vec<String> = missing
+            .iter()
+            .map(|id| {
+                replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| format!("{} ({})", n.name, n.addr))
+            })
+            .collect();
+        let sentence = if named.is_empty() {
+            format!("{why}: no leader at the moment; retry")
+        } else {
+            format!("{why}: these managers do not answer: {}; start them or restore their network", named.join(", "))
+        };
+        ErrorBody::new(ErrorCode::NoQuorum, sentence)
+            .with_details(&serde_json::json!({"missing": missing, "missing_names": named}))
+            .retry_after(Duration::from_millis(500))
+    }
+}
+
+fn final_code(trouble: &str) -> Option<ErrorCode> {
+    match trouble {
+        "blocked" => Some(ErrorCode::Blocked),
+        "removed" => Some(ErrorCode::Removed),
+        _ => None,
+    }
+}
+
+struct Place<'a>(&'a Counters);
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.in_progress.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The error that stands for a refusal right after the handshake.
+pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
+    let mut error = ErrorBody::new(refusal.reason.code(), refusal.message.clone())
+        .with_details(&serde_json::json!({"managers": refusal.managers}));
+    error.retry_after_ms = refusal.retry_after_ms;
+    if refusal.reason == RefusalReason::Forbidden {
+        error.code = ErrorCode::Forbidden;
+    }
+    error
+}

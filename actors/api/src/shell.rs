@@ -1,0 +1,164 @@
+//! The actor `node/api`: accepts on the admin socket, receives the gateway's connections, serves each in a task that
+//! ends with this incarnation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use muster_gateway::{Connection, Framed};
+use muster_kernel::{Cx, Fault, Shell};
+use muster_messages::Principal;
+use muster_messages::protocol::{Named, Service as Port};
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, Semaphore, mpsc};
+
+use crate::http::serve_http;
+use crate::native::serve_native;
+use crate::service::Service;
+use crate::socket::{AdminSocket, Spoken, recognise};
+
+/// Connections of the admin socket at one time: its clients are one user's programs.
+const SOCKET_CONNECTIONS: usize = 512;
+
+/// The API's private messages. What it serves comes through its connections.
+pub enum ApiMsg {
+    /// The gateway's channel ended: the gateway is restarting, a new registration follows with a new incarnation.
+    GatewayGone,
+}
+impl Named for ApiMsg {
+    fn name(&self) -> &'static str {
+        match self {
+            ApiMsg::GatewayGone => "gateway_gone",
+        }
+    }
+}
+
+/// Connections from the gateway, shared by the incarnations of this actor.
+pub type Incoming = Arc<Mutex<mpsc::Receiver<Connection>>>;
+
+/// The API's shell.
+pub struct ApiShell {
+    service: Service,
+    incoming: Incoming,
+    socket: Option<Arc<AdminSocket>>,
+    /// A manager's socket speaks as operator, a worker's as its node.
+    socket_caller: Arc<dyn Fn() -> Principal + Send + Sync>,
+    open: Arc<AtomicU64>,
+}
+
+impl ApiShell {
+    /// An API that serves these connections.
+    pub fn new(
+        service: Service,
+        incoming: Incoming,
+        socket: Option<Arc<AdminSocket>>,
+        socket_caller: Arc<dyn Fn() -> Principal + Send + Sync>,
+    ) -> Self {
+        Self { service, incoming, socket, socket_caller, open: Arc::new(AtomicU64::new(0)) }
+    }
+
+    fn accept_from_gateway(&self, cx: &Cx<ApiMsg>) {
+        let (service, incoming, open, tasks) =
+            (self.service.clone(), Arc::clone(&self.incoming), Arc::clone(&self.open), cx.clone());
+        cx.spawn(async move {
+            let mut incoming = incoming.lock().await;
+            while let Some(connection) = incoming.recv().await {
+                let (service, place) = (service.clone(), Open::new(&open));
+                tasks.spawn(async move {
+                    serve(service, connection).await;
+                    drop(place);
+                });
+            }
+            let _stopping = tasks.me().tell(ApiMsg::GatewayGone);
+        });
+    }
+
+    fn accept_from_socket(&self, cx: &Cx<ApiMsg>, socket: Arc<AdminSocket>) {
+        let (service, open, tasks, caller) =
+            (self.service.clone(), Arc::clone(&self.open), cx.clone(), Arc::clone(&self.socket_caller));
+        cx.spawn(async move {
+            let slots = Arc::new(Semaphore::new(SOCKET_CONNECTIONS));
+            loop {
+                let slot = Arc::clone(&slots).acquire_owned().await.expect("the semaphore is never closed");
+                let stream = match socket.accept().await {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        // Out of file descriptors, most likely: it passes when connections close.
+                        tracing::warn!(%error, "the admin socket cannot accept; retrying");
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                        continue;
+                    }
+                };
+                let (service, place, caller) = (service.clone(), Open::new(&open), caller());
+                tasks.spawn(async move {
+                    match recognise(stream).await {
+                        Ok(Spoken::Native(stream)) => {
+                            let ended = serve_native(service, caller, Framed::new(stream)).await;
+                            if let Err(error) = ended {
+                                tracing::debug!(%error, "admin socket connection ended");
+                            }
+                        }
+                        Ok(Spoken::Http(stream)) => serve_http(service, caller, None, stream).await,
+                        Ok(Spoken::Nothing) | Err(_) => {}
+                    }
+                    drop((place, slot));
+                });
+            }
+        });
+    }
+}
+
+async fn serve(service: Service, connection: Connection) {
+    let caller = connection.principal();
+    match connection.service {
+        Port::Http => serve_http(service, caller, connection.refused, connection.stream).await,
+        _ => {
+            let ended = serve_native(service, caller, Framed::new(connection.stream)).await;
+            if let Err(error) = ended {
+                tracing::debug!(%error, remote = %connection.remote, "api connection ended");
+            }
+        }
+    }
+    drop(connection.permit);
+}
+
+struct Open(Arc<AtomicU64>);
+impl Open {
+    fn new(count: &Arc<AtomicU64>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Shell for ApiShell {
+    type Msg = ApiMsg;
+    const KIND: &'static str = "Api";
+
+    async fn started(&mut self, cx: &Cx<ApiMsg>) -> Result<(), Fault> {
+        self.accept_from_gateway(cx);
+        if let Some(socket) = &self.socket {
+            self.accept_from_socket(cx, Arc::clone(socket));
+        }
+        Ok(())
+    }
+
+    async fn handle(&mut self, _cx: &Cx<ApiMsg>, msg: ApiMsg) -> Result<(), Fault> {
+        match msg {
+            ApiMsg::GatewayGone => Ok(()),
+        }
+    }
+
+    fn view(&self) -> Value {
+        let c = &self.service.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        json!({
+            "connections": load(&self.open), "in_progress": load(&c.in_progress), "answered": load(&c.answered),
+            "refused": load(&c.refused), "overloaded": load(&c.overloaded),
+        })
+    }
+}

@@ -1,0 +1,119 @@
+//! The admin socket: a Unix socket that belongs to the user who runs the daemon. Native frames and HTTP on the same
+//! socket, told apart by the first byte: a frame's length is below 16 MiB, so it starts with a zero byte.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+
+/// The longest path a Unix socket can have (`sun_path` without its terminating zero, see unix(7)).
+const LONGEST_PATH: usize = 107;
+
+/// Why there is no admin socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketFault {
+    #[error(
+        "the socket path {path} has {len} bytes, a Unix socket holds at most {LONGEST_PATH}; choose a shorter one with --socket"
+    )]
+    TooLong { path: PathBuf, len: usize },
+    #[error("cannot listen on {path}")]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A listening admin socket. Dropped: the file is removed.
+#[derive(Debug)]
+pub struct AdminSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl AdminSocket {
+    /// Refuses a path that no socket can have.
+    pub fn check(path: &Path) -> Result<(), SocketFault> {
+        let len = path.as_os_str().len();
+        if len > LONGEST_PATH { Err(SocketFault::TooLong { path: path.to_owned(), len }) } else { Ok(()) }
+    }
+
+    /// Listens at `path`, replacing a socket that a dead process left there. The data directory's lock says that it is dead.
+    pub fn bind(path: &Path) -> Result<Self, SocketFault> {
+        Self::check(path)?;
+        let fault = |source| SocketFault::Io { path: path.to_owned(), source };
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fault(e)),
+            _ => {}
+        }
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(fault)?;
+        }
+        // The file must never be open to others, not even between bind and chmod.
+        let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+        let listener = UnixListener::bind(path);
+        rustix::process::umask(before);
+        let listener = listener.map_err(fault)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(fault)?;
+        Ok(Self { listener, path: path.to_owned() })
+    }
+
+    pub(crate) async fn accept(&self) -> io::Result<UnixStream> {
+        self.listener.accept().await.map(|(stream, _)| stream)
+    }
+}
+
+impl Drop for AdminSocket {
+    fn drop(&mut self) {
+        let _gone_already = std::fs::remove_file(&self.path);
+    }
+}
+
+/// What a client of the socket speaks.
+pub(crate) enum Spoken {
+    Native(Rewound),
+    Http(Rewound),
+    Nothing,
+}
+
+pub(crate) async fn recognise(mut stream: UnixStream) -> io::Result<Spoken> {
+    let mut first = [0u8; 1];
+    if stream.read(&mut first).await? == 0 {
+        return Ok(Spoken::Nothing);
+    }
+    let rewound = Rewound { first: Some(first[0]), stream };
+    Ok(if first[0] == 0 { Spoken::Native(rewound) } else { Spoken::Http(rewound) })
+}
+
+/// A stream whose first byte was looked at and is read again.
+pub(crate) struct Rewound {
+    first: Option<u8>,
+    stream: UnixStream,
+}
+
+impl AsyncRead for Rewound {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if buf.remaining() > 0
+            && let Some(first) = self.first.take()
+        {
+            buf.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+impl AsyncWrite for Rewound {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, data)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
