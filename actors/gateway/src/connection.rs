@@ -30,12 +30,7 @@ pub struct Connection {
 
 impl Connection {
     /// A connection that no gateway counts: an in-memory stream in tests, a local socket.
-    pub fn detached(
-        stream: BoxStream,
-        service: Service,
-        identity: Option<CertIdentity>,
-        remote: SocketAddr,
-    ) -> Self {
+    pub fn detached(stream: BoxStream, service: Service, identity: Option<CertIdentity>, remote: SocketAddr) -> Self {
         let kill = Kill::new();
         Self {
             stream: Box::pin(Killable::new(stream, &kill)),
@@ -50,9 +45,7 @@ impl Connection {
     }
     /// Whoever is on the other side, by certificate.
     pub fn principal(&self) -> Principal {
-        self.identity
-            .as_ref()
-            .map_or(Principal::Anonymous, CertIdentity::principal)
+        self.identity.as_ref().map_or(Principal::Anonymous, CertIdentity::principal)
     }
 }
 
@@ -78,9 +71,7 @@ impl ConnectionPermit {
     }
     #[allow(dead_code, reason = "used by the accept path")]
     pub(crate) fn holding(held: impl Send + Sync + 'static) -> Self {
-        Self {
-            _held: Some(Box::new(held)),
-        }
+        Self { _held: Some(Box::new(held)) }
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{Greeting, Refusal};
 use muster_messages::{CertIdentity, NodeId, RefusalReason};
+use muster_pki::TlsFault;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -21,7 +22,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::framed::{FrameError, Framed};
 use crate::stream::BoxStream;
-use crate::tls;
+use crate::tls::{self, ClientTls};
 
 /// How long each stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +37,7 @@ pub struct DialTimeouts {
 
 impl Default for DialTimeouts {
     fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(3),
-            tls: Duration::from_secs(5),
-            greeting: Duration::from_secs(5),
-        }
+        Self { connect: Duration::from_secs(3), tls: Duration::from_secs(5), greeting: Duration::from_secs(5) }
     }
 }
 
@@ -90,8 +87,8 @@ pub enum DialError {
     #[error("{addr} is not the node we want: {why}")]
     WrongPeer { addr: String, why: String },
     /// Our own credentials cannot be used.
-    #[error("unusable credentials: {0}")]
-    Credentials(String),
+    #[error("the credentials cannot be used")]
+    Credentials(#[from] TlsFault),
     /// The other side answered and refused.
     #[error("{addr} refused: {refusal}")]
     Refused { addr: String, refusal: Refusal },
@@ -104,11 +101,7 @@ pub enum DialError {
         source: FrameError,
     },
     #[error("{addr} did not answer in time: {stage} took more than {}s", .limit.as_secs())]
-    Timeout {
-        addr: String,
-        stage: Stage,
-        limit: Duration,
-    },
+    Timeout { addr: String, stage: Stage, limit: Duration },
 }
 
 impl DialError {
@@ -151,7 +144,7 @@ impl std::fmt::Debug for dyn crate::stream::Duplex {
 #[derive(Clone, Debug)]
 enum Trust {
     /// Our certificate, renewals included.
-    Credentials(watch::Receiver<Arc<NodeCredentials>>),
+    Credentials { current: watch::Receiver<Arc<NodeCredentials>>, tls: Arc<ClientTls> },
     /// No certificate, and this root: a joiner that has checked the digest, a client with a bearer token.
     Root { root_pem: Arc<str> },
 }
@@ -167,18 +160,13 @@ impl Dialer {
     /// Dials with the credentials that are current at the time of each dial.
     pub fn new(credentials: watch::Receiver<Arc<NodeCredentials>>) -> Self {
         Self {
-            trust: Trust::Credentials(credentials),
+            trust: Trust::Credentials { current: credentials, tls: Arc::default() },
             timeouts: DialTimeouts::default(),
         }
     }
     /// Dials without a certificate, trusting this root.
     pub fn anonymous(root_pem: &str) -> Self {
-        Self {
-            trust: Trust::Root {
-                root_pem: root_pem.into(),
-            },
-            timeouts: DialTimeouts::default(),
-        }
+        Self { trust: Trust::Root { root_pem: root_pem.into() }, timeouts: DialTimeouts::default() }
     }
     /// With other deadlines.
     #[must_use]
@@ -188,21 +176,19 @@ impl Dialer {
     }
 
     /// A welcomed connection to `addr` (`host:port`). On [`Service::Http`] there is no greeting: the stream is ready.
-    pub async fn dial(
-        &self,
-        addr: &str,
-        service: Service,
-        expect: Option<NodeId>,
-    ) -> Result<Dialed, DialError> {
+    pub async fn dial(&self, addr: &str, service: Service, expect: Option<NodeId>) -> Result<Dialed, DialError> {
         let (config, ours) = match &self.trust {
-            Trust::Credentials(credentials) => {
-                let credentials = credentials.borrow().clone();
-                let config = tls::client_config(&credentials, service);
+            Trust::Credentials { current, tls } => {
+                let credentials = current.borrow().clone();
+                let config = tls.config(&credentials, service);
                 (config, Some(credentials.identity.clone()))
             }
-            Trust::Root { root_pem } => (tls::anonymous_config(root_pem, service), None),
+            Trust::Root { root_pem } => {
+                let config = muster_pki::client_config(root_pem, None, service.alpn());
+                (config, None)
+            }
         };
-        let config = config.map_err(DialError::Credentials)?;
+        let config = config?;
         let tcp = self.connect(addr).await?;
         let (remote, local) = addresses(addr, &tcp)?;
         let tls = self.handshake(addr, tcp, config).await?;
@@ -215,28 +201,14 @@ impl Dialer {
         if service != Service::Http {
             self.greeted(addr, &mut stream, node).await?;
         }
-        Ok(Dialed {
-            stream,
-            identity,
-            node,
-            remote,
-            local,
-        })
+        Ok(Dialed { stream, identity, node, remote, local })
     }
 
     /// A join connection to whoever answers at `addr`, for fetching the root. Nothing secret may be sent on it. What was
     /// presented is kept, so that [`Unverified::verify`] can tell later whether it belongs to the root that came back.
-    pub async fn dial_unverified(
-        addr: &str,
-        timeouts: DialTimeouts,
-    ) -> Result<Unverified, DialError> {
-        let dialer = Self {
-            trust: Trust::Root {
-                root_pem: "".into(),
-            },
-            timeouts,
-        };
-        let config = tls::unverified_config(Service::Join).map_err(DialError::Credentials)?;
+    pub async fn dial_unverified(addr: &str, timeouts: DialTimeouts) -> Result<Unverified, DialError> {
+        let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
+        let config = muster_pki::unverified_client_config(Service::Join.alpn())?;
         let tcp = dialer.connect(addr).await?;
         let (remote, local) = addresses(addr, &tcp)?;
         let tls = dialer.handshake(addr, tcp, config).await?;
@@ -244,12 +216,7 @@ impl Dialer {
         let presented: Vec<_> = chain.iter().map(|c| c.clone().into_owned()).collect();
         let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
         dialer.greeting(addr, &mut stream).await?;
-        Ok(Unverified {
-            stream,
-            presented,
-            remote,
-            local,
-        })
+        Ok(Unverified { stream, presented, remote, local })
     }
 
     async fn connect(&self, addr: &str) -> Result<TcpStream, DialError> {
@@ -257,18 +224,13 @@ impl Dialer {
         let resolving = timeout(limit, tokio::net::lookup_host(addr)).await;
         let found: Vec<SocketAddr> = resolving
             .map_err(|_| late(addr, Stage::Resolve, limit))?
-            .map_err(|source| DialError::Resolve {
-                addr: addr.to_owned(),
-                source,
-            })?
+            .map_err(|source| DialError::Resolve { addr: addr.to_owned(), source })?
             .collect();
         let connected = timeout(limit, TcpStream::connect(found.as_slice())).await;
-        let tcp = connected
-            .map_err(|_| late(addr, Stage::Connect, limit))?
-            .map_err(|source| connect_error(addr, source))?;
+        let tcp =
+            connected.map_err(|_| late(addr, Stage::Connect, limit))?.map_err(|source| connect_error(addr, source))?;
         // Small frames must leave at once; without it a round trip costs up to 40 ms.
-        tcp.set_nodelay(true)
-            .map_err(|source| connect_error(addr, source))?;
+        tcp.set_nodelay(true).map_err(|source| connect_error(addr, source))?;
         Ok(tcp)
     }
 
@@ -283,42 +245,21 @@ impl Dialer {
         timeout(limit, connecting)
             .await
             .map_err(|_| late(addr, Stage::Tls, limit))?
-            .map_err(|source| DialError::Tls {
-                addr: addr.to_owned(),
-                source,
-            })
+            .map_err(|source| DialError::Tls { addr: addr.to_owned(), source })
     }
 
-    async fn greeting(
-        &self,
-        addr: &str,
-        stream: &mut Framed<BoxStream>,
-    ) -> Result<NodeId, DialError> {
+    async fn greeting(&self, addr: &str, stream: &mut Framed<BoxStream>) -> Result<NodeId, DialError> {
         let limit = self.timeouts.greeting;
         let received = timeout(limit, stream.recv::<Greeting>()).await;
         let greeting = received.map_err(|_| late(addr, Stage::Greeting, limit))?;
-        let ended = |source| DialError::Greeting {
-            addr: addr.to_owned(),
-            source,
-        };
-        match greeting
-            .map_err(ended)?
-            .ok_or_else(|| ended(FrameError::Cut))?
-        {
+        let ended = |source| DialError::Greeting { addr: addr.to_owned(), source };
+        match greeting.map_err(ended)?.ok_or_else(|| ended(FrameError::Cut))? {
             Greeting::Welcome { node } => Ok(node),
-            Greeting::Refused(refusal) => Err(DialError::Refused {
-                addr: addr.to_owned(),
-                refusal,
-            }),
+            Greeting::Refused(refusal) => Err(DialError::Refused { addr: addr.to_owned(), refusal }),
         }
     }
 
-    async fn greeted(
-        &self,
-        addr: &str,
-        stream: &mut Framed<BoxStream>,
-        node: NodeId,
-    ) -> Result<(), DialError> {
+    async fn greeted(&self, addr: &str, stream: &mut Framed<BoxStream>, node: NodeId) -> Result<(), DialError> {
         let named = self.greeting(addr, stream).await?;
         if named == node {
             return Ok(());
@@ -358,7 +299,7 @@ fn peer_identity(
 ) -> Result<CertIdentity, String> {
     let chain = tls.get_ref().1.peer_certificates().unwrap_or_default();
     let leaf = chain.first().ok_or("it presented no certificate")?;
-    let identity = tls::identity_of(leaf)?;
+    let identity = muster_pki::identity_of(leaf).map_err(|e| e.to_string())?;
     let Some((node, _)) = identity.node() else {
         return Err(format!("it is {}, not a node", identity.principal()));
     };
@@ -385,16 +326,9 @@ fn addresses(addr: &str, tcp: &TcpStream) -> Result<(SocketAddr, SocketAddr), Di
 }
 
 fn connect_error(addr: &str, source: io::Error) -> DialError {
-    DialError::Connect {
-        addr: addr.to_owned(),
-        source,
-    }
+    DialError::Connect { addr: addr.to_owned(), source }
 }
 
 fn late(addr: &str, stage: Stage, limit: Duration) -> DialError {
-    DialError::Timeout {
-        addr: addr.to_owned(),
-        stage,
-        limit,
-    }
+    DialError::Timeout { addr: addr.to_owned(), stage, limit }
 }

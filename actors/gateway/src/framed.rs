@@ -39,10 +39,7 @@ struct Inbound {
 
 impl Inbound {
     /// The next frame's body, or `None` at a clean end. Safe to drop and call again.
-    async fn next<R: AsyncRead + Unpin>(
-        &mut self,
-        io: &mut R,
-    ) -> Result<Option<Bytes>, FrameError> {
+    async fn next<R: AsyncRead + Unpin>(&mut self, io: &mut R) -> Result<Option<Bytes>, FrameError> {
         loop {
             let wanted = match self.bytes.first_chunk::<HEADER>() {
                 None => HEADER,
@@ -66,17 +63,9 @@ impl Inbound {
             }
             let room = missing.min(STEP);
             self.bytes.reserve(room);
-            let read = io
-                .take(room as u64)
-                .read_buf(&mut self.bytes)
-                .await
-                .map_err(FrameError::Io)?;
+            let read = io.take(room as u64).read_buf(&mut self.bytes).await.map_err(FrameError::Io)?;
             if read == 0 {
-                return if self.bytes.is_empty() {
-                    Ok(None)
-                } else {
-                    Err(FrameError::Cut)
-                };
+                return if self.bytes.is_empty() { Ok(None) } else { Err(FrameError::Cut) };
             }
         }
     }
@@ -104,10 +93,7 @@ impl Outbound {
     }
     async fn flush<W: AsyncWrite + Unpin>(&mut self, io: &mut W) -> Result<(), FrameError> {
         while self.bytes.has_remaining() {
-            let written = io
-                .write_buf(&mut self.bytes)
-                .await
-                .map_err(FrameError::Io)?;
+            let written = io.write_buf(&mut self.bytes).await.map_err(FrameError::Io)?;
             if written == 0 {
                 return Err(FrameError::Io(io::ErrorKind::WriteZero.into()));
             }
@@ -120,8 +106,7 @@ impl Outbound {
 }
 
 fn decoded<T: DeserializeOwned>(body: Option<Bytes>) -> Result<Option<T>, FrameError> {
-    body.map(|b| wire::decode(&b).map_err(FrameError::Wire))
-        .transpose()
+    body.map(|b| wire::decode(&b).map_err(FrameError::Wire)).transpose()
 }
 
 /// Both directions of a framed stream.
@@ -135,11 +120,7 @@ pub struct Framed<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
     /// Frames over `stream`.
     pub fn new(stream: S) -> Self {
-        Self {
-            stream,
-            inbound: Inbound::default(),
-            outbound: Outbound::default(),
-        }
+        Self { stream, inbound: Inbound::default(), outbound: Outbound::default() }
     }
     /// Sends one value and flushes. Dropped half-way: the rest leaves with the next `send` or `flush`.
     pub async fn send<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {
@@ -166,14 +147,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
     pub fn split(self) -> (FramedReader<ReadHalf<S>>, FramedWriter<WriteHalf<S>>) {
         let (reader, writer) = tokio::io::split(self.stream);
         (
-            FramedReader {
-                stream: reader,
-                inbound: self.inbound,
-            },
-            FramedWriter {
-                stream: writer,
-                outbound: self.outbound,
-            },
+            FramedReader { stream: reader, inbound: self.inbound },
+            FramedWriter { stream: writer, outbound: self.outbound },
         )
     }
     /// The stream, after the last frame that was received whole. Values not flushed are lost.
@@ -192,10 +167,7 @@ pub struct FramedReader<R> {
 impl<R: AsyncRead + Unpin> FramedReader<R> {
     /// Frames from `stream`.
     pub fn new(stream: R) -> Self {
-        Self {
-            stream,
-            inbound: Inbound::default(),
-        }
+        Self { stream, inbound: Inbound::default() }
     }
     /// As [`Framed::recv`].
     pub async fn recv<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
@@ -217,10 +189,7 @@ pub struct FramedWriter<W> {
 impl<W: AsyncWrite + Unpin> FramedWriter<W> {
     /// Frames into `stream`.
     pub fn new(stream: W) -> Self {
-        Self {
-            stream,
-            outbound: Outbound::default(),
-        }
+        Self { stream, outbound: Outbound::default() }
     }
     /// As [`Framed::send`].
     pub async fn send<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {
@@ -270,9 +239,7 @@ mod tests {
     #[tokio::test]
     async fn a_claimed_length_over_the_limit_is_refused_before_its_bytes_arrive() {
         let (mut raw, b) = duplex(64);
-        raw.write_all(&(MAX_FRAME as u32 + 1).to_be_bytes())
-            .await
-            .unwrap();
+        raw.write_all(&(MAX_FRAME as u32 + 1).to_be_bytes()).await.unwrap();
         let got = Framed::new(b).recv::<u8>().await;
         assert!(matches!(got, Err(FrameError::TooLarge(n)) if n == MAX_FRAME + 1));
     }
@@ -280,9 +247,7 @@ mod tests {
     #[tokio::test]
     async fn a_claimed_length_reserves_no_memory_for_bytes_that_never_came() {
         let (mut raw, b) = duplex(64);
-        raw.write_all(&(MAX_FRAME as u32).to_be_bytes())
-            .await
-            .unwrap();
+        raw.write_all(&(MAX_FRAME as u32).to_be_bytes()).await.unwrap();
         let mut b = Framed::new(b);
         let waiting = tokio::time::timeout(std::time::Duration::from_millis(20), b.recv::<u8>());
         assert!(waiting.await.is_err());
@@ -294,10 +259,7 @@ mod tests {
         let (mut raw, b) = duplex(64);
         raw.write_all(&[0, 0, 0, 9, 1]).await.unwrap();
         drop(raw);
-        assert!(matches!(
-            Framed::new(b).recv::<u8>().await,
-            Err(FrameError::Cut)
-        ));
+        assert!(matches!(Framed::new(b).recv::<u8>().await, Err(FrameError::Cut)));
         let (mut raw, b) = duplex(64);
         raw.write_all(&[0, 0, 0, 0]).await.unwrap();
         let got = Framed::new(b).recv::<u8>().await;
@@ -335,9 +297,7 @@ mod tests {
     async fn the_stream_behind_frames_loses_no_byte() {
         let (mut raw, b) = duplex(1024);
         let body = wire::encode(&7u64).unwrap();
-        raw.write_all(&(body.len() as u32).to_be_bytes())
-            .await
-            .unwrap();
+        raw.write_all(&(body.len() as u32).to_be_bytes()).await.unwrap();
         raw.write_all(&body).await.unwrap();
         raw.write_all(b"another protocol").await.unwrap();
         drop(raw);

@@ -29,10 +29,7 @@ impl Kill {
     /// Waits until it is cut. Safe to drop and call again.
     pub async fn wait(&self) -> RefusalReason {
         self.token.cancelled().await;
-        self.reason
-            .get()
-            .copied()
-            .expect("a switch is thrown only after its reason is set")
+        self.reason.get().copied().expect("a switch is thrown only after its reason is set")
     }
     pub(crate) fn token(&self) -> &CancellationToken {
         &self.token

@@ -1,6 +1,7 @@
 //! The one TLS port of a node: who may come in, where they go, how they are cut off; and its client side, the dialer.
 
 mod connection;
+mod core;
 mod dialer;
 mod framed;
 mod kill;

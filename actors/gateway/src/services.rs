@@ -35,11 +35,7 @@ impl Services {
         inner.registrations += 1;
         let number = inner.registrations;
         inner.entries.insert(service, (number, sink));
-        Registration {
-            services: self.clone(),
-            service,
-            number,
-        }
+        Registration { services: self.clone(), service, number }
     }
     /// Whether `service` runs here.
     pub fn serves(&self, service: Service) -> bool {
@@ -52,10 +48,7 @@ impl Services {
     }
     /// The services that run here.
     pub fn running(&self) -> Vec<Service> {
-        Service::ALL
-            .into_iter()
-            .filter(|s| self.serves(*s))
-            .collect()
+        Service::ALL.into_iter().filter(|s| self.serves(*s)).collect()
     }
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,10 +66,7 @@ pub struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let mut inner = self.services.lock();
-        let mine = inner
-            .entries
-            .get(&self.service)
-            .is_some_and(|(number, _)| *number == self.number);
+        let mine = inner.entries.get(&self.service).is_some_and(|(number, _)| *number == self.number);
         if mine {
             inner.entries.remove(&self.service);
         }

@@ -41,11 +41,7 @@ fn cut() -> io::Error {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Killable<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.read_cut.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(())); // nothing filled: the end
         }
@@ -54,11 +50,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Killable<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Killable<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.write_cut.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(cut()));
         }

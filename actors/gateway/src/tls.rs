@@ -1,26 +1,86 @@
-//! The one place where this crate meets `muster-pki`.
+//! TLS as the gateway and the dialer use it. The configurations themselves, and what a certificate says, are
+//! `muster-pki`'s.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use muster_messages::CertIdentity;
 use muster_messages::protocol::{NodeCredentials, Service};
-use rustls::ClientConfig;
-use rustls::pki_types::CertificateDer;
+use muster_pki::TlsFault;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-const UNAVAILABLE: &str = "certificates are not wired in yet";
+/// The accepting side's configuration, built once per certificate.
+#[derive(Debug, Default)]
+pub(crate) struct ServerTls {
+    built: Mutex<Option<(Arc<NodeCredentials>, Arc<ServerConfig>)>>,
+}
 
-pub(crate) fn client_config(_: &NodeCredentials, _: Service) -> Result<Arc<ClientConfig>, String> {
-    Err(UNAVAILABLE.to_owned())
+impl ServerTls {
+    pub(crate) fn config(&self, credentials: &Arc<NodeCredentials>) -> Result<Arc<ServerConfig>, TlsFault> {
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, config)) = built.as_ref()
+            && Arc::ptr_eq(of, credentials)
+        {
+            return Ok(config.clone());
+        }
+        let offered: Vec<&[u8]> = Service::ALL.iter().flat_map(|s| s.alpn()).copied().collect();
+        let config = muster_pki::server_config(credentials, &offered)?;
+        *built = Some((credentials.clone(), config.clone()));
+        Ok(config)
+    }
 }
-pub(crate) fn anonymous_config(_: &str, _: Service) -> Result<Arc<ClientConfig>, String> {
-    Err(UNAVAILABLE.to_owned())
+
+/// The dialling side's configurations, built once per service and certificate.
+#[derive(Debug, Default)]
+pub(crate) struct ClientTls {
+    built: Mutex<BTreeMap<Service, (Arc<NodeCredentials>, Arc<ClientConfig>)>>,
 }
-pub(crate) fn unverified_config(_: Service) -> Result<Arc<ClientConfig>, String> {
-    Err(UNAVAILABLE.to_owned())
+
+impl ClientTls {
+    pub(crate) fn config(
+        &self,
+        credentials: &Arc<NodeCredentials>,
+        service: Service,
+    ) -> Result<Arc<ClientConfig>, TlsFault> {
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, config)) = built.get(&service)
+            && Arc::ptr_eq(of, credentials)
+        {
+            return Ok(config.clone());
+        }
+        let root = &credentials.root_pem;
+        let config = muster_pki::client_config(root, Some(credentials), service.alpn())?;
+        built.insert(service, (credentials.clone(), config.clone()));
+        Ok(config)
+    }
 }
-pub(crate) fn verify_server(_: &[CertificateDer<'_>], _: &str) -> Result<CertIdentity, String> {
-    Err(UNAVAILABLE.to_owned())
+
+/// Which service a negotiated protocol leads to; a client that names none wants HTTP.
+pub(crate) fn service_of(alpn: Option<&[u8]>) -> Option<Service> {
+    match alpn {
+        None => Some(Service::Http),
+        Some(alpn) => Service::ALL.into_iter().find(|s| s.alpn().contains(&alpn)),
+    }
 }
-pub(crate) fn identity_of(_: &CertificateDer<'_>) -> Result<CertIdentity, String> {
-    Err(UNAVAILABLE.to_owned())
+
+/// Who the presented certificates speak for, if `root_pem` has issued the first of them and it is valid now.
+pub(crate) fn verify_server(presented: &[CertificateDer<'static>], root_pem: &str) -> Result<CertIdentity, String> {
+    let leaf = presented.first().ok_or("it presented no certificate")?;
+    let root = CertificateDer::from_pem_slice(root_pem.as_bytes()).map_err(|_| "the root certificate is not PEM")?;
+    let mut roots = RootCertStore::empty();
+    let checked = roots.add(root).and_then(|()| {
+        verify_server_cert_signed_by_trust_anchor(
+            &ParsedCertificate::try_from(leaf)?,
+            &roots,
+            &[],
+            UnixTime::now(),
+            rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.all,
+        )
+    });
+    checked.map_err(|e| e.to_string())?;
+    muster_pki::identity_of(leaf).map_err(|e| e.to_string())
 }

@@ -1,0 +1,269 @@
+//! Who is current: the decision between the handshake and the first byte of a service.
+//!
+//! Keeps  ADMIT-1  a copy that has applied the certificate's grant decides; a certificate never overrules it.
+//!        ADMIT-2  only such a copy says `demoted` or `removed`; `blocked` is said by any copy that holds the block.
+//!                 These words end a manager half, so a copy that may be too old must not use them.
+//!        ADMIT-3  a manager with an old or empty copy still hears the others: mesh and agent connections are accepted
+//!                 on the certificate, because refusing them could lose quorum for good. Nothing is decided by it:
+//!                 whatever changes state is judged again by the leader on its own applied copy.
+//!        ADMIT-4  the mesh needs both: certificate and copy say manager.
+
+use muster_messages::protocol::Service;
+use muster_messages::{
+    CertIdentity, ClusterId, Incarnation, Name, NodeId, RefusalReason, Replica, Role, Subject, Tables, User, WallTime,
+};
+
+/// What the deciding process is itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HereIs {
+    pub cluster: ClusterId,
+    /// The newest incarnation that this process knows of.
+    pub incarnation: Incarnation,
+    /// The manager half runs.
+    pub manager: bool,
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// The local copy says so, or nothing needs to be known.
+    Accept,
+    /// The local copy is too old to know; the certificate is good.
+    AcceptOnCertificate,
+    /// The local copy is too old, and there is a leader to hear from: decide again when the copy changes, and when it
+    /// stays too old, do this instead.
+    CatchUp {
+        otherwise: Box<Admission>,
+    },
+    Refuse(RefusalReason, String),
+}
+
+/// What becomes of a connection that was accepted earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It stays. `by_copy`: a copy has confirmed it at least once.
+    Stays {
+        by_copy: bool,
+    },
+    Ends(RefusalReason),
+}
+
+/// Decides about a connection to `service`. `replica`: the local copy, on a manager.
+pub fn admit(
+    identity: Option<&CertIdentity>,
+    service: Service,
+    replica: Option<&Replica>,
+    here: &HereIs,
+    now: WallTime,
+) -> Admission {
+    let for_managers = matches!(service, Service::Mesh | Service::Agent | Service::Join);
+    if for_managers && !here.manager {
+        return refuse(RefusalReason::NotAManager, "this node is not a manager; ask one");
+    }
+    if service == Service::Join {
+        return Admission::Accept; // a stranger's business: its token is judged, not its certificate
+    }
+    let Some(identity) = identity else {
+        return without_identity(service);
+    };
+    let blocked = blocked(identity, replica);
+    if let Some(refusal) = unusable(identity, here, now).or(blocked) {
+        return refusal;
+    }
+    match &identity.subject {
+        Subject::Node { node, role } => node_admission(identity, *node, *role, service, replica),
+        Subject::User(name) => user_admission(identity, name, false, service, replica, here),
+        Subject::Admin(name) => user_admission(identity, name, true, service, replica, here),
+    }
+}
+
+/// Decides about a connection that lives, on a copy that is newer than any it was judged by.
+pub fn standing(
+    identity: &CertIdentity,
+    service: Service,
+    by_copy: bool,
+    replica: &Replica,
+    here: &HereIs,
+    now: WallTime,
+) -> Standing {
+    use RefusalReason as R;
+    match admit(Some(identity), service, Some(replica), here, now) {
+        Admission::Accept => Standing::Stays { by_copy: true },
+        Admission::Refuse(
+            reason @ (R::Blocked | R::Demoted | R::Removed | R::OldIncarnation | R::Unauthenticated),
+            _,
+        ) => Standing::Ends(reason),
+        // A user that a copy has known, and a newer one does not: revoked, not "not known yet".
+        _ if by_copy && identity.node().is_none() => Standing::Ends(R::Unauthenticated),
+        _ => Standing::Stays { by_copy },
+    }
+}
+
+fn refuse(reason: RefusalReason, sentence: impl Into<String>) -> Admission {
+    Admission::Refuse(reason, sentence.into())
+}
+
+fn without_identity(service: Service) -> Admission {
+    match service {
+        Service::Join | Service::Http => Admission::Accept,
+        Service::Mesh | Service::Agent => refuse(
+            RefusalReason::Unauthenticated,
+            "no certificate was presented; only nodes of the cluster may come here",
+        ),
+        Service::Api => refuse(
+            RefusalReason::Unauthenticated,
+            "no certificate was presented; use a node's, a user's or an operator's",
+        ),
+    }
+}
+
+/// What is wrong with the certificate itself, whoever holds it.
+fn unusable(identity: &CertIdentity, here: &HereIs, now: WallTime) -> Option<Admission> {
+    let (theirs, ours) = (identity.incarnation, here.incarnation);
+    if identity.cluster != here.cluster {
+        let sentence = format!("the certificate is of cluster {}", identity.cluster);
+        Some(refuse(RefusalReason::Unauthenticated, sentence))
+    } else if identity.not_after <= now {
+        let sentence = format!("the certificate expired at {}", identity.not_after);
+        Some(refuse(RefusalReason::Unauthenticated, sentence))
+    } else if theirs < ours {
+        let sentence =
+            format!("the certificate is of incarnation {theirs} of the cluster, which is now in {ours}; join again");
+        Some(refuse(RefusalReason::OldIncarnation, sentence))
+    } else if theirs > ours {
+        let sentence = format!("this node is still in incarnation {ours} of the cluster, not {theirs}");
+        Some(refuse(RefusalReason::NotKnownHereYet, sentence))
+    } else {
+        None
+    }
+}
+
+fn blocked(identity: &CertIdentity, replica: Option<&Replica>) -> Option<Admission> {
+    let (node, _) = identity.node()?;
+    let block = replica?.tables.blocklist.get(&node)?;
+    let sentence = format!("node {node} was removed from the cluster and is blocked until {}", block.expires_at);
+    Some(refuse(RefusalReason::Blocked, sentence))
+}
+
+fn node_admission(
+    identity: &CertIdentity,
+    node: NodeId,
+    certified: Role,
+    service: Service,
+    replica: Option<&Replica>,
+) -> Admission {
+    if service == Service::Mesh && certified != Role::Manager {
+        return refuse(
+            RefusalReason::Forbidden,
+            format!("the mesh is for managers; the certificate of node {node} says {certified}"),
+        );
+    }
+    match replica {
+        Some(replica) if has_applied(&replica.tables, identity, node) => {
+            by_copy(&replica.tables, identity, node, service)
+        }
+        _ => by_certificate(identity, node, service, replica),
+    }
+}
+
+/// Whether the copy is new enough to decide about this certificate.
+fn has_applied(tables: &Tables, identity: &CertIdentity, node: NodeId) -> bool {
+    match identity.granted {
+        Some(granted) => tables.revision >= granted,
+        // The founder's first certificate names no grant, so it never counts as applied by number. Its grant is the
+        // first entry, which also wrote its record: a copy that holds the record knows better than the certificate.
+        // (Otherwise a demoted founder could use that certificate until it expires.)
+        None => tables.nodes.contains_key(&node),
+    }
+}
+
+fn by_copy(tables: &Tables, identity: &CertIdentity, node: NodeId, service: Service) -> Admission {
+    let Some(record) = tables.nodes.get(&node) else {
+        let sentence = format!("node {node} was removed from the cluster");
+        return refuse(RefusalReason::Removed, sentence);
+    };
+    if service != Service::Mesh {
+        return Admission::Accept;
+    }
+    if record.role != Role::Manager {
+        let sentence = format!("node {node} was demoted and is a {} now", record.role);
+        return refuse(RefusalReason::Demoted, sentence);
+    }
+    // A certificate from before a demotion and another promotion is as good as today's: the copy says manager.
+    if identity.granted.is_some_and(|g| g > record.granted) {
+        let sentence = format!("node {node} holds a grant that this copy has never seen");
+        return refuse(RefusalReason::NotKnownHereYet, sentence);
+    }
+    Admission::Accept
+}
+
+fn by_certificate(identity: &CertIdentity, node: NodeId, service: Service, replica: Option<&Replica>) -> Admission {
+    let otherwise = match (service, replica) {
+        (Service::Mesh | Service::Agent, _) => Admission::AcceptOnCertificate,
+        // Without a copy this is a worker: it passes requests on and decides nothing.
+        (_, None) => Admission::AcceptOnCertificate,
+        (_, Some(_)) => refuse(
+            RefusalReason::NotKnownHereYet,
+            format!("this manager's copy is too old to know node {node}; ask another"),
+        ),
+    };
+    // Without a granted revision there is nothing to wait for.
+    match replica {
+        Some(replica) if can_catch_up(replica) && identity.granted.is_some() => {
+            let otherwise = Box::new(otherwise);
+            Admission::CatchUp { otherwise }
+        }
+        _ => otherwise,
+    }
+}
+
+/// Somebody else leads: what is missing here may arrive any moment.
+fn can_catch_up(replica: &Replica) -> bool {
+    replica.raft.leader.is_some() && !replica.raft.leading
+}
+
+fn user_admission(
+    identity: &CertIdentity,
+    name: &Name,
+    admin: bool,
+    service: Service,
+    replica: Option<&Replica>,
+    here: &HereIs,
+) -> Admission {
+    if matches!(service, Service::Mesh | Service::Agent) {
+        let sentence = format!("only nodes may come here, {name} is a user");
+        return refuse(RefusalReason::Forbidden, sentence);
+    }
+    let Some(replica) = replica else {
+        return if here.manager {
+            refuse(RefusalReason::NotKnownHereYet, "this manager has no copy of the state yet")
+        } else {
+            Admission::AcceptOnCertificate
+        };
+    };
+    let record = replica.tables.users.get(name);
+    if record.is_some_and(|user| in_force(user, identity, admin)) {
+        return Admission::Accept;
+    }
+    let not_in_force = refuse(
+        RefusalReason::Unauthenticated,
+        format!("this certificate of {name} is not in force: it was revoked or replaced"),
+    );
+    if replica.raft.leading {
+        return not_in_force;
+    }
+    if can_catch_up(replica) {
+        let otherwise = Box::new(not_in_force);
+        return Admission::CatchUp { otherwise };
+    }
+    let sentence = format!("this manager's copy may be too old to know this certificate of {name}");
+    refuse(RefusalReason::NotKnownHereYet, sentence)
+}
+
+fn in_force(user: &User, identity: &CertIdentity, admin: bool) -> bool {
+    user.serial == identity.serial && user.admin == admin
+}
+
+#[cfg(test)]
+#[path = "admission_tests.rs"]
+mod tests;

@@ -1,0 +1,317 @@
+//! Stories about who is current.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_messages::{Blocked, Generation, Liveness, NodeRecord, Principal, RaftId, Revision};
+
+use super::*;
+
+const NOW: WallTime = WallTime(1_000);
+const LATER: WallTime = WallTime(1_000_000);
+
+fn cluster() -> ClusterId {
+    ClusterId::from_entropy(7)
+}
+fn id(n: u128) -> NodeId {
+    NodeId::from_entropy(n)
+}
+fn here() -> HereIs {
+    HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: true }
+}
+fn worker_here() -> HereIs {
+    HereIs { manager: false, ..here() }
+}
+fn cert(n: u128, role: Role, granted: Option<u64>) -> CertIdentity {
+    CertIdentity {
+        cluster: cluster(),
+        subject: Subject::Node { node: id(n), role },
+        serial: format!("{n:x}"),
+        granted: granted.map(Revision),
+        incarnation: Incarnation(1),
+        not_after: LATER,
+    }
+}
+fn user_cert(name: &str, serial: &str) -> CertIdentity {
+    let subject = Subject::User(name.parse().unwrap());
+    CertIdentity { subject, serial: serial.to_owned(), granted: None, ..cert(0, Role::Worker, None) }
+}
+
+/// A manager's copy of the state.
+#[derive(Clone)]
+struct Copy(Replica);
+
+impl Copy {
+    /// Applied up to `revision`, following a leader.
+    fn at(revision: u64) -> Self {
+        let mut replica = Replica::default();
+        replica.tables.revision = Revision(revision);
+        replica.raft.leader = Some(RaftId(1));
+        Self(replica)
+    }
+    fn empty() -> Self {
+        Self(Replica::default())
+    }
+    fn leading(mut self) -> Self {
+        self.0.raft.leading = true;
+        self
+    }
+    fn leaderless(mut self) -> Self {
+        self.0.raft.leader = None;
+        self
+    }
+    fn node(mut self, n: u128, role: Role, granted: u64) -> Self {
+        let record = NodeRecord {
+            id: id(n),
+            name: Name::sanitized(&format!("n{n}")),
+            addr: String::new(),
+            release: String::new(),
+            labels: BTreeMap::new(),
+            desired_role: role,
+            role,
+            granted: Revision(granted),
+            removing: None,
+            certificate: None,
+            last_not_after: LATER,
+            liveness: Liveness::Ready,
+            liveness_since: NOW,
+            created_at: NOW,
+            generation: Generation(1),
+            revision: Revision(granted),
+        };
+        self.0.tables.nodes.insert(id(n), Arc::new(record));
+        self
+    }
+    fn block(mut self, n: u128) -> Self {
+        let blocked = Blocked { node: id(n), by: Principal::Operator, blocked_at: NOW, expires_at: LATER };
+        self.0.tables.blocklist.insert(id(n), blocked);
+        self
+    }
+    fn user(mut self, name: &str, serial: &str) -> Self {
+        let name: Name = name.parse().unwrap();
+        let user = User {
+            name: name.clone(),
+            admin: false,
+            namespaces: Vec::new(),
+            serial: serial.to_owned(),
+            created_at: NOW,
+            not_after: LATER,
+            revision: Revision(1),
+        };
+        self.0.tables.users.insert(name, user);
+        self
+    }
+    fn judges(&self, cert: &CertIdentity, service: Service) -> Told {
+        told(admit(Some(cert), service, Some(&self.0), &here(), NOW))
+    }
+    fn still(&self, cert: &CertIdentity, service: Service, by_copy: bool) -> Standing {
+        standing(cert, service, by_copy, &self.0, &here(), NOW)
+    }
+}
+
+/// An admission without its sentence.
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    Yes,
+    OnCertificate,
+    WaitThen(Box<Told>),
+    No(RefusalReason),
+}
+fn told(admission: Admission) -> Told {
+    match admission {
+        Admission::Accept => Told::Yes,
+        Admission::AcceptOnCertificate => Told::OnCertificate,
+        Admission::CatchUp { otherwise } => Told::WaitThen(Box::new(told(*otherwise))),
+        Admission::Refuse(reason, sentence) => {
+            assert!(!sentence.is_empty() && !sentence.ends_with('.'));
+            Told::No(reason)
+        }
+    }
+}
+fn wait_then(then: Told) -> Told {
+    Told::WaitThen(Box::new(then))
+}
+use RefusalReason as R;
+use Role::{Manager, Worker};
+use Service::{Agent, Api, Http, Join, Mesh};
+use Told::{No, OnCertificate, Yes};
+
+const EVERY_IDENTIFIED: [Service; 4] = [Mesh, Agent, Api, Http];
+
+#[test]
+fn a_demoted_managers_unexpired_certificate_opens_no_mesh_session() {
+    let copy = Copy::at(20).node(1, Worker, 15);
+    let old = cert(1, Manager, Some(10));
+    assert_eq!(copy.judges(&old, Mesh), No(R::Demoted));
+    // Its agent session stays: that is how it hears of it and fetches the next certificate.
+    assert_eq!(copy.judges(&old, Agent), Yes);
+    assert_eq!(copy.judges(&old, Api), Yes);
+}
+
+#[test]
+fn a_removed_manager_is_told_so_everywhere_instead_of_being_left_to_guess() {
+    let copy = Copy::at(20);
+    for service in EVERY_IDENTIFIED {
+        assert_eq!(copy.judges(&cert(1, Manager, Some(10)), service), No(R::Removed));
+        let blocked = copy.clone().block(1);
+        assert_eq!(blocked.judges(&cert(1, Manager, Some(10)), service), No(R::Blocked));
+    }
+}
+
+#[test]
+fn a_blocked_node_is_refused_by_any_copy_that_holds_the_block() {
+    // This copy has not even applied the grant of the certificate.
+    let copy = Copy::at(5).block(1).leaderless();
+    for service in EVERY_IDENTIFIED {
+        assert_eq!(copy.judges(&cert(1, Worker, Some(10)), service), No(R::Blocked));
+    }
+}
+
+#[test]
+fn a_manager_promoted_a_moment_ago_is_never_told_removed_or_demoted_by_a_lagging_manager() {
+    let new = cert(1, Manager, Some(30));
+    for lagging in [
+        Copy::at(29),                    // has not heard of the node
+        Copy::at(29).node(1, Worker, 5), // knows it as a worker
+    ] {
+        for service in [Mesh, Agent] {
+            assert_eq!(lagging.judges(&new, service), wait_then(OnCertificate));
+            let alone = lagging.clone().leaderless();
+            assert_eq!(alone.judges(&new, service), OnCertificate);
+        }
+        for service in [Api, Http] {
+            assert_eq!(lagging.judges(&new, service), wait_then(No(R::NotKnownHereYet)));
+        }
+    }
+    let caught_up = Copy::at(30).node(1, Manager, 30);
+    assert_eq!(caught_up.judges(&new, Mesh), Yes);
+}
+
+#[test]
+fn an_empty_copy_accepts_the_dial_back_at_once() {
+    let leader = cert(1, Manager, Some(3));
+    assert_eq!(Copy::empty().judges(&leader, Mesh), OnCertificate);
+    // The manager half runs, but its copy is not even there yet.
+    assert_eq!(told(admit(Some(&leader), Mesh, None, &here(), NOW)), OnCertificate);
+}
+
+#[test]
+fn a_returning_manager_with_an_old_copy_hears_the_manager_it_has_never_heard_of() {
+    // Members {A,B,C}, C off; D promoted, A demoted, B dead; C returns with the copy of then.
+    let old_copy = Copy::at(50).node(1, Manager, 1).node(2, Manager, 5).node(3, Manager, 9).leaderless();
+    assert_eq!(old_copy.judges(&cert(4, Manager, Some(60)), Mesh), OnCertificate);
+}
+
+#[test]
+fn the_mesh_needs_both_certificate_and_copy_to_say_manager() {
+    let copy = Copy::at(20).node(1, Manager, 15).node(2, Worker, 5);
+    assert_eq!(copy.judges(&cert(1, Worker, Some(10)), Mesh), No(R::Forbidden));
+    assert_eq!(copy.judges(&cert(2, Worker, Some(5)), Mesh), No(R::Forbidden));
+    assert_eq!(copy.judges(&cert(1, Manager, Some(15)), Mesh), Yes);
+    // Too old to know makes no manager of a worker's certificate.
+    assert_eq!(copy.judges(&cert(3, Worker, Some(99)), Mesh), No(R::Forbidden));
+}
+
+#[test]
+fn a_certificate_from_before_demotion_and_another_promotion_is_as_good_as_todays() {
+    let copy = Copy::at(40).node(1, Manager, 30);
+    assert_eq!(copy.judges(&cert(1, Manager, Some(10)), Mesh), Yes);
+}
+
+#[test]
+fn the_founders_first_certificate_is_good_until_a_copy_knows_the_founder_better() {
+    let first = cert(1, Manager, None);
+    assert_eq!(Copy::empty().judges(&first, Mesh), OnCertificate);
+    assert_eq!(Copy::at(9).judges(&first, Mesh), OnCertificate, "nothing to wait for");
+    assert_eq!(Copy::at(9).node(1, Manager, 1).judges(&first, Mesh), Yes);
+    assert_eq!(Copy::at(9).node(1, Worker, 7).judges(&first, Mesh), No(R::Demoted));
+    assert_eq!(Copy::at(9).block(1).judges(&first, Mesh), No(R::Blocked));
+}
+
+#[test]
+fn older_incarnations_are_fenced_off_and_newer_ones_sent_elsewhere() {
+    let mut restored = here();
+    restored.incarnation = Incarnation(2);
+    let old = cert(1, Manager, Some(5));
+    let copy = Copy::at(9).node(1, Manager, 5);
+    let told_by = |here: &HereIs, cert: &CertIdentity| told(admit(Some(cert), Mesh, Some(&copy.0), here, NOW));
+    assert_eq!(told_by(&restored, &old), No(R::OldIncarnation));
+    let new = CertIdentity { incarnation: Incarnation(2), ..old };
+    assert_eq!(told_by(&here(), &new), No(R::NotKnownHereYet));
+}
+
+#[test]
+fn expired_certificates_and_other_clusters_are_refused_though_tls_should_have_seen_it() {
+    let copy = Copy::at(9).node(1, Worker, 5);
+    let good = cert(1, Worker, Some(5));
+    let expired = CertIdentity { not_after: NOW, ..good.clone() };
+    let foreign = CertIdentity { cluster: ClusterId::from_entropy(8), ..good };
+    assert_eq!(copy.judges(&expired, Agent), No(R::Unauthenticated));
+    assert_eq!(copy.judges(&foreign, Agent), No(R::Unauthenticated));
+}
+
+#[test]
+fn a_worker_sends_those_who_need_a_manager_to_one_and_judges_nobody() {
+    for service in [Mesh, Agent, Join] {
+        let manager = cert(1, Manager, Some(5));
+        assert_eq!(told(admit(Some(&manager), service, None, &worker_here(), NOW)), No(R::NotAManager));
+        assert_eq!(told(admit(None, service, None, &worker_here(), NOW)), No(R::NotAManager));
+    }
+    for who in [cert(2, Worker, Some(5)), user_cert("ann", "aa")] {
+        for service in [Api, Http] {
+            assert_eq!(told(admit(Some(&who), service, None, &worker_here(), NOW)), OnCertificate);
+        }
+    }
+}
+
+#[test]
+fn strangers_may_join_and_ask_over_http_and_nothing_else() {
+    let copy = Copy::at(9);
+    let stranger = |service| told(admit(None, service, Some(&copy.0), &here(), NOW));
+    assert_eq!([Join, Http].map(stranger), [Yes, Yes]);
+    assert_eq!(
+        [Mesh, Agent, Api].map(stranger),
+        [No(R::Unauthenticated), No(R::Unauthenticated), No(R::Unauthenticated)]
+    );
+}
+
+#[test]
+fn a_users_certificate_counts_while_its_serial_is_in_force() {
+    let copy = Copy::at(9).user("ann", "aa");
+    assert_eq!(copy.judges(&user_cert("ann", "aa"), Api), Yes);
+    assert_eq!(copy.judges(&user_cert("ann", "aa"), Agent), No(R::Forbidden));
+    // A follower may not have heard of the newest one yet.
+    for unknown in [user_cert("ann", "bb"), user_cert("bob", "aa")] {
+        assert_eq!(copy.judges(&unknown, Http), wait_then(No(R::Unauthenticated)));
+        assert_eq!(copy.clone().leaderless().judges(&unknown, Http), No(R::NotKnownHereYet));
+        assert_eq!(copy.clone().leading().judges(&unknown, Http), No(R::Unauthenticated));
+    }
+    let claims_admin = CertIdentity { subject: Subject::Admin("ann".parse().unwrap()), ..user_cert("ann", "aa") };
+    assert_eq!(copy.clone().leading().judges(&claims_admin, Http), No(R::Unauthenticated));
+}
+
+#[test]
+fn a_connection_that_was_accepted_on_its_certificate_ends_when_the_copy_knows_better() {
+    let old = cert(1, Manager, Some(10));
+    assert_eq!(Copy::at(9).still(&old, Mesh, false), Standing::Stays { by_copy: false });
+    assert_eq!(Copy::at(20).node(1, Worker, 15).still(&old, Mesh, false), Standing::Ends(R::Demoted));
+    assert_eq!(Copy::at(20).node(1, Worker, 15).still(&old, Agent, false), Standing::Stays { by_copy: true });
+    assert_eq!(Copy::at(20).still(&old, Agent, true), Standing::Ends(R::Removed));
+}
+
+#[test]
+fn removal_ends_streams_that_were_opened_before_it() {
+    let copy = Copy::at(20).block(1);
+    for service in EVERY_IDENTIFIED {
+        assert_eq!(copy.still(&cert(1, Manager, Some(10)), service, true), Standing::Ends(R::Blocked));
+    }
+}
+
+#[test]
+fn a_revoked_user_is_cut_by_followers_too_but_one_not_known_yet_is_not() {
+    let ann = user_cert("ann", "aa");
+    assert_eq!(Copy::at(9).still(&ann, Api, true), Standing::Ends(R::Unauthenticated));
+    assert_eq!(Copy::at(9).leaderless().still(&ann, Api, true), Standing::Ends(R::Unauthenticated));
+    assert_eq!(Copy::at(9).still(&ann, Api, false), Standing::Stays { by_copy: false });
+    assert_eq!(Copy::at(9).user("ann", "aa").still(&ann, Api, false), Standing::Stays { by_copy: true });
+}

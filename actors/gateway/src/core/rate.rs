@@ -1,0 +1,94 @@
+//! How often each source may ask: token buckets, a bounded number of them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use muster_messages::Moment;
+
+/// A refill rate and the most that can be saved up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    pub per_second: u32,
+    pub burst: u32,
+}
+
+/// One bucket per source.
+#[derive(Clone, Debug)]
+pub struct Buckets {
+    rate: Rate,
+    most: usize,
+    buckets: BTreeMap<IpAddr, Bucket>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    /// When it will be full again; a take moves this into the future. One number says everything.
+    full_at: Moment,
+}
+
+impl Buckets {
+    /// At most `most` sources are remembered; while that many are short of tokens at once, unknown ones must wait.
+    pub fn new(rate: Rate, most: usize) -> Self {
+        Self { rate, most, buckets: BTreeMap::new() }
+    }
+    /// Takes one token, or says when there will be one.
+    pub fn take(&mut self, now: Moment, source: IpAddr) -> Result<(), Duration> {
+        if !self.buckets.contains_key(&source) && self.buckets.len() >= self.most {
+            self.buckets.retain(|_, b| b.full_at > now);
+            if self.buckets.len() >= self.most {
+                return Err(Duration::from_secs(1));
+            }
+        }
+        let cost = Duration::from_secs(1) / self.rate.per_second.max(1);
+        let depth = cost * self.rate.burst.max(1);
+        let bucket = self.buckets.entry(source).or_insert(Bucket { full_at: now });
+        let full_at = bucket.full_at.max(now) + cost;
+        let debt = full_at.since(now);
+        if debt > depth {
+            return Err(debt - depth);
+        }
+        bucket.full_at = full_at;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: Rate = Rate { per_second: 10, burst: 3 };
+
+    fn source(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[test]
+    fn a_burst_is_granted_then_the_rate_and_the_wait_is_exact() {
+        let mut buckets = Buckets::new(RATE, 8);
+        let t = Moment(1_000_000);
+        assert!((0..3).all(|_| buckets.take(t, source(1)).is_ok()));
+        let wait = buckets.take(t, source(1)).unwrap_err();
+        assert_eq!(wait, Duration::from_millis(100));
+        assert_eq!(buckets.take(t + wait, source(1)), Ok(()));
+        assert!(buckets.take(t + wait, source(1)).is_err());
+    }
+
+    #[test]
+    fn one_source_does_not_use_up_anothers_tokens() {
+        let mut buckets = Buckets::new(RATE, 8);
+        while buckets.take(Moment(0), source(1)).is_ok() {}
+        assert_eq!(buckets.take(Moment(0), source(2)), Ok(()));
+    }
+
+    #[test]
+    fn the_number_of_remembered_sources_is_bounded() {
+        let mut buckets = Buckets::new(RATE, 2);
+        assert!(buckets.take(Moment(0), source(1)).is_ok());
+        assert!(buckets.take(Moment(0), source(2)).is_ok());
+        assert!(buckets.take(Moment(0), source(3)).is_err());
+        let later = Moment(0) + Duration::from_secs(1);
+        assert!(buckets.take(later, source(3)).is_ok());
+        assert!(buckets.buckets.len() <= 2);
+    }
+}
