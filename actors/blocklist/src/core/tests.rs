@@ -1,0 +1,369 @@
+//! Stories of the blocklist, on states that the store made.
+
+use std::collections::BTreeMap;
+
+use muster_messages::*;
+use muster_store::{apply, apply_seat};
+
+use super::*;
+
+const T0: WallTime = WallTime(1_700_000_000_000);
+const DAY: i64 = 24 * 3_600_000;
+
+fn id(n: u8) -> NodeId {
+    NodeId::from_entropy(n.into())
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn node(n: u8, role: Role) -> NodeRecord {
+    NodeRecord {
+        id: id(n),
+        name: name(&format!("n{n}")),
+        addr: format!("10.0.0.{n}:4400"),
+        release: "0.1.0".to_owned(),
+        labels: BTreeMap::new(),
+        desired_role: role,
+        role,
+        granted: Revision(0),
+        removing: None,
+        certificate: None,
+        last_not_after: T0,
+        liveness: Liveness::Ready,
+        liveness_since: T0,
+        created_at: T0,
+        generation: Generation(0),
+        revision: Revision(0),
+    }
+}
+
+fn user(who: &str, serial: &str, admin: bool) -> Change {
+    Change::PutUser(User {
+        name: name(who),
+        admin,
+        namespaces: vec![],
+        serial: serial.to_owned(),
+        created_at: T0,
+        not_after: T0,
+        revision: Revision(0),
+    })
+}
+
+fn remove(n: u8) -> [Change; 2] {
+    let block = Blocked { node: id(n), by: Principal::Operator, blocked_at: T0, expires_at: T0 };
+    [Change::DeleteNode(id(n)), Change::Block(block)]
+}
+
+fn everything(principal: Principal, reason: RefusalReason) -> Cut {
+    Cut { principal, services: vec![], reason }
+}
+
+fn blocked(n: u8) -> Cut {
+    everything(Principal::Node(id(n)), RefusalReason::Blocked)
+}
+
+fn demoted(n: u8) -> Cut {
+    Cut { principal: Principal::Node(id(n)), services: vec![Service::Mesh], reason: RefusalReason::Demoted }
+}
+
+/// A manager: its copy, its blocklist, its gateway, and what it proposed.
+struct World {
+    replica: Replica,
+    blocklist: Blocklist,
+    gateway_up: bool,
+    wall: WallTime,
+    retry: bool,
+    sweeps: Vec<Command>,
+}
+
+impl World {
+    /// n1 and n2 are managers, n3 is a worker, ann a user, bob an operator. Nothing was looked at yet.
+    fn new() -> Self {
+        let mut world = Self {
+            replica: Replica::default(),
+            blocklist: Blocklist::resume(Memory::default()),
+            gateway_up: true,
+            wall: T0,
+            retry: false,
+            sweeps: vec![],
+        };
+        world.apply([
+            Change::CreateNode(Box::new(node(1, Role::Manager))),
+            Change::CreateNode(Box::new(node(2, Role::Manager))),
+            Change::CreateNode(Box::new(node(3, Role::Worker))),
+            user("ann", "a1", false),
+            user("bob", "b1", true),
+        ]);
+        world
+    }
+
+    /// The same, looked at.
+    fn settled() -> Self {
+        let mut world = Self::new();
+        assert_eq!(world.look(), [demoted(3)]);
+        world
+    }
+
+    fn apply(&mut self, changes: impl IntoIterator<Item = Change>) {
+        let start = Command::idempotent(self.wall, Principal::Operator, "test");
+        let command = changes.into_iter().fold(start, Command::change);
+        let at = self.replica.tables.revision.next();
+        apply(&mut self.replica.tables, at, &command).unwrap();
+    }
+
+    fn grant(&mut self, n: u8, role: Role) {
+        self.apply([Change::GrantRole { node: id(n), role }]);
+    }
+
+    /// The cuts that the gateway took.
+    fn step(&mut self, input: Input<'_>) -> Vec<Cut> {
+        let mut taken = vec![];
+        let mut effects = vec![];
+        self.blocklist.step(Moment(0), self.wall, input, &mut effects);
+        while let Some(effect) = effects.pop() {
+            match effect {
+                Effect::Cut(cut) if self.gateway_up => {
+                    let principal = cut.principal.clone();
+                    taken.push(cut);
+                    self.blocklist.step(Moment(0), self.wall, Input::Told(principal), &mut effects);
+                }
+                Effect::Cut(_) => self.blocklist.step(Moment(0), self.wall, Input::NotTold, &mut effects),
+                Effect::RetryAt(_) => {
+                    assert!(!self.retry, "one timer at a time");
+                    self.retry = true;
+                }
+                Effect::Sweep(command) => self.sweeps.push(*command),
+            }
+        }
+        taken.sort_by(|a, b| a.principal.cmp(&b.principal));
+        taken
+    }
+
+    fn look(&mut self) -> Vec<Cut> {
+        let replica = self.replica.clone();
+        self.step(Input::Looked(&replica))
+    }
+
+    fn retry(&mut self) -> Vec<Cut> {
+        assert!(std::mem::take(&mut self.retry), "a retry was asked for");
+        self.step(Input::Retry)
+    }
+
+    fn crash(&mut self) {
+        self.blocklist = Blocklist::resume(self.blocklist.memory());
+    }
+
+    /// Applies the sweep in flight, as the raft member would.
+    fn applied(&mut self) -> usize {
+        let sweep = self.sweeps.pop().unwrap();
+        let at = self.replica.tables.revision.next();
+        apply(&mut self.replica.tables, at, &sweep).unwrap();
+        self.step(Input::Swept(Some(at)));
+        sweep.changes.len()
+    }
+}
+
+#[test]
+fn a_removed_node_is_cut_off_entirely() {
+    let mut world = World::settled();
+    world.apply(remove(3));
+    assert_eq!(world.look(), [blocked(3)]);
+    assert_eq!(world.look(), [], "once");
+}
+
+#[test]
+fn a_demoted_manager_loses_the_mesh_alone() {
+    let mut world = World::settled();
+    world.grant(2, Role::Worker);
+    assert_eq!(world.look(), [demoted(2)]);
+    world.grant(2, Role::Manager);
+    assert_eq!(world.look(), []);
+    world.grant(2, Role::Worker);
+    assert_eq!(world.look(), [demoted(2)], "again, for it may have come back between");
+}
+
+#[test]
+fn a_demotion_and_a_removal_seen_at_once_are_a_removal() {
+    let mut world = World::settled();
+    world.grant(2, Role::Worker);
+    world.apply(remove(2));
+    assert_eq!(world.look(), [blocked(2)]);
+}
+
+#[test]
+fn a_node_whose_record_vanished_is_cut_off_as_removed() {
+    let mut world = World::settled();
+    world.apply([Change::DeleteNode(id(3))]);
+    assert_eq!(world.look(), [everything(Principal::Node(id(3)), RefusalReason::Removed)]);
+}
+
+#[test]
+fn news_that_take_no_right_away_cut_nobody() {
+    let mut world = World::settled();
+    let seat = SeatChangeKind::AddLearner { node: id(2), raft_id: RaftId(0), addr: "a:1".to_owned() };
+    let at = world.replica.tables.revision.next();
+    let change = SeatChange { at: T0, by: Principal::Operator, kind: seat };
+    apply_seat(&mut world.replica.tables, at, &change).unwrap();
+    world.apply([
+        Change::SetLiveness { node: id(3), liveness: Liveness::Down },
+        Change::SetDesiredRole { node: id(2), role: Role::Worker },
+        user("eve", "e1", false),
+    ]);
+    assert_eq!(world.look(), []);
+}
+
+/// Its connections may have been accepted on its certificate, when this copy did not know it.
+#[test]
+fn a_worker_that_is_new_to_the_copy_is_kept_out_of_the_mesh() {
+    let mut world = World::settled();
+    world.apply([Change::CreateNode(Box::new(node(4, Role::Worker)))]);
+    world.apply([Change::CreateNode(Box::new(node(5, Role::Manager)))]);
+    assert_eq!(world.look(), [demoted(4)]);
+}
+
+#[test]
+fn revoked_and_replaced_credentials_are_cut() {
+    let mut world = World::settled();
+    world.apply([Change::DeleteUser(name("ann")), user("bob", "b2", true)]);
+    let (ann, bob) = (Principal::User(name("ann")), Principal::Admin(name("bob")));
+    let out = RefusalReason::Unauthenticated;
+    assert_eq!(world.look(), [everything(ann, out), everything(bob, out)]);
+    assert_eq!(world.look(), []);
+}
+
+#[test]
+fn a_full_look_finds_everything_due() {
+    let mut world = World::new();
+    world.grant(2, Role::Worker);
+    world.apply(remove(3));
+    assert_eq!(world.look(), [demoted(2), blocked(3)]);
+    let found: Vec<_> = due(&world.replica.tables).collect();
+    assert_eq!(found, [blocked(3), demoted(2)]);
+}
+
+#[test]
+fn a_new_incarnation_looks_at_everything_again() {
+    let mut world = World::settled();
+    world.apply(remove(2));
+    world.look();
+    world.crash();
+    assert_eq!(world.look(), [blocked(2), demoted(3)]);
+}
+
+#[test]
+fn what_was_lost_while_it_was_down_is_noticed() {
+    let mut world = World::settled();
+    world.crash();
+    world.apply([Change::DeleteUser(name("ann"))]);
+    let ann = everything(Principal::User(name("ann")), RefusalReason::Unauthenticated);
+    assert_eq!(world.look(), [demoted(3), ann]);
+}
+
+#[test]
+fn a_cut_that_the_gateway_did_not_take_is_told_until_it_does() {
+    let mut world = World::settled();
+    world.gateway_up = false;
+    world.apply(remove(3));
+    world.apply([Change::DeleteUser(name("ann"))]);
+    assert_eq!(world.look(), []);
+    assert_eq!(world.blocklist.view().owed, 2);
+    assert_eq!(world.retry(), []);
+    world.crash();
+    world.retry = false;
+    world.gateway_up = true;
+    let ann = everything(Principal::User(name("ann")), RefusalReason::Unauthenticated);
+    assert_eq!(world.look(), [blocked(3), ann]);
+    assert_eq!(world.blocklist.view().owed, 0);
+}
+
+#[test]
+fn an_owed_cut_lapses_when_its_reason_does() {
+    let mut world = World::settled();
+    world.gateway_up = false;
+    world.grant(2, Role::Worker);
+    world.look();
+    world.grant(2, Role::Manager);
+    world.look();
+    world.gateway_up = true;
+    assert_eq!(world.retry(), [], "it is manager again: its new sessions stay");
+    assert_eq!(world.blocklist.view().owed, 0);
+}
+
+/// A manager whose Raft data was lost starts from an empty copy in the same process.
+#[test]
+fn an_emptier_copy_removes_nobody() {
+    let mut world = World::settled();
+    world.replica = Replica::default();
+    assert_eq!(world.look(), []);
+    world.apply([Change::CreateNode(Box::new(node(1, Role::Manager)))]);
+    assert_eq!(world.look(), []);
+}
+
+/// E34: a cluster in which nothing else happens forgets them too.
+#[test]
+fn only_the_leader_sweeps_and_only_what_is_over() {
+    let mut world = World::settled();
+    world.apply(remove(3));
+    world.look();
+    world.wall = WallTime(T0.0 + DAY);
+    world.step(Input::Ticked);
+    assert_eq!(world.sweeps, [], "it does not lead");
+    world.replica.raft.leading = true;
+    world.wall = T0;
+    world.look();
+    world.step(Input::Ticked);
+    assert_eq!(world.sweeps, [], "it is not over");
+    world.wall = WallTime(T0.0 + DAY);
+    world.step(Input::Ticked);
+    world.step(Input::Ticked);
+    assert_eq!(world.sweeps.len(), 1, "one at a time");
+    assert_eq!(world.applied(), 1);
+    world.look();
+    let view = world.blocklist.view();
+    assert_eq!((view.entries, view.sweeps), (0, 1));
+}
+
+#[test]
+fn a_new_leader_sweeps_at_once() {
+    let mut world = World::settled();
+    world.apply(remove(3));
+    world.wall = WallTime(T0.0 + DAY);
+    world.replica.raft.leading = true;
+    world.look();
+    assert_eq!(world.sweeps.len(), 1);
+}
+
+#[test]
+fn a_sweep_that_failed_is_tried_at_the_next_tick() {
+    let mut world = World::settled();
+    world.apply(remove(3));
+    world.wall = WallTime(T0.0 + DAY);
+    world.replica.raft.leading = true;
+    world.look();
+    world.step(Input::Swept(None));
+    assert_eq!(world.sweeps.len(), 1);
+    world.step(Input::Ticked);
+    assert_eq!(world.sweeps.len(), 2);
+}
+
+#[test]
+fn many_blocks_are_swept_in_portions_one_after_the_other() {
+    let mut world = World::settled();
+    let many = (0..SWEEP_AT_MOST as u128 + 10).map(|n| {
+        let node = NodeId::from_entropy(1000 + n);
+        Change::Block(Blocked { node, by: Principal::Operator, blocked_at: T0, expires_at: T0 })
+    });
+    world.apply(many);
+    world.wall = WallTime(T0.0 + DAY);
+    world.replica.raft.leading = true;
+    world.look();
+    assert_eq!(world.applied(), SWEEP_AT_MOST);
+    assert_eq!(world.sweeps, [], "not before the copy shows it");
+    world.look();
+    assert_eq!(world.applied(), 10);
+    world.look();
+    assert_eq!(world.sweeps, []);
+    assert_eq!(world.blocklist.view().entries, 0);
+}

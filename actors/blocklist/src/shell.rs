@@ -1,0 +1,170 @@
+//! The shell of [`Blocklist`]: follows the replica, tells the gateway, proposes to the raft member.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::{Cx, Fault, Recipient, Shell, Slot};
+use muster_messages::protocol::{GatewayMsg, Named, RaftMemberMsg};
+use muster_messages::{Command, Replica, Revision};
+use serde_json::Value;
+use tokio::sync::{oneshot, watch};
+use tracing::{debug, info, warn};
+
+use crate::core::{Blocklist, Cut, Effect, Input, Memory, SWEEP_EVERY};
+
+/// How long a sweep may take before it is given up: the next tick tries again.
+const SWEEP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// All of it is its own; nobody talks to the blocklist.
+pub enum Msg {
+    /// A newer copy; `seen` is dropped once it was looked at.
+    Looked {
+        replica: Arc<Replica>,
+        seen: oneshot::Sender<()>,
+    },
+    Retry,
+    Tick,
+    Swept(Option<Revision>),
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Looked { .. } => "looked",
+            Self::Retry => "retry",
+            Self::Tick => "tick",
+            Self::Swept(_) => "swept",
+        }
+    }
+}
+
+/// One incarnation.
+pub struct BlocklistShell {
+    core: Blocklist,
+    slot: Slot<Memory>,
+    replica: watch::Receiver<Arc<Replica>>,
+    gateway: Recipient<GatewayMsg>,
+    raft: Recipient<RaftMemberMsg>,
+}
+
+impl BlocklistShell {
+    /// Starts from what the last incarnation left in the slot.
+    pub fn new(
+        replica: watch::Receiver<Arc<Replica>>,
+        gateway: Recipient<GatewayMsg>,
+        raft: Recipient<RaftMemberMsg>,
+        slot: Slot<Memory>,
+    ) -> Self {
+        let core = Blocklist::resume(slot.get().unwrap_or_default());
+        Self { core, slot, replica, gateway, raft }
+    }
+
+    fn turn(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
+        let (now, wall) = (cx.now(), cx.wall());
+        let mut effects = Vec::new();
+        self.core.step(now, wall, input, &mut effects);
+        self.slot.set(self.core.memory()); // before any effect: a crash from here on owes what is not told
+        let mut more = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Cut(cut) => {
+                    let told = self.tell(cut);
+                    self.core.step(now, wall, told, &mut more);
+                }
+                other => more.push(other),
+            }
+        }
+        self.slot.set(self.core.memory());
+        for effect in more {
+            match effect {
+                Effect::Sweep(command) => self.sweep(cx, command),
+                Effect::RetryAt(at) => cx.after(at.since(now), Msg::Retry),
+                Effect::Cut(cut) => debug_assert!(false, "telling about {cut:?} led to another cut"),
+            }
+        }
+    }
+
+    fn tell(&self, cut: Cut) -> Input<'static> {
+        let Cut { principal, services, reason } = cut;
+        debug!(%principal, ?services, ?reason, "cutting");
+        match self.gateway.tell(GatewayMsg::Cut { principal: principal.clone(), services, reason }) {
+            Ok(()) => Input::Told(principal),
+            Err(because) => {
+                debug!(%principal, %because, "the gateway did not take a cut; telling it again");
+                Input::NotTold
+            }
+        }
+    }
+
+    fn sweep(&self, cx: &Cx<Msg>, command: Box<Command>) {
+        let (raft, me) = (self.raft.clone(), cx.me().clone());
+        cx.spawn(async move {
+            let count = command.changes.len();
+            // The member answers by its own deadline; ours is a little longer.
+            let deadline_ms = u64::try_from(SWEEP_DEADLINE.as_millis()).unwrap_or(u64::MAX);
+            let patience = SWEEP_DEADLINE + Duration::from_secs(1);
+            let asked = raft.ask(patience, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
+            let applied = match asked {
+                Ok(Ok(applied)) => {
+                    info!(count, revision = %applied.revision, "blocks were over and are forgotten");
+                    Some(applied.revision)
+                }
+                Ok(Err(because)) => {
+                    debug!(%because, "a sweep of the blocklist was not applied");
+                    None
+                }
+                Err(because) => {
+                    warn!(%because, "a sweep of the blocklist got no answer");
+                    None
+                }
+            };
+            let _gone = me.tell(Msg::Swept(applied));
+        });
+    }
+}
+
+/// Hands over one copy at a time, always the newest.
+async fn follow(mut replicas: watch::Receiver<Arc<Replica>>, me: muster_kernel::Address<Msg>) {
+    loop {
+        let replica = Arc::clone(&replicas.borrow_and_update());
+        let (seen, looked) = oneshot::channel();
+        if me.tell(Msg::Looked { replica, seen }).is_err() {
+            return; // this incarnation has ended
+        }
+        let _ = looked.await;
+        if replicas.changed().await.is_err() {
+            return; // the manager half is going down
+        }
+    }
+}
+
+impl Shell for BlocklistShell {
+    type Msg = Msg;
+    const KIND: &'static str = "Blocklist";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        cx.spawn(follow(self.replica.clone(), cx.me().clone()));
+        cx.after(SWEEP_EVERY, Msg::Tick);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Looked { replica, seen } => {
+                self.turn(cx, Input::Looked(&replica));
+                drop(seen);
+            }
+            Msg::Retry => self.turn(cx, Input::Retry),
+            Msg::Swept(applied) => self.turn(cx, Input::Swept(applied)),
+            Msg::Tick => {
+                cx.after(SWEEP_EVERY, Msg::Tick);
+                self.turn(cx, Input::Ticked);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        serde_json::to_value(self.core.view()).unwrap_or_default()
+    }
+}
