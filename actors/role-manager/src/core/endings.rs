@@ -1,0 +1,126 @@
+//! How steps end: a proposal, a dial-back, an offer of leadership.
+
+use muster_messages::{ErrorBody, ErrorCode, WaitReason};
+
+use super::plan::Wait;
+use super::{
+    Answer, Effect, Held, Now, Outgoing, Proven, RoleManager, Sent, StepId, StepOutcome, Wish, not_leading, queues,
+    refuse, seats,
+};
+
+impl RoleManager {
+    /// An applied step ends when the state that contains it is seen: until then the facts are older than the step.
+    pub(super) fn end_seen_steps(&mut self, out: &mut Vec<Effect>) {
+        let seen = self.seen.tables.revision;
+        let done: Vec<StepId> = (self.kept.outbox.0.iter())
+            .filter(|(_, o)| o.applied.is_some_and(|at| at <= seen))
+            .map(|(step, _)| *step)
+            .collect();
+        for step in done {
+            let outgoing = self.kept.outbox.0.remove(&step);
+            if let Some(outgoing) = outgoing {
+                self.dirty.insert(outgoing.node);
+            }
+            let Some(wished) = self.wishes.sent.remove(&step) else { continue };
+            match wished.wish {
+                Wish::Role(_) => out.push(Effect::Answer(wished.ask, Answer::Role(Ok(true)))),
+                Wish::Remove { .. } => self.follow(wished, out),
+            }
+        }
+    }
+
+    pub(super) fn end_proposal(&mut self, now: Now, step: StepId, outcome: StepOutcome, out: &mut Vec<Effect>) {
+        let Some(outgoing) = self.kept.outbox.0.get_mut(&step) else { return };
+        if let StepOutcome::Applied(at) = outcome {
+            outgoing.applied = Some(at);
+            return;
+        }
+        let node = outgoing.node;
+        let is_wish = matches!(outgoing.sent, Sent::Wish { .. });
+        let is_seat = matches!(outgoing.sent, Sent::Seat(_));
+        self.kept.outbox.0.remove(&step);
+        if is_wish {
+            if let Some(wished) = self.wishes.sent.remove(&step) {
+                let error = self.proposal_error(&outcome);
+                out.push(refuse(&wished, error));
+            }
+            return;
+        }
+        let (pause, wait) = match outcome {
+            StepOutcome::MembershipBusy => {
+                let message = "another membership change is still in flight";
+                (self.config.ask_again / 5, Some(Wait::new(WaitReason::MembershipBusy, message)))
+            }
+            StepOutcome::NoQuorum { .. } => {
+                let message = self.proposal_error(&outcome).message;
+                (self.config.retry, Some(Wait::new(WaitReason::QuorumAtRisk, message)))
+            }
+            _ => (self.config.retry, None),
+        };
+        if is_seat && node == self.me {
+            self.kept.tried.clear();
+        }
+        self.held.insert(node, Held { until: now.at + pause, wait });
+    }
+
+    pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
+        let Some((node, addr)) = self.seats.probes.remove(&step) else { return };
+        self.dirty.insert(node);
+        let failure = result.err().map(|error| {
+            let name = queues::name_of(&self.seen.tables, node);
+            format!("{name} could not be reached at {addr}, the address it advertises: {error}")
+        });
+        let until = now.at + self.config.dial_back_counts;
+        self.kept.notes.edit(node, |note| {
+            note.proven = failure.is_none().then(|| Proven { addr: addr.clone(), until });
+            note.dial_back = failure.clone();
+        });
+        let knock = self.seats.knocks.get(&node).filter(|k| k.request.advertise == addr);
+        if let (Some(message), Some(knock)) = (failure, knock) {
+            let reply = seats::wait(WaitReason::DialBackFailed, message, self.config.ask_again);
+            out.push(Effect::Answer(knock.ask, Answer::Seat(Ok(reply))));
+            self.seats.knocks.remove(&node);
+        }
+    }
+
+    pub(super) fn end_transfer(&mut self, now: Now, step: StepId, taken: bool) {
+        let Some(Outgoing { sent: Sent::Transfer { to }, .. }) = self.kept.outbox.0.remove(&step) else {
+            return;
+        };
+        if taken {
+            let message = format!("{} leads from now on", queues::name_of(&self.seen.tables, to));
+            let wait = Some(Wait::new(WaitReason::TransferringLeadership, message));
+            self.held.insert(self.me, Held { until: now.at + self.config.retry, wait });
+        } else {
+            self.kept.tried.insert(to);
+        }
+    }
+
+    pub(super) fn proposal_error(&self, outcome: &StepOutcome) -> ErrorBody {
+        let soon = self.config.ask_again / 5;
+        match outcome {
+            StepOutcome::Refused(refusal) => refusal.clone().into(),
+            StepOutcome::NoQuorum { missing } => {
+                let names: Vec<String> =
+                    (missing.iter()).map(|n| queues::name_of(&self.seen.tables, *n).to_string()).collect();
+                let message = format!("no quorum: waiting for {}", names.join(", "));
+                ErrorBody::new(ErrorCode::NoQuorum, message)
+                    .with_details(&serde_json::json!({ "missing": names }))
+                    .retry_after(self.config.ask_again)
+            }
+            StepOutcome::TimedOut => ErrorBody::new(
+                ErrorCode::TimedOut,
+                "not applied in time; it may still be: retry with the same request id",
+            ),
+            StepOutcome::Crowded => {
+                ErrorBody::new(ErrorCode::TooManyRequests, "too many proposals in flight").retry_after(soon)
+            }
+            StepOutcome::NotLeader => not_leading().retry_after(soon),
+            StepOutcome::Applied(_) | StepOutcome::MembershipBusy | StepOutcome::Unknown => ErrorBody::new(
+                ErrorCode::UnknownOutcome,
+                "leadership was lost while it was in flight; retry with the same request id",
+            )
+            .retry_after(soon),
+        }
+    }
+}

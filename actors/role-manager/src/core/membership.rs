@@ -1,0 +1,143 @@
+//! The lane: of all plans together one membership change at a time, in the order they came.
+
+use std::collections::BTreeSet;
+
+use muster_messages::{NodeId, SeatChange, SeatChangeKind, WaitReason};
+
+use super::plan::{Next, Wait};
+use super::quorum::{Electorate, Gate};
+use super::{Effect, Now, RoleManager, Sent, plan, queues};
+
+impl RoleManager {
+    /// Starts the next membership change whose gate is open. One that is held back for quorum lets others pass and
+    /// keeps its place; one that failed goes to the end.
+    pub(super) fn change_membership(&mut self, now: Now, out: &mut Vec<Effect>) {
+        self.queue_up();
+        let leader_leaves =
+            self.plans.get(&self.me).is_some_and(|p| matches!(p.next, Some(Next::Seat(SeatChangeKind::Remove { .. }))));
+        if !leader_leaves {
+            self.kept.tried.clear();
+        }
+        if self.kept.outbox.membership().is_some() {
+            return;
+        }
+        let electorate = self.electorate(now);
+        let due = (self.kept.lane.iter().copied()).find(|node| self.gate(*node, &electorate) == Gate::Open);
+        let Some(node) = due else { return };
+        let Some(kind) = self.seat_change_for(node) else { return };
+        self.kept.lane.retain(|n| *n != node);
+        let own = self.seen.raft.raft_id == Some(plan::seat_in(&kind));
+        let heir = (own && matches!(kind, SeatChangeKind::Remove { .. }))
+            .then(|| electorate.heirs(self.me).into_iter().find(|n| !self.kept.tried.contains(n)))
+            .flatten();
+        let sent = match heir {
+            // The leader unseats itself only when nobody took leadership from it.
+            Some(to) => Sent::Transfer { to },
+            None => Sent::Seat(SeatChange { at: now.wall, by: self.on_behalf_of(node), kind }),
+        };
+        debug_assert!(self.kept.outbox.membership().is_none(), "ROLE-2");
+        self.send(now, node, sent, out);
+    }
+
+    fn queue_up(&mut self) {
+        let wanting: BTreeSet<NodeId> = (self.plans.iter())
+            .filter(|(node, p)| {
+                matches!(p.next, Some(Next::Seat(_)))
+                    && !self.held.contains_key(node)
+                    && !self.kept.outbox.wish_for(**node)
+            })
+            .map(|(node, _)| *node)
+            .collect();
+        self.kept.lane.retain(|node| wanting.contains(node));
+        let under_way = self.kept.outbox.membership().map(|(_, o)| o.node);
+        for node in wanting {
+            if !self.kept.lane.contains(&node) && under_way != Some(node) {
+                self.kept.lane.push_back(node);
+            }
+        }
+    }
+
+    fn seat_change_for(&self, node: NodeId) -> Option<SeatChangeKind> {
+        match self.plans.get(&node)?.next.as_ref()? {
+            Next::Seat(kind) => Some(kind.clone()),
+            Next::Write { .. } => None,
+        }
+    }
+
+    /// ROLE-3, judged on what is known now, just before the change.
+    fn gate(&self, node: NodeId, electorate: &Electorate) -> Gate {
+        let Some(kind) = self.seat_change_for(node) else {
+            return Gate::Open;
+        };
+        let name = queues::name_of(&self.seen.tables, node);
+        match kind {
+            SeatChangeKind::AddLearner { .. } | SeatChangeKind::SetAddress { .. } => {
+                electorate.can_commit(&self.config)
+            }
+            SeatChangeKind::PromoteLearner { .. } => electorate.can_gain(name.as_str(), &self.config),
+            SeatChangeKind::Remove { raft_id } => {
+                let voter = self.seen.tables.members.get(&raft_id).is_some_and(|m| m.voter);
+                if voter {
+                    let leaving = BTreeSet::from([node]);
+                    electorate.can_lose(&leaving, node, name.as_str(), &self.config)
+                } else {
+                    electorate.can_commit(&self.config)
+                }
+            }
+        }
+    }
+
+    /// ROLE-5: writes into the queues what every unsettled node waits for.
+    pub(super) fn explain(&mut self, now: Now) {
+        let electorate = self.electorate(now);
+        let nodes: Vec<NodeId> = self.plans.keys().copied().collect();
+        for node in nodes {
+            let wait = self.wait_of(node, &electorate, now);
+            let plan = &self.plans[&node];
+            let since = if self.kept.queues.get(node).is_none() {
+                plan::since(&self.seen.tables, node, plan).min(now.wall)
+            } else {
+                now.wall
+            };
+            self.kept.queues.put(node, plan.wants, wait, plan.holds, since);
+        }
+    }
+
+    fn wait_of(&self, node: NodeId, electorate: &Electorate, now: Now) -> Wait {
+        let plan = &self.plans[&node];
+        let held = self.held.get(&node).and_then(|h| h.wait.clone());
+        if !matches!(plan.next, Some(Next::Seat(_))) {
+            return held.unwrap_or_else(|| plan.wait.clone());
+        }
+        let under_way = self.kept.outbox.membership().map(|(_, o)| o);
+        if let Some(own) = under_way.filter(|o| o.node == node) {
+            return self.progress_of(own, &plan.wait, now);
+        }
+        match (self.gate(node, electorate), under_way) {
+            (Gate::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
+            (_, _) if held.is_some() => held.unwrap_or_else(|| plan.wait.clone()),
+            (_, Some(other)) => {
+                let name = queues::name_of(&self.seen.tables, other.node);
+                let message = format!("waits for the membership change of {name}");
+                Wait::new(WaitReason::MembershipBusy, message)
+            }
+            (_, None) => plan.wait.clone(),
+        }
+    }
+
+    fn progress_of(&self, own: &super::Outgoing, plain: &Wait, now: Now) -> Wait {
+        if let Sent::Transfer { to } = own.sent {
+            let name = queues::name_of(&self.seen.tables, to);
+            return Wait::new(WaitReason::TransferringLeadership, format!("leadership is offered to {name}"));
+        }
+        let age = now.at.since(own.since.at);
+        if age < self.config.slow_change {
+            return plain.clone();
+        }
+        let message = format!(
+            "the membership change is not applied after {} s; it is proposed again only once it is known to be lost",
+            self.config.slow_change.as_secs()
+        );
+        Wait::new(WaitReason::ConfChangeSlow, message)
+    }
+}

@@ -1,0 +1,317 @@
+//! One small plan per node: from the four facts to the one next step, and a reason for not being done.
+//!
+//! Pure and level-triggered: the same facts give the same plan, however they came about. That is why a flip at any
+//! interleaving, a crash or a new leader needs no code of its own.
+
+use muster_messages::{
+    Blocked, Change, Guard, Liveness, Member, NodeId, NodeRecord, RaftId, Role, SeatChangeKind, Tables, WaitReason,
+    WallTime, Wants,
+};
+
+use super::notes::Note;
+use super::{Config, Moment, Now};
+
+/// What is to be done about a node that is not settled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub wants: Wants,
+    pub next: Option<Next>,
+    pub wait: Wait,
+    /// Somebody who waits for the node to settle waits for this. False for a node that is down and has nothing left
+    /// to be done for it: certificate and manager half are settled when it returns.
+    pub holds: bool,
+}
+
+/// The one next step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// A guarded command. Idempotent: repeated, a guard refuses it.
+    Write { reason: &'static str, guards: Vec<Guard>, changes: Vec<Change> },
+    /// A change of the Raft configuration.
+    Seat(SeatChangeKind),
+}
+
+/// Why a node is not settled yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wait {
+    pub reason: WaitReason,
+    pub message: String,
+}
+
+impl Wait {
+    pub(crate) fn new(reason: WaitReason, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { reason, message }
+    }
+}
+
+/// A certificate outlives its node's block by this much, because clocks differ.
+const CLOCK_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(3600);
+
+/// What a plan may look at.
+pub(crate) struct Scene<'a> {
+    pub tables: &'a Tables,
+    pub commit: u64,
+    pub config: &'a Config,
+    pub now: Now,
+}
+
+/// The plan for `node`; `None` when it is settled.
+pub(crate) fn plan(scene: &Scene<'_>, node: NodeId, note: &Note) -> Option<Plan> {
+    let seat = scene.tables.seat_of(node);
+    let Some(record) = scene.tables.nodes.get(&node) else {
+        return seat.map(orphan);
+    };
+    let path = Path { scene, record, seat, note };
+    if record.removing.is_some() {
+        return Some(path.removal());
+    }
+    match record.desired_role {
+        Role::Manager => path.promotion(),
+        Role::Worker => path.demotion(),
+    }
+}
+
+/// A seat whose node does not exist. There must be none (MEMBER-1); one that is there all the same is taken back.
+fn orphan(seat: &Member) -> Plan {
+    let message = "the node is gone; its seat is taken back";
+    unseat(Wants::Removed, seat, message)
+}
+
+fn unseat(wants: Wants, seat: &Member, message: impl Into<String>) -> Plan {
+    let raft_id = seat.raft_id;
+    Plan {
+        wants,
+        next: Some(Next::Seat(SeatChangeKind::Remove { raft_id })),
+        wait: Wait::new(WaitReason::RemovingSeat, message),
+        holds: true,
+    }
+}
+
+struct Path<'a> {
+    scene: &'a Scene<'a>,
+    record: &'a NodeRecord,
+    seat: Option<&'a Member>,
+    note: &'a Note,
+}
+
+impl Path<'_> {
+    fn removal(&self) -> Plan {
+        let (id, name) = (self.record.id, &self.record.name);
+        if let Some(seat) = self.seat {
+            let message = format!("{name} leaves the raft configuration before its record goes");
+            return unseat(Wants::Removed, seat, message);
+        }
+        let by = self.record.removing.as_ref().map(|r| r.by.clone());
+        let now = self.scene.now.wall;
+        let block = Blocked {
+            node: id,
+            by: by.unwrap_or(muster_messages::Principal::Operator),
+            blocked_at: now,
+            expires_at: now.max(self.record.last_not_after).plus(CLOCK_ALLOWANCE),
+        };
+        Plan {
+            wants: Wants::Removed,
+            next: Some(Next::Write {
+                reason: "removed",
+                guards: vec![Guard::NodeExists(id), Guard::Removing { node: id, removing: true }, Guard::NoSeat(id)],
+                changes: vec![Change::DeleteNode(id), Change::Block(block)],
+            }),
+            wait: Wait::new(WaitReason::RemovingSeat, format!("the record of {name} is being deleted")),
+            holds: true,
+        }
+    }
+
+    fn promotion(&self) -> Option<Plan> {
+        if self.record.role == Role::Worker {
+            return Some(self.grant(Role::Manager));
+        }
+        let Some(seat) = self.seat else {
+            return Some(self.seatless());
+        };
+        if let Some((raft_id, loss)) = &self.note.lost
+            && *raft_id == seat.raft_id
+        {
+            let wait = Wait::new(loss_reason(loss), self.loss_message(loss));
+            return Some(Plan { wait, ..unseat(Wants::Manager, seat, "") });
+        }
+        if let Some(proven) = self.note.proven_at(self.scene.now.at)
+            && proven.addr != seat.addr
+        {
+            let (raft_id, addr) = (seat.raft_id, proven.addr.clone());
+            let message = format!("its address changes from {} to {addr}", seat.addr);
+            return Some(Plan {
+                wants: Wants::Manager,
+                next: Some(Next::Seat(SeatChangeKind::SetAddress { raft_id, addr })),
+                wait: Wait::new(WaitReason::WaitingForJoin, message),
+                holds: true,
+            });
+        }
+        if seat.voter {
+            return self.certificate(Wants::Manager);
+        }
+        Some(self.learner(seat))
+    }
+
+    /// Granted, but without a seat: it comes by itself, with a certificate for the role.
+    fn seatless(&self) -> Plan {
+        let name = &self.record.name;
+        if let Some(proven) = self.note.proven_at(self.scene.now.at) {
+            return Plan {
+                wants: Wants::Manager,
+                next: Some(Next::Seat(SeatChangeKind::AddLearner {
+                    node: self.record.id,
+                    raft_id: self.scene.tables.next_raft_id,
+                    addr: proven.addr.clone(),
+                })),
+                wait: Wait::new(WaitReason::WaitingForJoin, format!("{name} is being given a seat")),
+                holds: true,
+            };
+        }
+        if let Some(plan) = self.certificate(Wants::Manager) {
+            return plan;
+        }
+        let wait = if self.is_down() {
+            Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it asks for a seat when it returns"))
+        } else if let Some(why) = &self.note.dial_back {
+            Wait::new(WaitReason::DialBackFailed, why.clone())
+        } else if let Some((_, loss)) = &self.note.lost {
+            Wait::new(loss_reason(loss), self.loss_message(loss))
+        } else {
+            Wait::new(
+                WaitReason::WaitingForJoin,
+                format!("{name} has its certificate and has not asked for a seat yet"),
+            )
+        };
+        let holds = wait.reason != WaitReason::WaitingForNode;
+        Plan { wants: Wants::Manager, next: None, wait, holds }
+    }
+
+    fn learner(&self, seat: &Member) -> Plan {
+        let (node, raft_id, name) = (self.record.id, seat.raft_id, &self.record.name);
+        let config = self.scene.config;
+        let mut plan = Plan {
+            wants: Wants::Manager,
+            next: None,
+            wait: Wait::new(WaitReason::CatchingUp, format!("{name} copies the log")),
+            holds: true,
+        };
+        let Some(learner) = self.note.learner.as_ref().filter(|l| l.raft_id == raft_id) else {
+            return plan;
+        };
+        if self.scene.now.at.since(learner.heard) >= config.learner_silence {
+            let quiet = config.learner_silence.as_secs();
+            let message = format!("{name} was silent for {quiet} s; its seat is taken back until it asks again");
+            plan.next = Some(Next::Seat(SeatChangeKind::Remove { raft_id }));
+            plan.wait = Wait::new(WaitReason::CatchingUp, message);
+        } else if learner.caught_up(self.scene.commit, self.scene.now.at, config) {
+            plan.next = Some(Next::Seat(SeatChangeKind::PromoteLearner { node, raft_id }));
+            plan.wait = Wait::new(WaitReason::CatchingUp, format!("{name} has caught up and is given a vote"));
+        }
+        plan
+    }
+
+    fn demotion(&self) -> Option<Plan> {
+        if let Some(seat) = self.seat {
+            let message = format!("{} leaves the raft configuration before it becomes a worker", self.record.name);
+            return Some(unseat(Wants::Worker, seat, message));
+        }
+        if self.record.role == Role::Manager {
+            return Some(self.grant(Role::Worker));
+        }
+        self.certificate(Wants::Worker)
+    }
+
+    /// ROLE-4: guarded by the wish and by the last grant, so that no role older than the newest wish ever lands.
+    fn grant(&self, role: Role) -> Plan {
+        let node = self.record.id;
+        let mut guards = vec![
+            Guard::NodeExists(node),
+            Guard::DesiredRole { node, role },
+            Guard::Granted { node, granted: self.record.granted },
+            Guard::Removing { node, removing: false },
+        ];
+        let (reason, wants) = match role {
+            Role::Manager => ("promotion", Wants::Manager),
+            Role::Worker => ("demotion", Wants::Worker),
+        };
+        if role == Role::Worker {
+            guards.push(Guard::NoSeat(node));
+        }
+        let message = format!("{} is being granted the role {role}", self.record.name);
+        Plan {
+            wants,
+            next: Some(Next::Write { reason, guards, changes: vec![Change::GrantRole { node, role }] }),
+            wait: Wait::new(WaitReason::WaitingForCertificate, message),
+            holds: true,
+        }
+    }
+
+    /// Everything else agrees: does the certificate?
+    fn certificate(&self, wants: Wants) -> Option<Plan> {
+        let record = self.record;
+        let agrees =
+            record.certificate.as_ref().is_some_and(|c| c.role == record.role && c.granted == Some(record.granted));
+        if agrees {
+            return None;
+        }
+        let (name, role) = (&record.name, record.role);
+        let (wait, holds) = if self.is_down() {
+            let message = format!("{name} is down; it fetches its {role} certificate when it returns");
+            (Wait::new(WaitReason::WaitingForNode, message), false)
+        } else {
+            let message = format!("{name} has not fetched its {role} certificate yet");
+            (Wait::new(WaitReason::WaitingForCertificate, message), true)
+        };
+        Some(Plan { wants, next: None, wait, holds })
+    }
+
+    fn is_down(&self) -> bool {
+        self.record.liveness == Liveness::Down
+    }
+
+    fn loss_message(&self, loss: &muster_messages::wire::DataLoss) -> String {
+        let what = if loss.damaged { "are damaged" } else { "are missing" };
+        format!(
+            "the raft data of {} {what} ({}); it gets a new seat once the old one is gone",
+            self.record.name, loss.file
+        )
+    }
+}
+
+fn loss_reason(loss: &muster_messages::wire::DataLoss) -> WaitReason {
+    if loss.damaged { WaitReason::RaftDataDamaged } else { WaitReason::RaftDataMissing }
+}
+
+/// Since when a node has been waiting, as far as the replicated state tells. Read by a leader that did not see it begin.
+pub(crate) fn since(tables: &Tables, node: NodeId, plan: &Plan) -> WallTime {
+    let Some(record) = tables.nodes.get(&node) else {
+        return WallTime::default();
+    };
+    if plan.wait.reason == WaitReason::WaitingForNode {
+        return record.liveness_since;
+    }
+    if let Some(removal) = &record.removing {
+        return removal.at;
+    }
+    let newest =
+        (tables.events.iter().rev()).find(|e| e.node == Some(node) && e.kind == muster_messages::EventKind::Role);
+    newest.map_or(record.created_at, |e| e.at)
+}
+
+/// The seat whose change this is, for the log and for messages.
+pub(crate) fn seat_in(kind: &SeatChangeKind) -> RaftId {
+    match kind {
+        SeatChangeKind::AddLearner { raft_id, .. }
+        | SeatChangeKind::PromoteLearner { raft_id, .. }
+        | SeatChangeKind::Remove { raft_id }
+        | SeatChangeKind::SetAddress { raft_id, .. } => *raft_id,
+    }
+}
+
+/// The plan as it follows from the replicated state alone: what a member that does not lead can say.
+pub(crate) fn bare(tables: &Tables, node: NodeId, config: &Config) -> Option<Plan> {
+    let now = Now { at: Moment(0), wall: WallTime::default() };
+    let scene = Scene { tables, commit: 0, config, now };
+    plan(&scene, node, &Note::default())
+}

@@ -1,0 +1,119 @@
+//! The two queues: what is left to do between wishes and facts, and why it is not done yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_messages::{Condition, Name, NodeId, PendingView, RoleView, Tables, WaitReason, WallTime, Wants};
+use serde::{Deserialize, Serialize};
+
+use super::plan::Wait;
+
+/// One node that is not settled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    pub wants: Wants,
+    pub reason: WaitReason,
+    pub message: String,
+    /// Since when for this reason.
+    pub since: WallTime,
+    pub retry_at: Option<WallTime>,
+    /// Somebody who waits for the node to settle waits for this.
+    pub holds: bool,
+}
+
+/// A node is in one of them while anything is to be done about it, and in none once it is settled.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queues {
+    pub reconciliation: BTreeMap<NodeId, Pending>,
+    pub removal: BTreeMap<NodeId, Pending>,
+}
+
+impl Queues {
+    /// The entry of a node.
+    pub fn get(&self, node: NodeId) -> Option<&Pending> {
+        self.removal.get(&node).or_else(|| self.reconciliation.get(&node))
+    }
+
+    /// Every pending node.
+    pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Pending)> {
+        (self.reconciliation.iter()).chain(&self.removal).map(|(n, p)| (*n, p))
+    }
+
+    /// Puts or keeps a node. `since` is used when this is a new reason.
+    pub(crate) fn put(&mut self, node: NodeId, wants: Wants, wait: Wait, holds: bool, since: WallTime) {
+        let known = self.get(node).filter(|p| p.wants == wants && p.reason == wait.reason);
+        let since = known.map_or(since, |p| p.since);
+        let pending = Pending { wants, reason: wait.reason, message: wait.message, since, retry_at: None, holds };
+        self.drop_one(node);
+        match wants {
+            Wants::Removed => self.removal.insert(node, pending),
+            Wants::Manager | Wants::Worker => self.reconciliation.insert(node, pending),
+        };
+    }
+
+    /// Settled, or gone.
+    pub(crate) fn drop_one(&mut self, node: NodeId) {
+        self.reconciliation.remove(&node);
+        self.removal.remove(&node);
+    }
+
+    /// The next retry, for all that a retry can help. A node that is down is left to return by itself.
+    pub(crate) fn set_retry(&mut self, retry_at: Option<WallTime>) {
+        for pending in self.reconciliation.values_mut().chain(self.removal.values_mut()) {
+            pending.retry_at = if retries(pending.reason) { retry_at } else { None };
+        }
+    }
+
+    pub(crate) fn want_retry(&self) -> bool {
+        self.iter().any(|(_, p)| retries(p.reason))
+    }
+
+    /// As everybody else sees it.
+    pub(crate) fn view(&self, tables: &Tables) -> RoleView {
+        let mut pending = Vec::new();
+        let mut conditions: BTreeMap<NodeId, Vec<Condition>> = BTreeMap::new();
+        let mut holding = BTreeSet::new();
+        for (node, p) in self.iter() {
+            let name = name_of(tables, node);
+            pending.push(PendingView {
+                node,
+                name,
+                wants: p.wants,
+                reason: p.reason,
+                message: p.message.clone(),
+                since: p.since,
+                retry_at: p.retry_at,
+            });
+            let kind = condition_kind(p.wants).to_owned();
+            conditions.entry(node).or_default().push(Condition {
+                kind,
+                reason: p.reason,
+                message: p.message.clone(),
+                since: p.since,
+                retry_at: p.retry_at,
+            });
+            if p.holds {
+                holding.insert(node);
+            }
+        }
+        pending.sort_by_key(|p| p.node);
+        RoleView { revision: tables.revision, pending, conditions, holding }
+    }
+}
+
+fn retries(reason: WaitReason) -> bool {
+    reason != WaitReason::WaitingForNode
+}
+
+/// The `type` of a condition.
+pub(crate) fn condition_kind(wants: Wants) -> &'static str {
+    match wants {
+        Wants::Removed => "removal",
+        Wants::Manager | Wants::Worker => "role_change",
+    }
+}
+
+/// A node's name; a node without a record goes by its id.
+pub(crate) fn name_of(tables: &Tables, node: NodeId) -> Name {
+    let record = tables.nodes.get(&node);
+    record.map_or_else(|| Name::sanitized(node.as_str()), |r| r.name.clone())
+}
