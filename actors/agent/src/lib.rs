@@ -5,6 +5,18 @@
 
 pub mod config;
 pub mod core;
+mod install;
+mod join;
+mod line;
+mod memory;
+mod shell;
 mod status;
 
+pub use self::config::{AgentConfig, JoinConfig};
+pub use self::core::SessionStatus;
+pub use self::install::issued_at;
+pub use self::join::{JoinArgs, JoinError, JoinProgress, JoinStage, Joined, join};
+pub use self::line::{Dial, Dialled, Heard};
+pub use self::memory::NodeMemory;
+pub use self::shell::{AgentPorts, AgentSetup, AgentShell, Inspector, Msg, agent_address, agent_spec, trouble_of};
 pub use self::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};

@@ -40,11 +40,7 @@ pub struct NodeTrouble {
 
 impl NodeTrouble {
     pub fn new(reason: TroubleReason, message: String, at: WallTime) -> Self {
-        Self {
-            reason,
-            message,
-            at,
-        }
+        Self { reason, message, at }
     }
 }
 
@@ -69,10 +65,7 @@ pub struct ManagerWanted {
 
 impl ManagerWanted {
     pub fn new(because: WantedBecause) -> Self {
-        Self {
-            wanted: because == WantedBecause::CertificateSaysManager,
-            because,
-        }
+        Self { wanted: because == WantedBecause::CertificateSaysManager, because }
     }
     /// Raft data left from a manager half is worthless: its seat is gone, and a later one has a new raft id.
     pub fn may_wipe(&self) -> bool {

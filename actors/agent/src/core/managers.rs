@@ -43,11 +43,7 @@ pub struct ManagerBook {
 
 impl ManagerBook {
     pub fn new(known: Vec<String>, seeds: Vec<String>) -> Self {
-        Self {
-            known: tidy(known),
-            seeds: tidy(seeds),
-            ..Self::default()
-        }
+        Self { known: tidy(known), seeds: tidy(seeds), ..Self::default() }
     }
 
     /// The managers as the cluster named them last.
@@ -101,27 +97,17 @@ impl ManagerBook {
         if everyone.is_empty() {
             return Pick::Nobody;
         }
-        let ready: Vec<&String> = everyone
-            .iter()
-            .filter(|a| self.not_before(a).is_none_or(|at| at <= now))
-            .collect();
+        let ready: Vec<&String> = everyone.iter().filter(|a| self.not_before(a).is_none_or(|at| at <= now)).collect();
         if ready.is_empty() {
             let first = everyone.iter().filter_map(|a| self.not_before(a)).min();
             return Pick::At(first.expect("every address that is not ready has a time"));
         }
-        let fresh: Vec<&String> = ready
-            .iter()
-            .copied()
-            .filter(|a| self.failed_at(a).is_none_or(|at| now >= at + forgive))
-            .collect();
+        let fresh: Vec<&String> =
+            ready.iter().copied().filter(|a| self.failed_at(a).is_none_or(|at| now >= at + forgive)).collect();
         if let Some(good) = fresh.iter().find(|a| Some(**a) == self.last_good.as_ref()) {
             return Pick::Now((*good).clone());
         }
-        let ours: Vec<&String> = fresh
-            .iter()
-            .copied()
-            .filter(|a| self.known.contains(a))
-            .collect();
+        let ours: Vec<&String> = fresh.iter().copied().filter(|a| self.known.contains(a)).collect();
         let pool = if ours.is_empty() { &fresh } else { &ours };
         if !pool.is_empty() {
             return Pick::Now(pool[dice.below(pool.len())].clone());
@@ -203,10 +189,7 @@ mod tests {
                 *counts.entry(a).or_default() += 1;
             }
         }
-        assert!(
-            counts.values().all(|n| (800..1200).contains(n)),
-            "{counts:?}"
-        );
+        assert!(counts.values().all(|n| (800..1200).contains(n)), "{counts:?}");
     }
 
     #[test]

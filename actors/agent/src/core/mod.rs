@@ -22,12 +22,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::wire::{
-    ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE,
-    BYE_SHUTDOWN, HostFrame, Refusal, SeatReply, SeatRequest, SignReply,
+    ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame,
+    Refusal, SeatReply, SeatRequest, SignReply,
 };
 use muster_messages::{
-    CertIdentity, ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role,
-    WallTime,
+    CertIdentity, ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role, WallTime,
 };
 
 pub use self::dice::Dice;
@@ -154,6 +153,8 @@ pub enum Effect {
     KeepManagers(Vec<String>),
     /// Keep on disk that this node is out for good.
     KeepTrouble(NodeTrouble),
+    /// Keep for the next incarnation that the certificate with this serial was called demoted.
+    KeepDemoted(String),
     PublishWanted(ManagerWanted),
     PublishTrouble(Option<NodeTrouble>),
     PublishSession(Option<SessionStatus>),
@@ -164,30 +165,12 @@ pub enum Effect {
 /// Decisions worth a line in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    SessionOpened {
-        host: NodeId,
-        addr: String,
-    },
-    SessionLost {
-        addr: String,
-        why: String,
-    },
-    DialFailed {
-        addr: String,
-        why: String,
-    },
-    Refused {
-        addr: String,
-        reason: RefusalReason,
-        message: String,
-    },
-    SignFailed {
-        why: String,
-    },
-    CertificateInForce {
-        role: Role,
-        serial: String,
-    },
+    SessionOpened { host: NodeId, addr: String },
+    SessionLost { addr: String, why: String },
+    DialFailed { addr: String, why: String },
+    Refused { addr: String, reason: RefusalReason, message: String },
+    SignFailed { why: String },
+    CertificateInForce { role: Role, serial: String },
 }
 
 /// The session in force, for the `ready` line and for whoever needs a manager to talk to.
@@ -215,6 +198,10 @@ pub struct Start {
     pub known: Vec<String>,
     pub seeds: Vec<String>,
     pub seed: u64,
+    /// A peer called this certificate demoted before this incarnation began.
+    pub told_demoted: bool,
+    /// This node was told for good that it is out.
+    pub ended: Option<NodeTrouble>,
 }
 
 /// See the module.
@@ -251,20 +238,25 @@ struct Published {
 impl Agent {
     pub fn new(start: Start, config: AgentConfig) -> Self {
         let mut dice = Dice::seeded(start.seed);
+        let mut renewal = Renewal::new(&start.certificate, &mut dice);
+        if start.told_demoted {
+            renewal.demoted();
+        }
+        let resting = Phase::Resting { until: Moment(0) };
         Self {
-            renewal: Renewal::new(&start.certificate, &mut dice),
+            renewal,
             book: ManagerBook::new(start.known, start.seeds),
             seen: (start.certificate.incarnation, Revision(0)),
             certificate: start.certificate,
             hello: start.hello,
             config,
             dice,
-            phase: Phase::Resting { until: Moment(0) },
+            phase: if start.ended.is_some() { Phase::Over } else { resting },
             attempts: Attempt(0),
             failures: 0,
             asks: BTreeMap::new(),
             next_id: 0,
-            ended: None,
+            ended: start.ended,
             last_refusal: None,
             last_loss: None,
             published: Published::default(),
@@ -344,28 +336,14 @@ impl Agent {
         self.failures
     }
 
-    fn connected(
-        &mut self,
-        now: Moment,
-        wall: WallTime,
-        attempt: Attempt,
-        host: NodeId,
-        out: &mut Vec<Effect>,
-    ) {
-        let Phase::Connecting {
-            attempt: current,
-            addr,
-        } = &self.phase
-        else {
+    fn connected(&mut self, now: Moment, wall: WallTime, attempt: Attempt, host: NodeId, out: &mut Vec<Effect>) {
+        let Phase::Connecting { attempt: current, addr } = &self.phase else {
             return;
         };
         if *current != attempt {
             return;
         }
-        let beat_at = now
-            + self
-                .dice
-                .around(self.config.heartbeat, self.config.heartbeat_jitter);
+        let beat_at = now + self.dice.around(self.config.heartbeat, self.config.heartbeat_jitter);
         self.phase = Phase::Live(Live {
             attempt,
             addr: addr.clone(),
@@ -380,14 +358,7 @@ impl Agent {
         out.push(Effect::Send { attempt, frame });
     }
 
-    fn heard(
-        &mut self,
-        now: Moment,
-        wall: WallTime,
-        attempt: Attempt,
-        frame: HostFrame,
-        out: &mut Vec<Effect>,
-    ) {
+    fn heard(&mut self, now: Moment, wall: WallTime, attempt: Attempt, frame: HostFrame, out: &mut Vec<Effect>) {
         let Phase::Live(live) = &mut self.phase else {
             return;
         };
@@ -434,13 +405,7 @@ impl Agent {
         self.renewal.viewed(&self.certificate, view);
     }
 
-    fn answered(
-        &mut self,
-        now: Moment,
-        id: u64,
-        result: Result<AgentAnswer, ErrorBody>,
-        out: &mut Vec<Effect>,
-    ) {
+    fn answered(&mut self, now: Moment, id: u64, result: Result<AgentAnswer, ErrorBody>, out: &mut Vec<Effect>) {
         if let Some(ask) = self.asks.remove(&id) {
             let result = match result {
                 Ok(AgentAnswer::Seat(reply)) => Ok(reply),
@@ -465,11 +430,8 @@ impl Agent {
 
     fn sign_failed(&mut self, now: Moment, error: &ErrorBody, out: &mut Vec<Effect>) {
         let retry_after = error.retry_after_ms.map(Duration::from_millis);
-        self.renewal
-            .failed(now, retry_after, &self.config, &mut self.dice);
-        out.push(Effect::Note(Note::SignFailed {
-            why: error.message.clone(),
-        }));
+        self.renewal.failed(now, retry_after, &self.config, &mut self.dice);
+        out.push(Effect::Note(Note::SignFailed { why: error.message.clone() }));
     }
 
     fn request_seat(&mut self, ask: AskId, request: SeatRequest, out: &mut Vec<Effect>) {
@@ -479,46 +441,24 @@ impl Agent {
                 self.next_id += 1;
                 self.asks.insert(self.next_id, ask);
                 let ask = AgentAsk::Seat(request);
-                let frame = Box::new(AgentFrame::Ask {
-                    id: self.next_id,
-                    ask,
-                });
+                let frame = Box::new(AgentFrame::Ask { id: self.next_id, ask });
                 out.push(Effect::Send { attempt, frame });
                 return;
             }
-            Phase::Live(live) if live.viewed => ErrorBody::new(
-                ErrorCode::TooManyRequests,
-                "too many seat requests are waiting",
-            ),
-            Phase::Over => ErrorBody::new(
-                ErrorCode::Unreachable,
-                "this node keeps no session any more",
-            ),
+            Phase::Live(live) if live.viewed => {
+                ErrorBody::new(ErrorCode::TooManyRequests, "too many seat requests are waiting")
+            }
+            Phase::Over => ErrorBody::new(ErrorCode::Unreachable, "this node keeps no session any more"),
             _ => no_session(),
         };
-        out.push(Effect::AnswerSeat {
-            ask,
-            result: Err(refusal),
-        });
+        out.push(Effect::AnswerSeat { ask, result: Err(refusal) });
     }
 
     /// A connection ended, or never came about.
-    fn lost(
-        &mut self,
-        now: Moment,
-        wall: WallTime,
-        attempt: Attempt,
-        why: Loss,
-        out: &mut Vec<Effect>,
-    ) {
+    fn lost(&mut self, now: Moment, wall: WallTime, attempt: Attempt, why: Loss, out: &mut Vec<Effect>) {
         let (addr, opened, was_session) = match &self.phase {
-            Phase::Connecting {
-                attempt: current,
-                addr,
-            } if *current == attempt => (addr.clone(), None, false),
-            Phase::Live(live) if live.attempt == attempt => {
-                (live.addr.clone(), Some(live.opened), live.viewed)
-            }
+            Phase::Connecting { attempt: current, addr } if *current == attempt => (addr.clone(), None, false),
+            Phase::Live(live) if live.attempt == attempt => (live.addr.clone(), Some(live.opened), live.viewed),
             _ => return,
         };
         self.session_gone(out);
@@ -539,16 +479,10 @@ impl Agent {
                 self.judge_refusal(&addr, wall, &refusal, out);
             }
             Loss::Broken(_) if was_session => {
-                out.push(Effect::Note(Note::SessionLost {
-                    addr,
-                    why: text.clone(),
-                }));
+                out.push(Effect::Note(Note::SessionLost { addr, why: text.clone() }));
             }
             Loss::Broken(_) => {
-                out.push(Effect::Note(Note::DialFailed {
-                    addr,
-                    why: text.clone(),
-                }));
+                out.push(Effect::Note(Note::DialFailed { addr, why: text.clone() }));
             }
         }
         self.last_loss = Some(text);
@@ -569,44 +503,20 @@ impl Agent {
     fn session_gone(&mut self, out: &mut Vec<Effect>) {
         self.renewal.session_lost();
         for (_, ask) in std::mem::take(&mut self.asks) {
-            out.push(Effect::AnswerSeat {
-                ask,
-                result: Err(no_session()),
-            });
+            out.push(Effect::AnswerSeat { ask, result: Err(no_session()) });
         }
     }
 
     /// AGENT-5: what a refusal means beyond its connection.
-    fn judge_refusal(
-        &mut self,
-        from: &str,
-        wall: WallTime,
-        refusal: &Refusal,
-        out: &mut Vec<Effect>,
-    ) {
+    fn judge_refusal(&mut self, from: &str, wall: WallTime, refusal: &Refusal, out: &mut Vec<Effect>) {
         let (reason, message) = (refusal.reason, refusal.message.clone());
         let (from, at) = (from.to_owned(), wall);
-        out.push(Effect::Note(Note::Refused {
-            addr: from.clone(),
-            reason,
-            message: message.clone(),
-        }));
-        self.last_refusal = Some(RefusalSeen {
-            from,
-            reason,
-            message: message.clone(),
-            at,
-        });
+        out.push(Effect::Note(Note::Refused { addr: from.clone(), reason, message: message.clone() }));
+        self.last_refusal = Some(RefusalSeen { from, reason, message: message.clone(), at });
         match reason {
-            RefusalReason::Blocked => {
-                self.end(NodeTrouble::new(TroubleReason::Blocked, message, at), out)
-            }
-            RefusalReason::Removed => {
-                self.end(NodeTrouble::new(TroubleReason::Removed, message, at), out)
-            }
-            RefusalReason::Demoted if self.certificate.role == Role::Manager => {
-                self.renewal.demoted()
-            }
+            RefusalReason::Blocked => self.end(NodeTrouble::new(TroubleReason::Blocked, message, at), out),
+            RefusalReason::Removed => self.end(NodeTrouble::new(TroubleReason::Removed, message, at), out),
+            RefusalReason::Demoted if self.certificate.role == Role::Manager => self.renewal.demoted(),
             _ => {}
         }
     }
@@ -630,8 +540,7 @@ impl Agent {
         let (role, serial) = (certificate.role, certificate.serial.clone());
         out.push(Effect::Note(Note::CertificateInForce { role, serial }));
         self.certificate = certificate;
-        self.renewal
-            .installed(now, &self.certificate, &self.config, &mut self.dice);
+        self.renewal.installed(now, &self.certificate, &self.config, &mut self.dice);
         if matches!(self.phase, Phase::Over) {
             return;
         }
@@ -648,13 +557,8 @@ impl Agent {
 
     fn say_bye(&self, reason: &str, out: &mut Vec<Effect>) {
         if let Phase::Live(live) = &self.phase {
-            let frame = Box::new(AgentFrame::Bye {
-                reason: reason.to_owned(),
-            });
-            out.push(Effect::Send {
-                attempt: live.attempt,
-                frame,
-            });
+            let frame = Box::new(AgentFrame::Bye { reason: reason.to_owned() });
+            out.push(Effect::Send { attempt: live.attempt, frame });
         }
         if let Some(attempt) = self.phase.attempt() {
             out.push(Effect::HangUp { attempt });
@@ -683,15 +587,9 @@ impl Agent {
             return;
         }
         if now >= live.beat_at {
-            live.beat_at = now
-                + self
-                    .dice
-                    .around(self.config.heartbeat, self.config.heartbeat_jitter);
+            live.beat_at = now + self.dice.around(self.config.heartbeat, self.config.heartbeat_jitter);
             let seen = self.seen.1;
-            out.push(Effect::Send {
-                attempt,
-                frame: Box::new(AgentFrame::Heartbeat { seen }),
-            });
+            out.push(Effect::Send { attempt, frame: Box::new(AgentFrame::Heartbeat { seen }) });
         }
     }
 
@@ -700,18 +598,13 @@ impl Agent {
             managers::Pick::Now(addr) => {
                 self.attempts.0 += 1;
                 let attempt = self.attempts;
-                out.push(Effect::Dial {
-                    attempt,
-                    addr: addr.clone(),
-                });
+                out.push(Effect::Dial { attempt, addr: addr.clone() });
                 self.phase = Phase::Connecting { attempt, addr };
             }
             managers::Pick::At(until) => self.phase = Phase::Resting { until },
             managers::Pick::Nobody => {
                 self.last_loss = Some("no manager is known".to_owned());
-                self.phase = Phase::Resting {
-                    until: now + self.config.reconnect_cap,
-                };
+                self.phase = Phase::Resting { until: now + self.config.reconnect_cap };
             }
         }
     }
@@ -726,11 +619,7 @@ impl Agent {
         let (attempt, id) = (live.attempt, self.next_id + 1);
         if live.viewed && self.renewal.start(now, id, &self.config, &mut self.dice) {
             self.next_id = id;
-            out.push(Effect::AskForCertificate {
-                attempt,
-                id,
-                because,
-            });
+            out.push(Effect::AskForCertificate { attempt, id, because });
         }
     }
 
@@ -780,16 +669,10 @@ impl Agent {
 }
 
 fn no_session() -> ErrorBody {
-    ErrorBody::new(
-        ErrorCode::Unreachable,
-        "no session to a manager at the moment",
-    )
-    .retry_after(Duration::from_millis(100))
+    ErrorBody::new(ErrorCode::Unreachable, "no session to a manager at the moment")
+        .retry_after(Duration::from_millis(100))
 }
 
 fn mixed_up() -> ErrorBody {
-    ErrorBody::new(
-        ErrorCode::Internal,
-        "the host answered another question than was asked",
-    )
+    ErrorBody::new(ErrorCode::Internal, "the host answered another question than was asked")
 }

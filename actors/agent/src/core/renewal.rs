@@ -90,12 +90,8 @@ impl Renewal {
 
     /// A view that is not older than any before it.
     pub fn viewed(&mut self, certificate: &CertificateFacts, view: &AgentView) {
-        let signal = Signal {
-            incarnation: view.incarnation,
-            role: view.role,
-            granted: view.granted,
-            rotate: view.rotate,
-        };
+        let signal =
+            Signal { incarnation: view.incarnation, role: view.role, granted: view.granted, rotate: view.rotate };
         // A host that lags behind still shows the wish that our present certificate has fulfilled.
         let ours = |serial: &String| *serial == certificate.serial;
         self.rotate |= view.rotate && view.serial.as_ref().is_none_or(ours);
@@ -162,32 +158,15 @@ impl Renewal {
         self.flight = Flight::Installing;
     }
 
-    pub fn failed(
-        &mut self,
-        now: Moment,
-        retry_after: Option<Duration>,
-        config: &AgentConfig,
-        dice: &mut Dice,
-    ) {
-        let own = pause(
-            dice,
-            config.sign_retry_first,
-            config.sign_retry_cap,
-            self.failures,
-        );
+    pub fn failed(&mut self, now: Moment, retry_after: Option<Duration>, config: &AgentConfig, dice: &mut Dice) {
+        let own = pause(dice, config.sign_retry_first, config.sign_retry_cap, self.failures);
         let wanted = retry_after.unwrap_or_default().max(own);
         self.failures = self.failures.saturating_add(1);
         self.flight = Flight::Pausing(now + wanted.min(config.sign_retry_cap));
     }
 
     /// A new certificate is in force.
-    pub fn installed(
-        &mut self,
-        now: Moment,
-        certificate: &CertificateFacts,
-        config: &AgentConfig,
-        dice: &mut Dice,
-    ) {
+    pub fn installed(&mut self, now: Moment, certificate: &CertificateFacts, config: &AgentConfig, dice: &mut Dice) {
         self.renew_at = pick_renewal(certificate, dice);
         self.rotate = false;
         self.told_demoted = false;
@@ -208,20 +187,13 @@ fn differs(certificate: &CertificateFacts, signal: &Signal) -> bool {
     }
     match certificate.granted {
         None => true,
-        Some(granted) => {
-            signal.granted > granted
-                || (signal.granted == granted && signal.role != certificate.role)
-        }
+        Some(granted) => signal.granted > granted || (signal.granted == granted && signal.role != certificate.role),
     }
 }
 
 /// A random point between 50 and 80 % of its life, so that a fleet founded together does not renew together.
 fn pick_renewal(certificate: &CertificateFacts, dice: &mut Dice) -> WallTime {
-    let life = certificate
-        .not_after
-        .0
-        .saturating_sub(certificate.issued_at.0)
-        .max(0);
+    let life = certificate.not_after.0.saturating_sub(certificate.issued_at.0).max(0);
     let part = (life as f64 * (0.5 + 0.3 * dice.fraction())) as i64;
     WallTime(certificate.issued_at.0.saturating_add(part))
 }

@@ -54,30 +54,19 @@ impl Live {
 
     pub(super) fn overdue(&self, now: Moment, config: &AgentConfig) -> Option<String> {
         if now >= self.silent_at(config) {
-            return Some(format!(
-                "the host was silent for {} s",
-                now.since(self.heard).as_secs()
-            ));
+            return Some(format!("the host was silent for {} s", now.since(self.heard).as_secs()));
         }
         let late = !self.viewed && now >= self.opened + config.first_view;
         late.then(|| "the host sent no view of this node".to_owned())
     }
 
     pub(super) fn wake_at(&self, config: &AgentConfig) -> Moment {
-        let view = if self.viewed {
-            self.beat_at
-        } else {
-            self.opened + config.first_view
-        };
+        let view = if self.viewed { self.beat_at } else { self.opened + config.first_view };
         self.beat_at.min(self.silent_at(config)).min(view)
     }
 
     pub(super) fn status(&self) -> SessionStatus {
-        SessionStatus {
-            host: self.host,
-            addr: self.addr.clone(),
-            since: self.since,
-        }
+        SessionStatus { host: self.host, addr: self.addr.clone(), since: self.since }
     }
 }
 

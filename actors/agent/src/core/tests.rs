@@ -38,12 +38,7 @@ fn view(revision: u64, role: Role, granted: u64) -> AgentView {
 }
 
 fn refusal(reason: RefusalReason) -> Refusal {
-    Refusal {
-        reason,
-        message: "because".to_owned(),
-        managers: vec![],
-        retry_after_ms: None,
-    }
+    Refusal { reason, message: "because".to_owned(), managers: vec![], retry_after_ms: None }
 }
 
 /// An agent and its clock. Each method is one thing that happens to it; the effects of the last one stay in `out`.
@@ -65,20 +60,9 @@ impl World {
             labels: BTreeMap::new(),
         };
         let known = known.iter().map(|s| (*s).to_owned()).collect();
-        let start = Start {
-            certificate,
-            hello,
-            known,
-            seeds: vec![],
-            seed: 11,
-        };
+        let start = Start { certificate, hello, known, seeds: vec![], seed: 11, told_demoted: false, ended: None };
         let agent = Agent::new(start, AgentConfig::default());
-        let mut world = World {
-            agent,
-            now: Moment(1_000_000),
-            wall: WallTime(1_000),
-            out: vec![],
-        };
+        let mut world = World { agent, now: Moment(1_000_000), wall: WallTime(1_000), out: vec![] };
         world.step(Input::Woke);
         world
     }
@@ -117,42 +101,27 @@ impl World {
     }
     fn open(&mut self) {
         if !matches!(self.agent.phase, Phase::Connecting { .. }) {
-            let at = self
-                .agent
-                .wake_at()
-                .expect("an agent without session has a plan");
+            let at = self.agent.wake_at().expect("an agent without session has a plan");
             let pause = at.since(self.now);
             self.after(pause);
         }
         let attempt = self.attempt();
-        self.step(Input::Connected {
-            attempt,
-            host: node(100),
-        });
+        self.step(Input::Connected { attempt, host: node(100) });
     }
     fn hear(&mut self, frame: HostFrame) {
         let attempt = self.attempt();
-        self.step(Input::Heard {
-            attempt,
-            frame: Box::new(frame),
-        });
+        self.step(Input::Heard { attempt, frame: Box::new(frame) });
     }
     fn show(&mut self, view: AgentView) {
         self.hear(HostFrame::View(view));
     }
     fn lose(&mut self) {
         let attempt = self.attempt();
-        self.step(Input::Lost {
-            attempt,
-            why: Loss::Broken("cut".to_owned()),
-        });
+        self.step(Input::Lost { attempt, why: Loss::Broken("cut".to_owned()) });
     }
     fn refuse(&mut self, refusal: Refusal) {
         let attempt = self.attempt();
-        self.step(Input::Lost {
-            attempt,
-            why: Loss::Refused(refusal),
-        });
+        self.step(Input::Lost { attempt, why: Loss::Refused(refusal) });
     }
     fn sign_asked(&self) -> Option<(u64, Because)> {
         self.out.iter().find_map(|e| match e {
@@ -164,10 +133,7 @@ impl World {
         self.hear(HostFrame::Answer { id, result });
     }
     fn signed(&mut self, id: u64, new: CertificateFacts) {
-        let reply = SignReply {
-            cert_pem: String::new(),
-            root_pem: String::new(),
-        };
+        let reply = SignReply { cert_pem: String::new(), root_pem: String::new() };
         self.answer(id, Ok(AgentAnswer::Signed(reply)));
         assert!(self.out.iter().any(|e| matches!(e, Effect::Install { .. })));
         self.step(Input::Installed(new));
@@ -189,21 +155,11 @@ fn an_agent_opens_one_session_and_says_hello() {
     let mut w = World::worker();
     assert_eq!(w.dialled().as_deref(), Some(MANAGER));
     w.open();
-    assert!(w.said(
-        |e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, AgentFrame::Hello(_)))
-    ));
-    assert_eq!(
-        w.agent.session(),
-        None,
-        "a host that has not shown a view may not know us"
-    );
+    assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, AgentFrame::Hello(_)))));
+    assert_eq!(w.agent.session(), None, "a host that has not shown a view may not know us");
     w.show(view(9, Role::Worker, 5));
     assert_eq!(w.agent.session().unwrap().addr, MANAGER);
-    assert_eq!(
-        w.sign_asked(),
-        None,
-        "the certificate is what the cluster grants"
-    );
+    assert_eq!(w.sign_asked(), None, "the certificate is what the cluster grants");
 }
 
 /// E9: worker, manager, worker again between two views; the certificate may have been signed in between.
@@ -235,26 +191,16 @@ fn a_failed_renewal_is_retried_within_seconds_and_at_once_on_a_new_signal() {
     w.show(view(9, Role::Manager, 8));
     let mut last = w.now;
     for round in 0..40 {
-        let (id, _) = w
-            .sign_asked()
-            .unwrap_or_else(|| panic!("round {round} asked nothing"));
-        assert!(
-            w.now.since(last) <= Duration::from_secs(5),
-            "{:?}",
-            w.now.since(last)
-        );
+        let (id, _) = w.sign_asked().unwrap_or_else(|| panic!("round {round} asked nothing"));
+        assert!(w.now.since(last) <= Duration::from_secs(5), "{:?}", w.now.since(last));
         last = w.now;
         w.answer(id, Err(unavailable()));
-        w.hear(HostFrame::Heard {
-            revision: Revision(9),
-        }); // the host stays alive
+        w.hear(HostFrame::Heard { revision: Revision(9) }); // the host stays alive
         while w.sign_asked().is_none() {
             let at = w.agent.wake_at().unwrap();
             w.after(at.since(w.now));
             if w.sign_asked().is_none() {
-                w.hear(HostFrame::Heard {
-                    revision: Revision(9),
-                });
+                w.hear(HostFrame::Heard { revision: Revision(9) });
             }
         }
     }
@@ -271,14 +217,9 @@ fn a_promised_retry_never_waits_longer_than_the_cap() {
     w.open();
     w.show(view(9, Role::Manager, 8));
     let (id, _) = w.sign_asked().unwrap();
-    w.answer(
-        id,
-        Err(unavailable().retry_after(Duration::from_secs(3600))),
-    );
+    w.answer(id, Err(unavailable().retry_after(Duration::from_secs(3600))));
     w.after(Duration::from_secs(4));
-    w.hear(HostFrame::Heard {
-        revision: Revision(9),
-    });
+    w.hear(HostFrame::Heard { revision: Revision(9) });
     w.after(Duration::from_secs(1));
     assert!(w.sign_asked().is_some());
 }
@@ -294,15 +235,9 @@ fn an_answer_that_never_comes_is_asked_for_again() {
     w.show(view(9, Role::Manager, 8));
     let (second, _) = w.sign_asked().unwrap();
     assert_ne!(first, second);
-    let reply = SignReply {
-        cert_pem: String::new(),
-        root_pem: String::new(),
-    };
+    let reply = SignReply { cert_pem: String::new(), root_pem: String::new() };
     w.answer(first, Ok(AgentAnswer::Signed(reply)));
-    assert!(
-        !w.said(|e| matches!(e, Effect::Install { .. })),
-        "an answer to a lost question installs nothing"
-    );
+    assert!(!w.said(|e| matches!(e, Effect::Install { .. })), "an answer to a lost question installs nothing");
 }
 
 /// E46, at the level of the agent.
@@ -310,10 +245,7 @@ fn an_answer_that_never_comes_is_asked_for_again() {
 fn an_empty_manager_list_is_ignored_and_a_new_one_is_kept() {
     let mut w = World::worker();
     w.open();
-    w.show(AgentView {
-        managers: vec![],
-        ..view(9, Role::Worker, 5)
-    });
+    w.show(AgentView { managers: vec![], ..view(9, Role::Worker, 5) });
     assert_eq!(w.agent.managers(), [MANAGER]);
     assert!(!w.said(|e| matches!(e, Effect::KeepManagers(_))));
     w.show(view(10, Role::Worker, 5));
@@ -329,18 +261,11 @@ fn an_older_view_of_another_host_is_ignored() {
     let (id, _) = w.sign_asked().unwrap();
     w.signed(id, certificate(Role::Manager, 18, "bb"));
     w.open();
-    let stale = AgentView {
-        managers: vec!["old:1".to_owned()],
-        ..view(9, Role::Worker, 5)
-    };
+    let stale = AgentView { managers: vec!["old:1".to_owned()], ..view(9, Role::Worker, 5) };
     w.show(stale);
     assert!(w.wanted());
     assert_eq!(w.agent.managers(), [MANAGER, OTHER]);
-    assert_eq!(
-        w.sign_asked(),
-        None,
-        "a copy that lags behind is no reason for another certificate"
-    );
+    assert_eq!(w.sign_asked(), None, "a copy that lags behind is no reason for another certificate");
     assert!(w.agent.session().is_some(), "and none to leave its host");
 }
 
@@ -402,11 +327,7 @@ fn a_promoted_worker_gets_its_certificate_and_reopens_the_session_with_it_at_onc
     assert!(w.said(|e| matches!(e, Effect::PublishWanted(m) if m.wanted)));
     let bye = |e: &Effect| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_NEW_CERTIFICATE.to_owned() });
     assert!(w.said(bye));
-    assert_eq!(
-        w.dialled().as_deref(),
-        Some(MANAGER),
-        "no pause, same manager"
-    );
+    assert_eq!(w.dialled().as_deref(), Some(MANAGER), "no pause, same manager");
 }
 
 #[test]
@@ -415,16 +336,15 @@ fn heartbeats_keep_their_period_and_a_silent_host_is_left() {
     w.open();
     w.show(view(9, Role::Worker, 5));
     let beats = |w: &World| {
-        let is_beat = |e: &&Effect| matches!(e, Effect::Send { frame, .. } if matches!(**frame, AgentFrame::Heartbeat { .. }));
+        let is_beat =
+            |e: &&Effect| matches!(e, Effect::Send { frame, .. } if matches!(**frame, AgentFrame::Heartbeat { .. }));
         w.out.iter().filter(is_beat).count()
     };
     let mut total = 0;
     for _ in 0..100 {
         w.run_for(Duration::from_secs(5));
         total += beats(&w);
-        w.hear(HostFrame::Heard {
-            revision: Revision(9),
-        });
+        w.hear(HostFrame::Heard { revision: Revision(9) });
     }
     assert!((90..=111).contains(&total), "{total} heartbeats in 500 s");
     w.run_for(Duration::from_millis(16_400));
@@ -477,10 +397,7 @@ fn sessions_that_end_at_once_do_not_reset_the_pause() {
 #[test]
 fn a_host_that_says_when_to_come_back_is_obeyed() {
     let mut w = World::worker();
-    let again = Refusal {
-        retry_after_ms: Some(7_000),
-        ..refusal(RefusalReason::TooManyRequests)
-    };
+    let again = Refusal { retry_after_ms: Some(7_000), ..refusal(RefusalReason::TooManyRequests) };
     w.refuse(again);
     w.run_for(Duration::from_millis(6_900));
     assert_eq!(w.dialled(), None);
@@ -494,25 +411,16 @@ fn a_host_without_a_leader_sends_its_agents_elsewhere() {
     w.open();
     w.show(view(9, Role::Worker, 5));
     let first = w.agent.session().unwrap().addr;
-    w.hear(HostFrame::Move {
-        reason: "no leader".to_owned(),
-    });
+    w.hear(HostFrame::Move { reason: "no leader".to_owned() });
     w.run_for(Duration::from_millis(20));
     assert_ne!(w.dialled().unwrap(), first);
 }
 
 #[test]
 fn not_known_here_yet_and_not_a_manager_lead_to_another_manager_and_stop_nothing() {
-    for reason in [
-        RefusalReason::NotKnownHereYet,
-        RefusalReason::NotAManager,
-        RefusalReason::ShuttingDown,
-    ] {
+    for reason in [RefusalReason::NotKnownHereYet, RefusalReason::NotAManager, RefusalReason::ShuttingDown] {
         let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
-        let named = Refusal {
-            managers: vec![OTHER.to_owned()],
-            ..refusal(reason)
-        };
+        let named = Refusal { managers: vec![OTHER.to_owned()], ..refusal(reason) };
         w.refuse(named);
         assert!(w.wanted(), "{reason} must not stop a manager half");
         w.run_for(Duration::from_millis(20));
@@ -522,10 +430,7 @@ fn not_known_here_yet_and_not_a_manager_lead_to_another_manager_and_stop_nothing
 
 #[test]
 fn blocked_and_removed_are_final_kept_on_disk_and_stop_the_manager_half() {
-    for (reason, word) in [
-        (RefusalReason::Blocked, "blocked"),
-        (RefusalReason::Removed, "removed"),
-    ] {
+    for (reason, word) in [(RefusalReason::Blocked, "blocked"), (RefusalReason::Removed, "removed")] {
         let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER, OTHER]);
         w.open();
         w.show(view(9, Role::Manager, 5));
@@ -545,23 +450,14 @@ fn a_manager_told_demoted_stops_its_manager_half_and_asks_for_a_certificate() {
     let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
     w.open();
     w.show(view(9, Role::Manager, 5)); // this host has not heard of the demotion yet
-    w.step(Input::RefusedByPeer {
-        refusal: refusal(RefusalReason::Demoted),
-        serial: Some("aa".to_owned()),
-    });
+    w.step(Input::RefusedByPeer { refusal: refusal(RefusalReason::Demoted), serial: Some("aa".to_owned()) });
     assert!(!w.wanted());
     let (id, because) = w.sign_asked().unwrap();
     assert_eq!(because, Because::ToldDemoted);
     w.signed(id, certificate(Role::Manager, 14, "bb")); // promoted again meanwhile: the last wish holds
     assert!(w.wanted());
-    w.step(Input::RefusedByPeer {
-        refusal: refusal(RefusalReason::Demoted),
-        serial: Some("aa".to_owned()),
-    });
-    assert!(
-        w.wanted(),
-        "a late refusal of an older certificate changes nothing"
-    );
+    w.step(Input::RefusedByPeer { refusal: refusal(RefusalReason::Demoted), serial: Some("aa".to_owned()) });
+    assert!(w.wanted(), "a late refusal of an older certificate changes nothing");
 }
 
 #[test]
@@ -578,53 +474,23 @@ fn a_lost_session_stops_no_manager_half() {
 #[test]
 fn a_seat_request_is_relayed_and_ends_with_its_session() {
     let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
-    let request = || SeatRequest {
-        advertise: "10.0.0.9:4400".to_owned(),
-        held: None,
-        data_lost: None,
-    };
-    w.step(Input::RequestSeat {
-        ask: AskId(1),
-        request: request(),
-    });
+    let request = || SeatRequest { advertise: "10.0.0.9:4400".to_owned(), held: None, data_lost: None };
+    w.step(Input::RequestSeat { ask: AskId(1), request: request() });
     assert!(w.said(|e| matches!(e, Effect::AnswerSeat { result: Err(e), .. } if e.code == ErrorCode::Unreachable)));
     w.open();
     w.show(view(9, Role::Manager, 5));
-    w.step(Input::RequestSeat {
-        ask: AskId(2),
-        request: request(),
-    });
+    w.step(Input::RequestSeat { ask: AskId(2), request: request() });
     let id = w.agent.next_id;
-    let wait = SeatReply::Wait {
-        reason: WaitReason::MembershipBusy,
-        message: String::new(),
-        retry_after_ms: 50,
-    };
+    let wait = SeatReply::Wait { reason: WaitReason::MembershipBusy, message: String::new(), retry_after_ms: 50 };
     w.answer(id, Ok(AgentAnswer::Seat(wait.clone())));
-    assert!(w.said(|e| *e
-        == Effect::AnswerSeat {
-            ask: AskId(2),
-            result: Ok(wait.clone())
-        }));
-    w.step(Input::RequestSeat {
-        ask: AskId(3),
-        request: request(),
-    });
+    assert!(w.said(|e| *e == Effect::AnswerSeat { ask: AskId(2), result: Ok(wait.clone()) }));
+    w.step(Input::RequestSeat { ask: AskId(3), request: request() });
     w.lose();
-    assert!(w.said(|e| matches!(
-        e,
-        Effect::AnswerSeat {
-            ask: AskId(3),
-            result: Err(_)
-        }
-    )));
+    assert!(w.said(|e| matches!(e, Effect::AnswerSeat { ask: AskId(3), result: Err(_) })));
     for n in 0..20 {
         w.open();
         w.show(view(9, Role::Manager, 5));
-        w.step(Input::RequestSeat {
-            ask: AskId(10 + n),
-            request: request(),
-        });
+        w.step(Input::RequestSeat { ask: AskId(10 + n), request: request() });
         w.lose();
     }
     assert!(w.agent.asks.is_empty());
@@ -648,7 +514,9 @@ fn stopping_says_goodbye_and_dials_no_more() {
     w.open();
     w.show(view(9, Role::Worker, 5));
     w.step(Input::Stop);
-    assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() })));
+    assert!(w.said(
+        |e| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() })
+    ));
     w.after(Duration::from_secs(10));
     assert_eq!(w.dialled(), None);
 }
@@ -661,15 +529,9 @@ fn news_of_an_older_connection_change_nothing() {
     w.lose();
     w.open();
     w.show(view(9, Role::Worker, 5));
-    w.step(Input::Lost {
-        attempt: old,
-        why: Loss::Broken("late".to_owned()),
-    });
+    w.step(Input::Lost { attempt: old, why: Loss::Broken("late".to_owned()) });
     assert!(w.agent.session().is_some());
     let removed = HostFrame::Ended(refusal(RefusalReason::Removed));
-    w.step(Input::Heard {
-        attempt: old,
-        frame: Box::new(removed),
-    });
+    w.step(Input::Heard { attempt: old, frame: Box::new(removed) });
     assert!(w.agent.session().is_some());
 }

@@ -1,0 +1,484 @@
+//! The agent's shell: connections, files, watches, reply ports, timers. Decisions are [`crate::core`]'s.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
+use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
+use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAsk, AgentFrame, AgentHello, MAX_FRAME, SeatReply};
+use muster_messages::{ErrorBody, ErrorCode, Moment, Name, NodeId, RefusalReason, Role, Secret};
+use muster_pki::Ended;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+use crate::config::AgentConfig;
+use crate::core::{Agent, AskId, Attempt, CertificateFacts, Effect, Input, Loss, Note, SessionStatus, Start};
+use crate::install::{self, issued_at};
+use crate::line::{Dial, Heard, Line, LineArgs, line};
+use crate::memory::NodeMemory;
+use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
+
+/// How long a stopping agent waits for its goodbye to leave.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+/// Answers a question about this process' actors.
+pub type Inspector = Arc<dyn Fn(ActorsAsk) -> BoxFuture<'static, Result<String, ErrorBody>> + Send + Sync>;
+
+/// What whoever wires the tree decides about an agent.
+pub struct AgentSetup {
+    pub config: AgentConfig,
+    pub memory: NodeMemory,
+    /// The process' credentials. The agent alone replaces them once it runs.
+    pub credentials: Arc<watch::Sender<Arc<NodeCredentials>>>,
+    pub dial: Arc<dyn Dial>,
+    pub inspector: Inspector,
+    pub name: Name,
+    /// `host:port`; a host that is unspecified is replaced by what the hosts of its sessions see.
+    pub advertise: String,
+    pub release: String,
+    pub labels: BTreeMap<String, String>,
+    /// Addresses given on the command line, tried beside those that are remembered.
+    pub seeds: Vec<String>,
+}
+
+/// Made once, shared by every incarnation of the agent. Keep a clone to subscribe.
+#[derive(Clone)]
+pub struct AgentPorts {
+    pub(crate) config: AgentConfig,
+    pub(crate) memory: NodeMemory,
+    pub(crate) credentials: Arc<watch::Sender<Arc<NodeCredentials>>>,
+    pub(crate) wanted: Arc<watch::Sender<ManagerWanted>>,
+    pub(crate) trouble: Arc<watch::Sender<Option<NodeTrouble>>>,
+    pub(crate) session: Arc<watch::Sender<Option<SessionStatus>>>,
+    pub(crate) dial: Arc<dyn Dial>,
+    pub(crate) inspector: Inspector,
+    pub(crate) hello: AgentHello,
+    pub(crate) seeds: Vec<String>,
+    /// The certificate that a peer called demoted: an agent that restarts must not start its manager half for it.
+    pub(crate) demoted: Slot<String>,
+}
+
+impl AgentPorts {
+    /// The levels start as credentials and disk have them; the agent corrects them when it starts.
+    pub fn new(setup: AgentSetup) -> Self {
+        let role = setup.credentials.borrow().identity.node().map(|(_, role)| role);
+        let because = match role {
+            Some(Role::Manager) => WantedBecause::CertificateSaysManager,
+            _ => WantedBecause::CertificateSaysWorker,
+        };
+        let hello = AgentHello {
+            protocol: AGENT_PROTOCOL,
+            instance: rand::random(),
+            name: setup.name,
+            advertise: setup.advertise,
+            release: setup.release,
+            labels: setup.labels,
+        };
+        Self {
+            config: setup.config,
+            memory: setup.memory,
+            credentials: setup.credentials,
+            wanted: Arc::new(watch::Sender::new(ManagerWanted::new(because))),
+            trouble: Arc::new(watch::Sender::new(None)),
+            session: Arc::new(watch::Sender::new(None)),
+            dial: setup.dial,
+            inspector: setup.inspector,
+            hello,
+            seeds: setup.seeds,
+            demoted: Slot::new(),
+        }
+    }
+    /// Whether the manager half should run.
+    pub fn wanted(&self) -> watch::Receiver<ManagerWanted> {
+        self.wanted.subscribe()
+    }
+    /// Why this node cannot do its work, if so.
+    pub fn trouble(&self) -> watch::Receiver<Option<NodeTrouble>> {
+        self.trouble.subscribe()
+    }
+    /// The session in force: set once the host has shown its first view.
+    pub fn session(&self) -> watch::Receiver<Option<SessionStatus>> {
+        self.session.subscribe()
+    }
+    /// The credentials in force.
+    pub fn credentials(&self) -> watch::Receiver<Arc<NodeCredentials>> {
+        self.credentials.subscribe()
+    }
+    /// Random per process; what tells two processes with one identity apart.
+    pub fn instance(&self) -> u64 {
+        self.hello.instance
+    }
+}
+
+/// What the agent hears, its own timers and tasks included.
+pub enum Msg {
+    Protocol(AgentMsg),
+    Wake,
+    Connected { attempt: Attempt, host: NodeId },
+    Heard { attempt: Attempt, heard: Heard },
+    Lost { attempt: Attempt, why: Loss },
+    Installed(Arc<NodeCredentials>),
+    InstallFailed(String),
+    Inspected { attempt: Attempt, id: u64, result: Result<String, ErrorBody> },
+}
+
+impl From<AgentMsg> for Msg {
+    fn from(msg: AgentMsg) -> Self {
+        Msg::Protocol(msg)
+    }
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Msg::Protocol(msg) => msg.name(),
+            Msg::Wake => "wake",
+            Msg::Connected { .. } => "connected",
+            Msg::Heard { .. } => "heard",
+            Msg::Lost { .. } => "lost",
+            Msg::Installed(_) => "installed",
+            Msg::InstallFailed(_) => "install_failed",
+            Msg::Inspected { .. } => "inspected",
+        }
+    }
+}
+
+/// Messages that wait at most: seat requests and refusals; its own tasks are not counted.
+const MAILBOX: usize = 64;
+
+/// An address for an agent that does not exist yet.
+pub fn agent_address() -> Address<Msg> {
+    Address::new(MAILBOX)
+}
+
+/// How to make the agent.
+pub fn agent_spec(address: Address<Msg>, ports: AgentPorts) -> Spec {
+    Spec::actor("agent", address, move || AgentShell::new(ports.clone()))
+}
+
+/// See the module.
+pub struct AgentShell {
+    core: Agent,
+    ports: AgentPorts,
+    effects: Vec<Effect>,
+    asks: BTreeMap<AskId, Reply<Result<SeatReply, ErrorBody>>>,
+    next_ask: u64,
+    /// The key of the question for a certificate that was asked last.
+    key: Option<(u64, Secret)>,
+    line: Option<Line>,
+    questions: usize,
+    armed: Option<Moment>,
+    last_note: Option<Note>,
+}
+
+impl AgentShell {
+    /// From what the disk and the watches say now. Blocking: it reads files.
+    pub fn new(ports: AgentPorts) -> Result<Self, Fault> {
+        let store = ports.memory.store();
+        // A crash between writing and publishing must not leave the process with credentials older than the disk's.
+        if let Some(saved) = store.load_credentials()? {
+            ports.credentials.send_if_modified(|current| {
+                let differs = current.identity.serial != saved.identity.serial;
+                if differs {
+                    *current = Arc::new(saved);
+                }
+                differs
+            });
+        }
+        let credentials = ports.credentials.borrow().clone();
+        let local = ports.memory.load()?;
+        let start = Start {
+            told_demoted: ports.demoted.get() == Some(credentials.identity.serial.clone()),
+            certificate: facts(&credentials)?,
+            hello: ports.hello.clone(),
+            known: local.managers,
+            seeds: ports.seeds.clone(),
+            seed: rand::random(),
+            ended: local.ended.and_then(|e| trouble_of(&e)),
+        };
+        Ok(Self {
+            core: Agent::new(start, ports.config.clone()),
+            ports,
+            effects: Vec::new(),
+            asks: BTreeMap::new(),
+            next_ask: 0,
+            key: None,
+            line: None,
+            questions: 0,
+            armed: None,
+            last_note: None,
+        })
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) -> Result<(), Fault> {
+        self.core.step(cx.now(), cx.wall(), input, &mut self.effects);
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in effects.drain(..) {
+            self.perform(cx, effect)?;
+        }
+        self.effects = effects;
+        self.arm(cx);
+        Ok(())
+    }
+
+    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) -> Result<(), Fault> {
+        match effect {
+            Effect::Dial { attempt, addr } => self.dial(cx, attempt, addr),
+            Effect::Send { attempt, frame } => self.send(cx, attempt, frame),
+            Effect::HangUp { attempt } => {
+                self.line.take_if(|line| line.attempt == attempt);
+            }
+            Effect::AskForCertificate { attempt, id, because } => {
+                debug!(?because, "asking for a certificate");
+                let key = muster_pki::new_key();
+                let csr_pem = muster_pki::make_csr(&key)?;
+                self.key = Some((id, key));
+                let ask = AgentAsk::Sign { csr_pem };
+                self.send(cx, attempt, Box::new(AgentFrame::Ask { id, ask }));
+            }
+            Effect::Install { id, reply } => self.install(cx, id, reply.cert_pem),
+            Effect::AnswerSeat { ask, result } => {
+                if let Some(reply) = self.asks.remove(&ask) {
+                    let _gone = reply.send(result);
+                }
+            }
+            Effect::Inspect { attempt, id, ask } => self.inspect(cx, attempt, id, ask),
+            Effect::KeepManagers(managers) => self.remember(cx, move |node| node.managers = managers),
+            Effect::KeepTrouble(trouble) => {
+                self.remember(cx, move |node| node.ended = ended_of(&trouble));
+            }
+            Effect::KeepDemoted(serial) => self.ports.demoted.set(serial),
+            Effect::PublishWanted(wanted) => {
+                info!(wanted = wanted.wanted, because = ?wanted.because, "manager half");
+                self.ports.wanted.send_replace(wanted);
+            }
+            Effect::PublishTrouble(trouble) => {
+                if let Some(t) = &trouble {
+                    warn!(reason = t.reason.word(), message = t.message, "this node cannot do its work");
+                }
+                self.ports.trouble.send_replace(trouble);
+            }
+            Effect::PublishSession(session) => {
+                self.ports.session.send_replace(session);
+            }
+            Effect::Note(note) => self.note(note),
+        }
+        Ok(())
+    }
+
+    fn dial(&mut self, cx: &Cx<Msg>, attempt: Attempt, addr: String) {
+        let config = &self.ports.config;
+        let (line, task) = line(LineArgs {
+            attempt,
+            addr,
+            dial: Arc::clone(&self.ports.dial),
+            deadline: config.dial_deadline,
+            outbox: config.outbox,
+            me: cx.me().clone(),
+        });
+        self.line = Some(line);
+        cx.spawn(task);
+    }
+
+    fn send(&mut self, cx: &Cx<Msg>, attempt: Attempt, frame: Box<AgentFrame>) {
+        let Some(line) = self.line.as_ref().filter(|line| line.attempt == attempt) else {
+            return;
+        };
+        if line.outbox.try_send(frame).is_err() {
+            self.line = None;
+            let why = Loss::Broken("the host reads too slowly".to_owned());
+            let _ended = cx.me().tell(Msg::Lost { attempt, why });
+        }
+    }
+
+    fn install(&mut self, cx: &Cx<Msg>, id: u64, cert_pem: String) {
+        let me = cx.me().clone();
+        let Some((_, key)) = self.key.take_if(|(asked, _)| *asked == id) else {
+            let _ended = me.tell(Msg::InstallFailed("its key is gone".to_owned()));
+            return;
+        };
+        let current = self.ports.credentials.borrow().clone();
+        let (store, publish) = (self.ports.memory.store().clone(), Arc::clone(&self.ports.credentials));
+        cx.spawn(async move {
+            let install = move || install::install(&store, &current, key, cert_pem);
+            let installed = tokio::task::spawn_blocking(install).await;
+            let msg = match installed {
+                Ok(Ok(credentials)) => {
+                    publish.send_replace(Arc::clone(&credentials));
+                    Msg::Installed(credentials)
+                }
+                Ok(Err(why)) => Msg::InstallFailed(why),
+                Err(why) => Msg::InstallFailed(why.to_string()),
+            };
+            let _ended = me.tell(msg);
+        });
+    }
+
+    /// A write that fails is only logged: what is forgotten is learned again from the next manager.
+    fn remember(&self, cx: &Cx<Msg>, change: impl FnOnce(&mut muster_pki::LocalNode) + Send + 'static) {
+        let memory = self.ports.memory.clone();
+        cx.spawn(async move {
+            let written = tokio::task::spawn_blocking(move || memory.update(change)).await;
+            if let Ok(Err(error)) = written {
+                warn!(error = crate::line::chain(&error), "cannot remember");
+            }
+        });
+    }
+
+    fn inspect(&mut self, cx: &Cx<Msg>, attempt: Attempt, id: u64, ask: ActorsAsk) {
+        if self.questions >= self.ports.config.open_questions {
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, "this node answers too many questions already");
+            let result = Err(error.retry_after(Duration::from_millis(200)));
+            self.send(cx, attempt, Box::new(AgentFrame::Answer { id, result }));
+            return;
+        }
+        self.questions += 1;
+        let (me, asked) = (cx.me().clone(), (self.ports.inspector)(ask));
+        cx.spawn(async move {
+            let result = asked.await;
+            let _ended = me.tell(Msg::Inspected { attempt, id, result });
+        });
+    }
+
+    fn inspected(&mut self, cx: &Cx<Msg>, attempt: Attempt, id: u64, result: Result<String, ErrorBody>) {
+        self.questions -= 1;
+        let fits = |text: &String| text.len() + 64 <= MAX_FRAME;
+        let result = match result {
+            Ok(text) if !fits(&text) => Err(ErrorBody::new(
+                ErrorCode::TooLarge,
+                "the answer is larger than a frame; ask for one actor with `inspect`",
+            )),
+            other => other,
+        };
+        self.send(cx, attempt, Box::new(AgentFrame::Answer { id, result }));
+    }
+
+    fn park(&mut self, reply: Reply<Result<SeatReply, ErrorBody>>) -> AskId {
+        self.next_ask += 1;
+        let ask = AskId(self.next_ask);
+        self.asks.insert(ask, reply);
+        ask
+    }
+
+    /// At most one timer per wish; one that fires early costs a look at the core.
+    fn arm(&mut self, cx: &Cx<Msg>) {
+        let Some(at) = self.core.wake_at() else {
+            return;
+        };
+        if self.armed.is_none_or(|armed| at < armed) {
+            self.armed = Some(at);
+            cx.after(at.since(cx.now()), Msg::Wake);
+        }
+    }
+
+    /// The same decision over and over is said once.
+    fn note(&mut self, note: Note) {
+        let repeated = self.last_note.as_ref() == Some(&note);
+        match &note {
+            Note::SessionOpened { host, addr } => info!(%host, addr, "session opened"),
+            Note::SessionLost { addr, why } => info!(addr, why, "session lost"),
+            Note::CertificateInForce { role, serial } => info!(%role, serial, "new certificate"),
+            Note::DialFailed { addr, why } if !repeated => info!(addr, why, "cannot open a session"),
+            Note::DialFailed { addr, why } => debug!(addr, why, "cannot open a session"),
+            Note::Refused { addr, reason, message } if !repeated => info!(addr, %reason, message, "refused"),
+            Note::Refused { addr, reason, message } => debug!(addr, %reason, message, "refused"),
+            Note::SignFailed { why } => info!(why, "no certificate yet"),
+        }
+        self.last_note = Some(note);
+    }
+}
+
+impl Shell for AgentShell {
+    type Msg = Msg;
+    const KIND: &'static str = "Agent";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        self.step(cx, Input::Woke)
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        let input = match msg {
+            Msg::Protocol(AgentMsg::RequestSeat { request, reply }) => {
+                let ask = self.park(reply);
+                Input::RequestSeat { ask, request }
+            }
+            Msg::Protocol(AgentMsg::RefusedByPeer { refusal, serial }) => Input::RefusedByPeer { refusal, serial },
+            Msg::Wake => {
+                self.armed = None;
+                Input::Woke
+            }
+            Msg::Connected { attempt, host } => Input::Connected { attempt, host },
+            Msg::Heard { attempt, heard } => Input::Heard { attempt, frame: heard.frame },
+            Msg::Lost { attempt, why } => Input::Lost { attempt, why },
+            Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),
+            Msg::InstallFailed(why) => Input::InstallFailed(why),
+            Msg::Inspected { attempt, id, result } => {
+                self.inspected(cx, attempt, id, result);
+                return Ok(());
+            }
+        };
+        self.step(cx, input)
+    }
+
+    fn view(&self) -> Value {
+        let certificate = self.core.certificate();
+        json!({
+            "session": self.core.session(),
+            "connecting_to": self.core.connecting_to(),
+            "failures": self.core.failures(),
+            "certificate": {
+                "role": certificate.role,
+                "serial": certificate.serial,
+                "granted": certificate.granted,
+                "not_after": certificate.not_after,
+                "renew_at": self.core.renew_at(),
+                "wanted_because": self.core.need(muster_kernel::Clock.wall()),
+            },
+            "managers": self.core.managers(),
+            "manager_half": *self.ports.wanted.borrow(),
+            "trouble": *self.ports.trouble.borrow(),
+            "last_refusal": self.core.last_refusal(),
+            "last_loss": self.core.last_loss(),
+            "seat_requests": self.asks.len(),
+        })
+    }
+
+    async fn stopping(&mut self, cx: &Cx<Msg>) {
+        let closing = self.line.as_mut().and_then(|line| line.closed.take());
+        if self.step(cx, Input::Stop).is_ok()
+            && let Some(closed) = closing
+        {
+            // Resolves, one way or the other, once the connection is closed.
+            let _late = timeout(GOODBYE, closed).await;
+        }
+    }
+}
+
+fn facts(credentials: &NodeCredentials) -> Result<CertificateFacts, Fault> {
+    let issued = issued_at(&credentials.cert_pem).ok_or_else(|| Fault::new("the certificate cannot be read"))?;
+    CertificateFacts::of(&credentials.identity, issued)
+        .ok_or_else(|| Fault::new("the certificate of this process is not a node's"))
+}
+
+fn ended_of(trouble: &NodeTrouble) -> Option<Ended> {
+    let reason = match trouble.reason {
+        TroubleReason::Blocked => RefusalReason::Blocked,
+        TroubleReason::Removed => RefusalReason::Removed,
+        TroubleReason::CertificateExpired => return None,
+    };
+    Some(Ended { reason, message: trouble.message.clone(), at: trouble.at })
+}
+
+/// The trouble that a kept final refusal stands for.
+pub fn trouble_of(ended: &Ended) -> Option<NodeTrouble> {
+    let reason = match ended.reason {
+        RefusalReason::Blocked => TroubleReason::Blocked,
+        RefusalReason::Removed => TroubleReason::Removed,
+        _ => return None,
+    };
+    Some(NodeTrouble::new(reason, ended.message.clone(), ended.at))
+}
