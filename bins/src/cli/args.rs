@@ -1,0 +1,412 @@
+//! What `muster` accepts. Help texts are the users' first manual: they say what happens, not how.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use muster_messages::{CrashHow, Name, Role};
+
+use super::duration::parse_duration;
+
+/// Muster: who is a member, which role each node holds, who may talk to whom, and who leads.
+#[derive(Debug, Parser)]
+#[command(name = "muster", version, max_term_width = 100, after_help = EXITS)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXITS: &str = "Exit status: 0 done · 1 unexpected failure · 2 usage · 3 gave up waiting · 4 no such object · \
+5 unreachable or no quorum · 6 refused, nothing changed · 8 changed meanwhile
+
+First steps: `muster dev up` starts a real cluster on this machine, `muster status` shows it, `muster dev tour` \
+tells its story.";
+
+/// Flags of every command.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Admin socket of the daemon to talk to [default: a running dev cluster's, else /run/muster/muster.sock]
+    #[arg(long, global = true, value_name = "PATH", env = "MUSTER_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// How long to wait for an answer
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    pub timeout: Duration,
+    /// Tables for people or one JSON document for programs
+    #[arg(short, long, global = true, value_name = "FORMAT", default_value = "table")]
+    pub output: Format,
+    /// Print only what was asked for
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Speak over TLS as this identity (a file made by `muster user create`)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub identity: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// The cluster at a glance
+    Status(FreshArg),
+    /// Nodes and their roles
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Join tokens
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Certificates of the nodes
+    #[command(subcommand)]
+    Cert(CertCommand),
+    /// The certificate authority
+    #[command(subcommand)]
+    Ca(CaCommand),
+    /// Identity files for people and programs
+    #[command(subcommand)]
+    User(UserCommand),
+    /// Nodes that no manager talks to
+    #[command(subcommand)]
+    Blocklist(BlocklistCommand),
+    /// The managers' consensus
+    #[command(subcommand)]
+    Raft(RaftCommand),
+    /// The live tree of actors
+    Actors(ActorsArgs),
+    /// What happened, in order
+    Events(EventsArgs),
+    /// A real cluster of processes on this machine
+    #[command(subcommand)]
+    Dev(DevCommand),
+    /// Load on a running cluster, or times of role changes
+    Bench(BenchArgs),
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct FreshArg {
+    /// Fail instead of answering from the local copy when there is no quorum
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// List the nodes
+    Ls(FreshArg),
+    /// Everything known of one node
+    Inspect {
+        /// Id, unique prefix of an id, or unique name
+        node: String,
+        #[command(flatten)]
+        fresh: FreshArg,
+    },
+    /// Make nodes managers
+    Promote(RoleChange),
+    /// Make nodes plain workers
+    Demote(RoleChange),
+    /// Remove nodes and block their identities
+    Rm {
+        #[arg(required = true, value_name = "NODE")]
+        nodes: Vec<String>,
+        /// Also when the node is up, or is a manager that is down
+        #[arg(long)]
+        force: bool,
+    },
+    /// Change a node's labels
+    Update {
+        node: String,
+        /// Add or replace a label
+        #[arg(long, value_name = "K=V", value_parser = parse_label)]
+        label_add: Vec<(String, String)>,
+        /// Remove a label
+        #[arg(long, value_name = "K")]
+        label_rm: Vec<String>,
+        /// Only if the node's generation is still this one (exit 8 if not)
+        #[arg(long, value_name = "N")]
+        generation: Option<u64>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct RoleChange {
+    /// Id, unique prefix of an id, or unique name
+    #[arg(required = true, value_name = "NODE")]
+    pub nodes: Vec<String>,
+    /// Wait until the change is in force everywhere [default when given: 30s]
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", value_parser = parse_duration)]
+    pub wait: Option<Duration>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make a join token
+    Create {
+        #[arg(long)]
+        role: Role,
+        /// How long it lives [default: for ever]
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        ttl: Option<Duration>,
+        /// How often it can be used [default: any number of times]
+        #[arg(long, value_name = "N")]
+        uses: Option<u32>,
+    },
+    /// List the tokens, without their secrets
+    Ls,
+    /// Make a token useless
+    Revoke { id: String },
+    /// Replace the default token of a role
+    Rotate { role: Role },
+    /// Show the default token of a role (-q: the token alone)
+    Show { role: Role },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CertCommand {
+    /// List the nodes' certificates
+    Ls,
+    /// Ask nodes to renew their certificates now
+    Rotate {
+        #[arg(required = true, value_name = "NODE")]
+        nodes: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CaCommand {
+    /// The root certificate and its digest
+    Show,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum UserCommand {
+    /// Make an identity file; its key never leaves this machine
+    Create {
+        name: Name,
+        /// An operator, who may do everything
+        #[arg(long)]
+        admin: bool,
+        /// A namespace whose leases the user may hold
+        #[arg(long, value_name = "NS")]
+        namespace: Vec<String>,
+        /// How long the certificate lives
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        ttl: Option<Duration>,
+        /// Where the identity goes; `-` prints it [default: NAME.identity.json]
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// List the users
+    Ls,
+    /// Make a user's certificate useless
+    Revoke { name: Name },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BlocklistCommand {
+    /// List the blocked node ids
+    Ls(FreshArg),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum RaftCommand {
+    /// Members, terms and progress
+    Status(FreshArg),
+    /// Hand leadership over, to NODE or to the most caught-up voter
+    TransferLeader { node: Option<String> },
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct ActorsArgs {
+    #[command(subcommand)]
+    pub command: Option<ActorsCommand>,
+    /// Every node's tree
+    #[arg(long)]
+    pub all: bool,
+    /// Show it again every second
+    #[arg(long)]
+    pub watch: bool,
+    /// A node's tree, or the leader's [default: the node that answers]
+    #[arg(long, value_name = "NODE|leader", conflicts_with = "all")]
+    pub node: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ActorsCommand {
+    /// One actor and its own view of its state
+    Inspect(ActorAt),
+    /// Stop an actor and let its supervisor start it again
+    Restart(ActorAt),
+    /// Make an actor fail (needs `[debug] crash = true` in that daemon's configuration)
+    Crash {
+        #[command(flatten)]
+        at: ActorAt,
+        #[arg(long, default_value = "panic")]
+        how: How,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct ActorAt {
+    /// As `muster actors` prints it, such as node/manager/leader/role-manager
+    pub path: String,
+    /// On a node, or on the leader [default: the node that answers]
+    #[arg(long, value_name = "NODE|leader")]
+    pub node: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum How {
+    Panic,
+    Error,
+    Kill,
+    Hang,
+}
+impl From<How> for CrashHow {
+    fn from(how: How) -> Self {
+        match how {
+            How::Panic => CrashHow::Panic,
+            How::Error => CrashHow::Error,
+            How::Kill => CrashHow::Kill,
+            How::Hang => CrashHow::Hang,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Only what happened after this revision
+    #[arg(long, value_name = "REV", default_value_t = 0)]
+    pub since: u64,
+    /// Go on as things happen
+    #[arg(long)]
+    pub watch: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DevCommand {
+    /// Start a cluster; Ctrl-C stops it
+    Up {
+        #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=9))]
+        managers: u16,
+        #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=50))]
+        workers: u16,
+        #[command(flatten)]
+        dir: DevDir,
+        /// Leave it running in the background; `muster dev down` stops it
+        #[arg(long)]
+        detach: bool,
+    },
+    /// Stop the cluster; its data stays
+    Down {
+        #[command(flatten)]
+        dir: DevDir,
+    },
+    /// Found a cluster in a temporary folder, change roles, kill things, and show what happens
+    Tour,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DevDir {
+    /// Where the nodes keep their data
+    #[arg(long, default_value = "./.muster")]
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    /// What the clients do: replicated label writes or linearizable reads [default: both]
+    #[arg(long)]
+    pub op: Option<BenchOp>,
+    /// How many clients at once, one run each
+    #[arg(long, value_delimiter = ',', default_value = "1,64,256", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub clients: Vec<u32>,
+    /// Operations per run
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub ops: u64,
+    /// Run for this long instead of counting operations
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with = "ops")]
+    pub lasting: Option<Duration>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Time join, promotion, demotion and loss of the leader, on a cluster of its own
+    Roles {
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchOp {
+    Write,
+    Read,
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("a label is KEY=VALUE".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn waiting_takes_an_optional_duration_that_never_eats_a_node() {
+        let change = |line: &str| match parse(line).unwrap().command {
+            Command::Node(NodeCommand::Promote(change)) => (change.nodes, change.wait),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(change("muster node promote a b").1, None);
+        let (nodes, wait) = change("muster node promote --wait n4");
+        assert_eq!((nodes, wait), (vec!["n4".into()], Some(Duration::from_secs(30))));
+        let (_, wait) = change("muster node promote n4 --wait=500ms");
+        assert_eq!(wait, Some(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn global_flags_stand_anywhere() {
+        let cli = parse("muster node ls -o json -q --socket a.sock").unwrap();
+        assert_eq!(cli.global.output, Format::Json);
+        assert!(cli.global.quiet && cli.global.socket.is_some());
+    }
+
+    #[test]
+    fn commands_of_later_issues_do_not_exist() {
+        for line in
+            ["lease ls", "elect x", "autolock on", "unlock", "ca rotate", "backup x", "kubeconfig", "wait-ready"]
+        {
+            assert!(parse(&format!("muster {line}")).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn actors_lists_unless_told_what_to_do() {
+        assert!(parse("muster actors").is_ok() && parse("muster actors --all -o json").is_ok());
+        assert!(parse("muster actors crash node/agent --how kill --node leader").is_ok());
+        assert!(parse("muster actors --all --node n1").is_err());
+        assert!(parse("muster bench roles --rounds 3").is_ok());
+        assert!(parse("muster bench --op read --clients 1,64").is_ok());
+    }
+}

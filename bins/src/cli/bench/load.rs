@@ -1,0 +1,244 @@
+//! Load: many clients, each asking again as soon as it has its answer, over TLS to the leader.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use muster_messages::wire::Request;
+use muster_messages::{ErrorCode, NodeId, NodeListView, RaftStatusView};
+use serde_json::{Value, json};
+
+use super::stats::Times;
+use crate::cli::args::{BenchArgs, BenchOp, Global};
+use crate::cli::client::{Client, Target};
+use crate::cli::commands::user::{NewUser, create};
+use crate::cli::duration::{millis, parse_duration};
+use crate::cli::failure::{Failure, Outcome, Tally};
+use crate::cli::identity::Identity;
+use crate::cli::output::{Out, Table, print};
+use crate::cli::signals::Interrupts;
+
+/// The label that writes change; removed again at the end.
+const LABEL: &str = "bench";
+
+pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
+    let mut interrupts = Interrupts::listen()?;
+    let mut control = Client::from_flags(global).await?;
+    let node = some_node(&mut control).await?;
+    let access = Access::prepare(&mut control, global).await?;
+    let told = tokio::select! {
+        told = runs(args, out, &mut control, &access, &node) => told,
+        word = interrupts.next() => Err(Failure::internal(word)),
+    };
+    access.give_back(&mut control, &node).await;
+    let (documents, exit) = told?;
+    if out.is_json() {
+        print(&json!({"runs": documents}).to_string());
+    }
+    Ok(exit)
+}
+
+/// How the load reaches the cluster.
+struct Access {
+    target: Target,
+    transport: &'static str,
+    /// A user made for this run.
+    user: Option<muster_messages::Name>,
+}
+
+impl Access {
+    /// An operator identity of its own, over TLS; without the right to make one, the socket.
+    async fn prepare(control: &mut Client, global: &Global) -> Outcome<Self> {
+        let (identity, user) = match &global.identity {
+            Some(file) => (Identity::read(file)?, None),
+            None => {
+                let name: muster_messages::Name =
+                    format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
+                let ttl_ms = parse_duration("1d").ok().map(millis);
+                let wanted = NewUser { name: name.clone(), admin: true, namespaces: Vec::new(), ttl_ms };
+                match create(control, wanted).await {
+                    Ok((identity, _)) => (identity, Some(name)),
+                    Err(failure) if failure.is(ErrorCode::Forbidden) => return Self::over_socket(global, &failure),
+                    Err(failure) => return Err(failure),
+                }
+            }
+        };
+        let managers = leader_first(control, identity.managers.clone()).await?;
+        let dialer = Box::new(identity.dialer()?);
+        Ok(Self { target: Target::Managers { dialer, managers }, transport: "tls", user })
+    }
+
+    fn over_socket(global: &Global, failure: &Failure) -> Outcome<Self> {
+        let socket: PathBuf = global.socket.clone().ok_or_else(|| failure.clone())?;
+        Ok(Self { target: Target::Socket(socket), transport: "socket", user: None })
+    }
+
+    /// Leaves the cluster as it was. What cannot be taken back now expires within a day.
+    async fn give_back(&self, control: &mut Client, node: &NodeId) {
+        let remove = vec![LABEL.to_owned()];
+        let request = Request::NodeUpdate { node: node.to_string(), add: BTreeMap::new(), remove, generation: None };
+        let _ = control.call(request).await;
+        if let Some(name) = &self.user {
+            let _ = control.call(Request::UserRevoke { name: name.clone() }).await;
+        }
+    }
+}
+
+async fn some_node(control: &mut Client) -> Outcome<NodeId> {
+    let list: NodeListView = control.ask(Request::NodeList { fresh: true }).await?;
+    list.items.first().map(|node| node.id).ok_or_else(|| Failure::internal("the cluster has no node"))
+}
+
+/// The managers' addresses, the leader's first.
+async fn leader_first(control: &mut Client, mut managers: Vec<String>) -> Outcome<Vec<String>> {
+    let raft: RaftStatusView = control.ask(Request::RaftStatus { fresh: true }).await?;
+    let leader = raft.members.iter().find(|member| Some(member.node) == raft.leader);
+    if let Some(leader) = leader {
+        managers.retain(|addr| *addr != leader.addr);
+        managers.insert(0, leader.addr.clone());
+    }
+    Ok(managers)
+}
+
+async fn runs(
+    args: &BenchArgs,
+    out: Out,
+    control: &mut Client,
+    access: &Access,
+    node: &NodeId,
+) -> Outcome<(Vec<Value>, u8)> {
+    let ops = args.op.map_or(vec![BenchOp::Write, BenchOp::Read], |op| vec![op]);
+    let (mut documents, mut tally) = (Vec::new(), Tally::default());
+    for op in ops {
+        for clients in &args.clients {
+            let before = term(control).await?;
+            let load = Load {
+                op,
+                node: *node,
+                limit: args.lasting.map_or(Limit::Ops(args.ops), Limit::For),
+                done: AtomicU64::new(0),
+            };
+            let ran = one_run(Arc::new(load), &access.target, *clients).await?;
+            let changes = term(control).await?.saturating_sub(before);
+            let document = ran.document(op, *clients, access.transport, changes);
+            out.say(line(&document));
+            if let Some(error) = ran.error {
+                tally.note::<()>(out.format, Err(error));
+            }
+            documents.push(document);
+        }
+    }
+    Ok((documents, tally.exit()))
+}
+
+async fn term(control: &mut Client) -> Outcome<u64> {
+    let raft: RaftStatusView = control.ask(Request::RaftStatus { fresh: true }).await?;
+    Ok(raft.term.0)
+}
+
+enum Limit {
+    Ops(u64),
+    For(Duration),
+}
+
+struct Load {
+    op: BenchOp,
+    node: NodeId,
+    limit: Limit,
+    /// Operations begun by all clients together.
+    done: AtomicU64,
+}
+
+impl Load {
+    /// The next operation's number, if there is one.
+    fn next(&self, begun: Instant) -> Option<u64> {
+        let number = self.done.fetch_add(1, Ordering::Relaxed);
+        let goes_on = match self.limit {
+            Limit::Ops(ops) => number < ops,
+            Limit::For(time) => begun.elapsed() < time,
+        };
+        goes_on.then_some(number)
+    }
+    fn request(&self, number: u64) -> Request {
+        let node = self.node.to_string();
+        match self.op {
+            BenchOp::Read => Request::NodeInspect { node, fresh: true },
+            BenchOp::Write => {
+                let add = BTreeMap::from([(LABEL.to_owned(), number.to_string())]);
+                Request::NodeUpdate { node, add, remove: Vec::new(), generation: None }
+            }
+        }
+    }
+}
+
+struct Ran {
+    times: Times,
+    errors: u64,
+    /// One of the errors, to be shown.
+    error: Option<Failure>,
+    took: Duration,
+}
+
+impl Ran {
+    fn document(&self, op: BenchOp, clients: u32, transport: &str, leader_changes: u64) -> Value {
+        let summary = self.times.clone().summary();
+        let op = if op == BenchOp::Write { "write" } else { "read" };
+        let per_s = self.times.len() as f64 / self.took.as_secs_f64().max(1e-9);
+        json!({"op": op, "via": "native", "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
+            "p99_ms": summary.p99_ms, "max_ms": summary.max_ms, "ops": self.times.len(), "errors": self.errors,
+            "seconds": (self.took.as_secs_f64() * 1000.0).round() / 1000.0, "transport": transport,
+            "leader_changes": leader_changes})
+    }
+}
+
+async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<Ran> {
+    // Everybody is connected before the clock starts.
+    let mut ready = Vec::new();
+    for _ in 0..clients {
+        let mut client = Client::to(target.clone(), Duration::from_secs(30));
+        client.call(Request::Contact).await?;
+        ready.push(client);
+    }
+    let begun = Instant::now();
+    let tasks: Vec<_> = ready.into_iter().map(|client| tokio::spawn(one_client(load.clone(), client, begun))).collect();
+    let mut ran = Ran { times: Times::default(), errors: 0, error: None, took: Duration::ZERO };
+    for task in tasks {
+        let (times, errors, error) = task.await.map_err(Failure::internal)?;
+        ran.times.append(times);
+        ran.errors += errors;
+        ran.error = ran.error.or(error);
+    }
+    ran.took = begun.elapsed();
+    Ok(ran)
+}
+
+async fn one_client(load: Arc<Load>, mut client: Client, begun: Instant) -> (Times, u64, Option<Failure>) {
+    let (mut times, mut errors, mut error) = (Times::default(), 0, None);
+    while let Some(number) = load.next(begun) {
+        let asked = Instant::now();
+        match client.call(load.request(number)).await {
+            Ok(_) => times.add(asked.elapsed()),
+            Err(failure) => {
+                errors += 1;
+                error.get_or_insert(failure);
+            }
+        }
+    }
+    (times, errors, error)
+}
+
+fn line(document: &Value) -> String {
+    let mut table = Table::bare();
+    let number = |key: &str, digits: usize| format!("{:.digits$}", document[key].as_f64().unwrap_or(0.0));
+    table.row([
+        format!("{:<5} {:>4} clients", document["op"].as_str().unwrap_or(""), document["clients"]),
+        format!("{:>8} per s", number("per_s", 0)),
+        format!("p50 {:>8} ms", number("p50_ms", 3)),
+        format!("p99 {:>8} ms", number("p99_ms", 3)),
+        format!("{} errors", document["errors"]),
+        format!("{} leader changes", document["leader_changes"]),
+    ]);
+    table.render().trim_end().to_owned()
+}

@@ -1,0 +1,107 @@
+//! `muster bench roles`: how long joins, role changes and the loss of a leader take, on a cluster of its own.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use muster_messages::Role;
+use muster_messages::wire::Request;
+use serde_json::{Value, json};
+
+use super::stats::Times;
+use crate::cli::dev::cluster::LocalCluster;
+use crate::cli::dev::process::free_address;
+use crate::cli::dev::state::State;
+use crate::cli::dev::story::{become_role, bring_back, kill_leader, leader, temporary_folder};
+use crate::cli::failure::{Failure, Outcome};
+use crate::cli::output::{Out, Table};
+use crate::cli::signals::Interrupts;
+
+/// What is timed, in the order of a round, with its budget in milliseconds (design: two cores, loopback, fsync on).
+const MEASURED: [(&str, Option<u64>); 7] = [
+    ("join", Some(50)),
+    ("promote", Some(150)),
+    ("demote", Some(50)),
+    ("promote again", Some(150)),
+    ("demote the leader", Some(300)),
+    ("kill the leader", Some(500)),
+    ("remove", None),
+];
+
+pub async fn run(rounds: u32, out: Out) -> Outcome<u8> {
+    let mut interrupts = Interrupts::listen()?;
+    let folder = temporary_folder("bench")?;
+    let state = State::plan(3, 0, free_address)?;
+    let mut cluster = LocalCluster::prepare(folder.path(), state, true)?;
+    let mut times = BTreeMap::new();
+    let told = tokio::select! {
+        told = all_rounds(&mut cluster, rounds, &mut times, out) => told,
+        word = interrupts.next() => Err(Failure::internal(word)),
+    };
+    cluster.kill_all().await;
+    let removed = folder.close().map_err(|e| Failure::io("cannot remove the temporary folder", &e));
+    told.and(removed)?;
+    let steps: Vec<Value> = MEASURED.iter().map(|(what, budget)| summed(what, *budget, &times)).collect();
+    out.document(&json!({"rounds": rounds, "steps": steps}).to_string(), String::new, || table(&steps));
+    Ok(0)
+}
+
+type Measured = BTreeMap<&'static str, Times>;
+
+async fn all_rounds(cluster: &mut LocalCluster, rounds: u32, times: &mut Measured, out: Out) -> Outcome {
+    cluster.up(&mut |_, _| ()).await?;
+    for round in 1..=rounds {
+        one_round(cluster, times).await.map_err(|mut failure| {
+            failure.message = format!("round {round}: {}", failure.message);
+            failure
+        })?;
+        out.say(format!("round {round} of {rounds} done"));
+    }
+    Ok(())
+}
+
+/// Three managers before, three managers after: the newcomer stays, the demoted leader goes.
+async fn one_round(cluster: &mut LocalCluster, times: &mut Measured) -> Outcome {
+    let mut note = |what, took: Duration| times.entry(what).or_default().add(took);
+    let begun = Instant::now();
+    let newcomer = cluster.add(Role::Worker).await?;
+    note("join", begun.elapsed());
+    note("promote", become_role(cluster, &newcomer, Role::Manager).await?);
+    note("demote", become_role(cluster, &newcomer, Role::Worker).await?);
+    note("promote again", become_role(cluster, &newcomer, Role::Manager).await?);
+    let old = leader(cluster).await?;
+    note("demote the leader", become_role(cluster, &old, Role::Worker).await?);
+    let (killed, took) = kill_leader(cluster).await?;
+    note("kill the leader", took);
+    bring_back(cluster, &killed).await?;
+    let begun = Instant::now();
+    cluster.ask(Request::NodeRemove { node: old.clone(), force: true }).await?;
+    note("remove", begun.elapsed());
+    cluster.kill(&old).await
+}
+
+fn summed(what: &str, budget: Option<u64>, times: &Measured) -> Value {
+    let times = times.get(what).cloned().unwrap_or_default();
+    let (count, summary) = (times.len(), times.summary());
+    let mut document = json!({"step": what, "count": count, "budget_ms": budget});
+    for (key, value) in
+        [("p50_ms", summary.p50_ms), ("p99_ms", summary.p99_ms), ("min_ms", summary.min_ms), ("max_ms", summary.max_ms)]
+    {
+        document[key] = value.into();
+    }
+    document
+}
+
+fn table(steps: &[Value]) -> String {
+    let mut table = Table::new(&["STEP", "MEDIAN MS", "MIN MS", "MAX MS", "BUDGET MS"]);
+    for step in steps {
+        let number = |key: &str| step[key].as_f64().map_or("-".to_owned(), |n| format!("{n:.0}"));
+        table.row([
+            step["step"].as_str().unwrap_or("").to_owned(),
+            number("p50_ms"),
+            number("min_ms"),
+            number("max_ms"),
+            number("budget_ms"),
+        ]);
+    }
+    table.render()
+}

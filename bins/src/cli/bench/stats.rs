@@ -1,0 +1,63 @@
+//! Times, summed up.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Measured times, in the order they were measured.
+#[derive(Clone, Debug, Default)]
+pub struct Times(Vec<Duration>);
+
+/// What is said of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub min_ms: f64,
+    pub max_ms: f64,
+}
+
+impl Times {
+    pub fn add(&mut self, time: Duration) {
+        self.0.push(time);
+    }
+    pub fn append(&mut self, mut other: Times) {
+        self.0.append(&mut other.0);
+    }
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+    /// Nearest-rank percentiles; nothing measured is all zeros.
+    pub fn summary(mut self) -> Summary {
+        self.0.sort_unstable();
+        let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else {
+            return Summary::default();
+        };
+        let rank = |percent: usize| self.0[(self.0.len() * percent).div_ceil(100).max(1) - 1];
+        Summary { p50_ms: ms(rank(50)), p99_ms: ms(rank(99)), min_ms: ms(*first), max_ms: ms(*last) }
+    }
+}
+
+/// Milliseconds to the microsecond.
+fn ms(d: Duration) -> f64 {
+    (d.as_secs_f64() * 1_000_000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_measured_values() {
+        let mut times = Times::default();
+        for n in (1..=100).rev() {
+            times.add(Duration::from_millis(n));
+        }
+        let seen = times.summary();
+        assert_eq!((seen.p50_ms, seen.p99_ms, seen.min_ms, seen.max_ms), (50.0, 99.0, 1.0, 100.0));
+        let mut one = Times::default();
+        one.add(Duration::from_micros(1500));
+        assert_eq!(one.summary().p99_ms, 1.5);
+        assert_eq!(Times::default().summary(), Summary::default());
+    }
+}

@@ -1,0 +1,183 @@
+//! The caller's side of a command: where to ask, and asking until there is an answer or no time left.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use muster_gateway::Dialer;
+use muster_messages::wire::Request;
+use muster_messages::{ErrorBody, ErrorCode, RequestId};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::args::Global;
+use super::connection::{CallError, Connection};
+use super::discover;
+use super::failure::{Failure, Outcome};
+use super::identity::{self, Identity};
+
+/// Where a client asks.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Socket(PathBuf),
+    /// One of the managers, over TLS.
+    Managers {
+        dialer: Box<Dialer>,
+        managers: Vec<String>,
+    },
+}
+
+/// Asks one server, connecting again when a connection is lost.
+pub struct Client {
+    target: Target,
+    connection: Option<Connection>,
+    timeout: Duration,
+}
+
+/// Between two attempts of one call: long enough not to spin, short beside any election.
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl Client {
+    /// As the flags ask.
+    pub async fn from_flags(global: &Global) -> Outcome<Self> {
+        let socket = match &global.socket {
+            Some(path) => Ok(path.clone()),
+            None => discover::socket(Path::new(".")).await,
+        };
+        match &global.identity {
+            None => Ok(Self::to_socket(socket?, global.timeout)),
+            Some(file) => {
+                let identity = Identity::read(file)?;
+                let managers = known_managers(socket.ok(), &identity, global.timeout).await;
+                let target = Target::Managers { dialer: Box::new(identity.dialer()?), managers };
+                Ok(Self::to(target, global.timeout))
+            }
+        }
+    }
+
+    /// To one place.
+    pub fn to(target: Target, timeout: Duration) -> Self {
+        Self { target, connection: None, timeout }
+    }
+
+    /// To an admin socket.
+    pub fn to_socket(path: impl Into<PathBuf>, timeout: Duration) -> Self {
+        Self::to(Target::Socket(path.into()), timeout)
+    }
+
+    /// How long a call may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Asks; the answer is the server's JSON text. A call whose outcome is not known is asked again under the same
+    /// request id, which the server recognises, until the time is up.
+    pub async fn call(&mut self, request: Request) -> Outcome<String> {
+        self.call_within(request, self.timeout).await
+    }
+
+    /// [`Client::call`] with a time limit of its own.
+    pub async fn call_within(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
+        let request_id = RequestId(rand::random());
+        let until = Instant::now() + timeout;
+        let mut open: Option<Failure> = None; // what became of an earlier attempt is not known
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let failure = match self.once(request.clone(), request_id, left).await {
+                Ok(text) => return Ok(text),
+                Err(CallError::Refused(body)) if body.code == ErrorCode::UnknownOutcome => body.into(),
+                Err(CallError::Refused(body)) if body.code == ErrorCode::Unreachable => {
+                    return Err(open.unwrap_or_else(|| body.into()));
+                }
+                Err(CallError::Refused(body)) => return Err(body.into()),
+                Err(CallError::TimedOut(_)) => return Err(open.unwrap_or_else(|| self.timed_out(timeout))),
+                Err(CallError::Lost(why)) => {
+                    self.connection = None;
+                    self.lost(&why)
+                }
+            };
+            if Instant::now() + PAUSE >= until {
+                return Err(failure);
+            }
+            open = Some(failure);
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Asks and reads the answer into a type.
+    pub async fn ask<T: DeserializeOwned>(&mut self, request: Request) -> Outcome<T> {
+        parse(&self.call(request).await?)
+    }
+
+    async fn once(&mut self, request: Request, id: RequestId, timeout: Duration) -> Result<String, CallError> {
+        let connection = match self.connection.take() {
+            Some(connection) => self.connection.insert(connection),
+            None => {
+                let fresh = connect(&self.target).await.map_err(CallError::Refused)?;
+                self.connection.insert(fresh)
+            }
+        };
+        connection.call(request, id, timeout).await
+    }
+
+    fn timed_out(&self, timeout: Duration) -> Failure {
+        Failure::new(ErrorCode::TimedOut, format!("no answer from {} within {timeout:?}", self.target))
+    }
+
+    fn lost(&self, why: &str) -> Failure {
+        let message =
+            format!("lost the connection to {} ({why}): whether the request was done is not known", self.target);
+        Failure::new(ErrorCode::UnknownOutcome, message)
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Target::Socket(path) => path.display().fmt(f),
+            Target::Managers { managers, .. } => f.write_str(&managers.join(", ")),
+        }
+    }
+}
+
+async fn connect(target: &Target) -> Result<Connection, ErrorBody> {
+    match target {
+        Target::Socket(path) => Connection::to_socket(path).await.map_err(|e| no_socket(path, &e)),
+        Target::Managers { dialer, managers } => identity::connect(dialer, managers).await,
+    }
+}
+
+fn no_socket(path: &Path, error: &std::io::Error) -> ErrorBody {
+    let path = path.display();
+    let message = match error.kind() {
+        ErrorKind::NotFound => format!("no daemon serves {path}: there is no such socket"),
+        ErrorKind::ConnectionRefused => format!("no daemon serves {path}: it is left over from one that ended"),
+        _ => format!("cannot connect to {path}: {error}"),
+    };
+    ErrorBody::new(ErrorCode::Unreachable, message)
+}
+
+/// The managers as a daemon on this machine knows them, else as the identity file does.
+async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: Duration) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct Contact {
+        managers: Vec<String>,
+        root_pem: String,
+    }
+    let Some(socket) = socket else {
+        return identity.managers.clone();
+    };
+    match Client::to_socket(socket, timeout).ask::<Contact>(Request::Contact).await {
+        // A socket of another cluster, a dev cluster in this folder say, knows nothing about this identity.
+        Ok(contact) if contact.root_pem.trim() == identity.root_pem.trim() && !contact.managers.is_empty() => {
+            contact.managers
+        }
+        _ => identity.managers.clone(),
+    }
+}
+
+/// Reads a server's JSON text.
+pub fn parse<T: DeserializeOwned>(text: &str) -> Outcome<T> {
+    serde_json::from_str(text)
+        .map_err(|e| Failure::internal(format!("the daemon's answer is not what was expected: {e}")))
+}

@@ -1,0 +1,77 @@
+//! The commands, one file per noun.
+
+mod actors;
+mod events;
+mod node;
+mod raft;
+mod security;
+mod token;
+pub(super) mod user;
+
+use muster_messages::wire::Request;
+
+use super::args::{Cli, Command, FreshArg};
+use super::client::{Client, parse};
+use super::failure::Outcome;
+use super::output::Out;
+use super::{bench, dev, render};
+
+/// What a command that asks a daemon works with.
+pub(super) struct Asking {
+    pub client: Client,
+    pub out: Out,
+}
+
+impl Asking {
+    /// Asks and prints: the document, or what the functions make of it.
+    async fn show(
+        &mut self,
+        request: Request,
+        brief: impl FnOnce(&serde_json::Value) -> String,
+        table: impl FnOnce(&serde_json::Value) -> String,
+    ) -> Outcome<u8> {
+        let text = self.client.call(request).await?;
+        let document: serde_json::Value = parse(&text)?;
+        self.out.document(&text, || brief(&document), || table(&document));
+        Ok(0)
+    }
+}
+
+/// Runs one command; the result is the exit status.
+pub(super) async fn run(cli: Cli) -> Outcome<u8> {
+    let out = Out::new(&cli.global);
+    match cli.command {
+        Command::Dev(command) => return dev::run(command, out, &cli.global).await,
+        Command::Bench(args) => return bench::run(args, out, &cli.global).await,
+        _ => {}
+    }
+    let client = Client::from_flags(&cli.global).await?;
+    let mut asking = Asking { client, out };
+    match cli.command {
+        Command::Status(fresh) => status(&mut asking, fresh).await,
+        Command::Node(command) => node::run(&mut asking, command).await,
+        Command::Token(command) => token::run(&mut asking, command).await,
+        Command::Cert(command) => security::cert(&mut asking, command).await,
+        Command::Ca(command) => security::ca(&mut asking, command).await,
+        Command::Blocklist(command) => security::blocklist(&mut asking, command).await,
+        Command::User(command) => user::run(&mut asking, command).await,
+        Command::Raft(command) => raft::run(&mut asking, command).await,
+        Command::Actors(args) => actors::run(&mut asking, args).await,
+        Command::Events(args) => events::run(&mut asking, args).await,
+        Command::Dev(_) | Command::Bench(_) => unreachable!("both returned above"),
+    }
+}
+
+async fn status(asking: &mut Asking, FreshArg { fresh }: FreshArg) -> Outcome<u8> {
+    let text = asking.client.call(Request::Status { fresh }).await?;
+    let status: muster_messages::StatusView = parse(&text)?;
+    if asking.out.is_json() || asking.out.quiet {
+        let brief = || status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
+        asking.out.document(&text, brief, String::new);
+        return Ok(0);
+    }
+    // Names read better than ids. A daemon that cannot list the nodes still has a status.
+    let nodes = asking.client.ask(Request::NodeList { fresh: false }).await.ok();
+    asking.out.document(&text, String::new, || render::status(&status, nodes.as_ref()));
+    Ok(0)
+}

@@ -1,0 +1,38 @@
+//! `muster cert …`, `muster ca show`, `muster blocklist ls`
+
+use muster_messages::wire::Request;
+
+use super::Asking;
+use super::node::{each, ids};
+use crate::cli::args::{BlocklistCommand, CaCommand, CertCommand};
+use crate::cli::failure::Outcome;
+use crate::cli::output::cell;
+use crate::cli::render;
+
+pub async fn cert(asking: &mut Asking, command: CertCommand) -> Outcome<u8> {
+    match command {
+        CertCommand::Ls => asking.show(Request::CertList, |d| ids(&d["items"], "node"), render::certs).await,
+        CertCommand::Rotate { nodes } => {
+            let sentence = |d: &serde_json::Value| {
+                let name = if d["name"].is_null() { &d["node"] } else { &d["name"] };
+                format!("{} will renew its certificate", cell(name))
+            };
+            each(asking, nodes, sentence, |node| Request::CertRotate { node }).await
+        }
+    }
+}
+
+pub async fn ca(asking: &mut Asking, command: CaCommand) -> Outcome<u8> {
+    match command {
+        CaCommand::Show => asking.show(Request::CaShow, |d| cell(&d["digest"]), render::ca).await,
+    }
+}
+
+pub async fn blocklist(asking: &mut Asking, command: BlocklistCommand) -> Outcome<u8> {
+    match command {
+        BlocklistCommand::Ls(fresh) => {
+            let request = Request::BlocklistList { fresh: fresh.fresh };
+            asking.show(request, |d| ids(&d["items"], "node_id"), render::blocklist).await
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! `muster token …`
+
+use muster_messages::wire::Request;
+
+use super::Asking;
+use super::node::ids;
+use crate::cli::args::TokenCommand;
+use crate::cli::duration::millis;
+use crate::cli::failure::Outcome;
+use crate::cli::output::cell;
+use crate::cli::render;
+
+pub async fn run(asking: &mut Asking, command: TokenCommand) -> Outcome<u8> {
+    let request = match command {
+        TokenCommand::Ls => {
+            return asking.show(Request::TokenList, |d| ids(&d["items"], "id"), render::tokens).await;
+        }
+        TokenCommand::Revoke { id } => {
+            let sentence = format!("token {id} is revoked");
+            return asking.show(Request::TokenRevoke { id }, |_| String::new(), |_| sentence).await;
+        }
+        TokenCommand::Create { role, ttl, uses } => Request::TokenCreate { role, ttl_ms: ttl.map(millis), uses },
+        TokenCommand::Rotate { role } => Request::TokenRotate { role },
+        TokenCommand::Show { role } => Request::TokenShow { role },
+    };
+    asking.show(request, |d| cell(&d["token"]), render::token).await
+}

@@ -1,0 +1,142 @@
+//! One native connection: calls and answers in the gateway's frames, answers matched by id.
+
+use std::path::Path;
+use std::time::Duration;
+
+use muster_gateway::{BoxStream, Framed};
+use muster_messages::wire::{ApiAnswer, ApiCall, Request};
+use muster_messages::{ErrorBody, RequestId};
+use tokio::net::UnixStream;
+
+use super::duration::millis;
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("{0}")]
+    Refused(ErrorBody),
+    /// Whether the call was done is not known.
+    #[error("the connection was lost: {0}")]
+    Lost(String),
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+}
+
+/// How much longer than the server we wait, so that its own, better informed `timed_out` arrives.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A connection with one call in flight. Whoever wants many in flight opens many.
+pub struct Connection {
+    frames: Framed<BoxStream>,
+    next_id: u64,
+}
+
+impl Connection {
+    /// Over frames on which nothing but calls and answers follows.
+    pub fn over(frames: Framed<BoxStream>) -> Self {
+        Self { frames, next_id: 1 }
+    }
+
+    /// To an admin socket.
+    pub async fn to_socket(path: &Path) -> std::io::Result<Self> {
+        let stream = UnixStream::connect(path).await?;
+        Ok(Self::over(Framed::new(Box::pin(stream))))
+    }
+
+    /// Asks and waits for the answer, JSON text.
+    pub async fn call(
+        &mut self,
+        request: Request,
+        request_id: RequestId,
+        timeout: Duration,
+    ) -> Result<String, CallError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let call = ApiCall { id, request_id, timeout_ms: millis(timeout), request };
+        let exchange = async {
+            self.frames.send(&call).await.map_err(lost)?;
+            self.answer_to(id).await
+        };
+        match tokio::time::timeout(timeout.saturating_add(GRACE), exchange).await {
+            Ok(result) => result,
+            Err(_) => Err(CallError::TimedOut(timeout)),
+        }
+    }
+
+    /// Reads on until the answer to `id`; answers to calls that were given up are passed over.
+    async fn answer_to(&mut self, id: u64) -> Result<String, CallError> {
+        loop {
+            let answer: Option<ApiAnswer> = self.frames.recv().await.map_err(lost)?;
+            match answer {
+                None => return Err(CallError::Lost("the daemon closed it".to_owned())),
+                Some(answer) if answer.id == id => return answer.result.map_err(CallError::Refused),
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+fn lost(error: muster_gateway::FrameError) -> CallError {
+    let cause = std::error::Error::source(&error).map(|source| format!(": {source}"));
+    CallError::Lost(format!("{error}{}", cause.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_messages::ErrorCode;
+
+    fn over(stream: tokio::io::DuplexStream) -> Connection {
+        Connection::over(Framed::new(Box::pin(stream)))
+    }
+
+    /// A server that answers each call by `respond`.
+    fn served(respond: impl Fn(ApiCall) -> Vec<ApiAnswer> + Send + 'static) -> Connection {
+        let (ours, theirs) = tokio::io::duplex(4096);
+        tokio::spawn(async move {
+            let mut frames = Framed::new(theirs);
+            while let Ok(Some(call)) = frames.recv().await {
+                for answer in respond(call) {
+                    frames.send(&answer).await.unwrap();
+                }
+            }
+        });
+        over(ours)
+    }
+
+    #[tokio::test]
+    async fn answers_are_matched_by_id() {
+        let mut connection = served(|call| {
+            let stray = ApiAnswer { id: call.id + 100, result: Ok("stray".into()) };
+            vec![stray, ApiAnswer { id: call.id, result: Ok(format!("{:?}", call.request)) }]
+        });
+        for _ in 0..2 {
+            let answer = connection.call(Request::CaShow, RequestId(1), Duration::from_secs(5)).await;
+            assert_eq!(answer.unwrap(), "CaShow");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_and_refusals_are_told_apart() {
+        let mut silent = served(|_| Vec::new());
+        let answer = silent.call(Request::CaShow, RequestId(1), Duration::from_secs(1)).await;
+        assert!(matches!(answer, Err(CallError::TimedOut(_))));
+        let mut refusing =
+            served(|call| vec![ApiAnswer { id: call.id, result: Err(ErrorBody::new(ErrorCode::Forbidden, "no")) }]);
+        let answer = refusing.call(Request::CaShow, RequestId(1), Duration::from_secs(1)).await;
+        assert!(matches!(answer, Err(CallError::Refused(body)) if body.code == ErrorCode::Forbidden));
+    }
+
+    #[tokio::test]
+    async fn the_wire_begins_with_a_zero_byte_that_no_http_request_has() {
+        let (ours, mut theirs) = tokio::io::duplex(4096);
+        let mut connection = over(ours);
+        let call = connection.call(Request::CaShow, RequestId(1), Duration::from_secs(5));
+        let first = async { tokio::io::AsyncReadExt::read_u8(&mut theirs).await };
+        tokio::pin!(call);
+        tokio::select! {
+            byte = first => assert_eq!(byte.unwrap(), 0),
+            _ = &mut call => panic!("answered by nobody"),
+        }
+    }
+}

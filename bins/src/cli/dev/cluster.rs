@@ -1,0 +1,266 @@
+//! A cluster of processes on this machine: what `dev up`, `dev tour` and `bench roles` work with.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use futures_util::future::{join_all, select_all};
+use muster_messages::wire::Request;
+use muster_messages::{ErrorCode, Role};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::process::{Daemon, Entry, Launch, free_address};
+use super::state::{NodeState, State};
+use crate::cli::client::{Client, parse};
+use crate::cli::failure::{Failure, Outcome};
+
+/// Told when a node is ready, with the time since it was started.
+pub type Report<'a> = &'a mut dyn FnMut(&NodeState, Duration);
+
+/// How long a question to the cluster as a whole may take, elections included.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The processes and what is written down about them.
+pub struct LocalCluster {
+    dir: PathBuf,
+    /// Whether the daemons end with this process.
+    tied: bool,
+    state: State,
+    daemons: Vec<Option<Daemon>>,
+}
+
+impl LocalCluster {
+    /// A cluster in `dir`, resumed if one was there. Nothing is started yet.
+    pub fn prepare(dir: &Path, state: State, tied: bool) -> Outcome<Self> {
+        let config =
+            "# Written by `muster dev`: lets `muster actors crash` work on this cluster.\n[debug]\ncrash = true\n";
+        let failed = |e| Failure::io(format!("cannot use {}", dir.display()), &e);
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        std::fs::write(dir.join("musterd.toml"), config).map_err(failed)?;
+        state.write(dir)?;
+        let daemons = state.nodes.iter().map(|_| None).collect();
+        Ok(Self { dir: dir.to_owned(), tied, state, daemons })
+    }
+
+    /// What is written down.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The admin socket of a node.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.dir.join(name).join("muster.sock")
+    }
+
+    /// A client of one node.
+    pub fn client(&self, name: &str) -> Client {
+        Client::to_socket(self.socket(name), PATIENCE)
+    }
+
+    /// Starts every node and waits until each serves its role.
+    pub async fn up(&mut self, report: Report<'_>) -> Outcome {
+        let known: Vec<usize> = (0..self.state.nodes.len()).filter(|i| self.state.nodes[*i].joined).collect();
+        if known.is_empty() {
+            self.start_all(&[0], &Entry::Found, report).await?;
+        } else {
+            self.start_all(&known, &Entry::Resume, report).await?;
+        }
+        for role in [Role::Manager, Role::Worker] {
+            let new = |i: &usize| !self.state.nodes[*i].joined && self.state.nodes[*i].role == role;
+            let new: Vec<usize> = (0..self.state.nodes.len()).filter(new).collect();
+            if !new.is_empty() {
+                let entry = self.entry(role).await?;
+                self.start_all(&new, &entry, report).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds one node to a running cluster and waits until it serves; the result is its name.
+    pub async fn add(&mut self, role: Role) -> Outcome<String> {
+        let name = format!("n{}", self.state.nodes.len() + 1);
+        let node = NodeState { name: name.clone(), role, listen: free_address()?, joined: false, process: None };
+        self.state.nodes.push(node);
+        self.daemons.push(None);
+        let entry = self.entry(role).await?;
+        self.start_all(&[self.state.nodes.len() - 1], &entry, &mut |_, _| ()).await?;
+        Ok(name)
+    }
+
+    /// Starts a node again that has ended.
+    pub async fn restart(&mut self, name: &str) -> Outcome {
+        let index = self.index(name)?;
+        self.start_all(&[index], &Entry::Resume, &mut |_, _| ()).await
+    }
+
+    /// Starts a node that is expected to end by itself; the result is its exit status.
+    pub async fn restart_to_end(&mut self, name: &str) -> Outcome<Option<i32>> {
+        let index = self.index(name)?;
+        self.launch(index, &Entry::Resume)?;
+        let daemon = self.daemons[index].as_mut().expect("it was launched");
+        match daemon.ready().await? {
+            Ok(_) => Err(Failure::internal(format!("{name} serves again"))),
+            Err(status) => Ok(status),
+        }
+    }
+
+    /// What lets a new node in.
+    async fn entry(&self, role: Role) -> Outcome<Entry> {
+        let shown = self.ask(Request::TokenShow { role }).await?;
+        let token = shown["token"].as_str().ok_or_else(|| Failure::internal("the cluster shows no token"))?.to_owned();
+        let seeds = self.state.nodes.iter().filter(|n| n.joined && n.role == Role::Manager);
+        Ok(Entry::Join { seeds: seeds.map(|n| n.listen.to_string()).collect(), token })
+    }
+
+    async fn start_all(&mut self, indices: &[usize], entry: &Entry, report: Report<'_>) -> Outcome {
+        let begun = Instant::now();
+        for index in indices {
+            self.launch(*index, entry)?;
+        }
+        let daemons = self.daemons.iter_mut().enumerate().filter(|(i, _)| indices.contains(i));
+        let waits = daemons.filter_map(|(i, daemon)| Some((i, daemon.as_mut()?)));
+        let nodes = &self.state.nodes;
+        let report = std::cell::RefCell::new(report);
+        let waits = waits.map(async |(i, daemon)| {
+            let outcome = daemon.ready().await;
+            if let Ok(Ok(_)) = outcome {
+                report.borrow_mut()(&nodes[i], begun.elapsed());
+            }
+            (i, outcome)
+        });
+        let outcomes = join_all(waits).await;
+        for (index, outcome) in outcomes {
+            self.started(index, matches!(entry, Entry::Resume), outcome)?;
+        }
+        self.state.write(&self.dir)
+    }
+
+    fn started(
+        &mut self,
+        index: usize,
+        resumed: bool,
+        outcome: Outcome<Result<super::process::Ready, Option<i32>>>,
+    ) -> Outcome {
+        let name = self.state.nodes[index].name.clone();
+        let failure = match outcome {
+            Ok(Ok(_)) => {
+                self.state.nodes[index].joined = true;
+                return Ok(());
+            }
+            // It was removed from the cluster in an earlier life of this folder.
+            Ok(Err(Some(6))) if resumed => return Ok(()),
+            Ok(Err(Some(code))) => format!("{name} ended with exit status {code} before it was ready"),
+            Ok(Err(None)) => format!("{name} was killed before it was ready"),
+            Err(failure) => format!("{name}: {failure}"),
+        };
+        Err(Failure::internal(format!("{failure}; its log ends with\n{}", self.log_tail(&name, 5))))
+    }
+
+    fn launch(&mut self, index: usize, entry: &Entry) -> Outcome {
+        let node = &self.state.nodes[index];
+        let launch = Launch {
+            name: &node.name,
+            folder: &self.dir.join(&node.name),
+            listen: node.listen,
+            config: &self.dir.join("musterd.toml"),
+            entry,
+            tied: self.tied,
+        };
+        let daemon = Daemon::start(&launch)?;
+        self.state.nodes[index].process = Some(daemon.id);
+        self.daemons[index] = Some(daemon);
+        self.state.write(&self.dir)
+    }
+
+    /// The last lines of a node's log.
+    pub fn log_tail(&self, name: &str, lines: usize) -> String {
+        let text = std::fs::read_to_string(self.dir.join(name).join("musterd.log")).unwrap_or_default();
+        let all: Vec<&str> = text.lines().collect();
+        all[all.len().saturating_sub(lines)..].join("\n")
+    }
+
+    /// Asks whichever running node can answer, going on while there is no leader.
+    pub async fn ask(&self, request: Request) -> Outcome<Value> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let mut last = Failure::new(ErrorCode::Unreachable, "no node of this cluster runs");
+            for node in self.state.nodes.iter().filter(|node| node.running().is_some()) {
+                match self.client(&node.name).call_within(request.clone(), Duration::from_secs(2)).await {
+                    Ok(text) => return parse(&text),
+                    Err(failure) if matches!(failure.exit, 3 | 5) || failure.is(ErrorCode::Forbidden) => last = failure,
+                    Err(failure) => return Err(failure),
+                }
+            }
+            if Instant::now() >= until {
+                return Err(last);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn index(&self, name: &str) -> Outcome<usize> {
+        let position = self.state.nodes.iter().position(|node| node.name == name);
+        position.ok_or_else(|| Failure::internal(format!("there is no node {name} here")))
+    }
+
+    fn daemon(&mut self, name: &str) -> Outcome<&mut Daemon> {
+        let index = self.index(name)?;
+        self.daemons[index].as_mut().ok_or_else(|| Failure::internal(format!("{name} does not run")))
+    }
+
+    /// Sends a signal to a node's process.
+    pub fn signal(&mut self, name: &str, signal: Signal) -> Outcome {
+        self.daemon(name)?.id.signal(signal);
+        Ok(())
+    }
+
+    /// kill -9, and waits until it is gone.
+    pub async fn kill(&mut self, name: &str) -> Outcome {
+        self.daemon(name)?.kill().await;
+        Ok(())
+    }
+
+    /// Waits until some node ends; says which and how. Never returns while none runs.
+    pub async fn next_end(&mut self) -> Option<(String, String)> {
+        let names = self.state.nodes.iter().map(|node| node.name.clone());
+        let running = self.daemons.iter_mut().zip(names).filter_map(|(daemon, name)| Some((daemon.as_mut()?, name)));
+        let ends: Vec<_> =
+            running.map(|(daemon, name)| Box::pin(async move { (name, daemon.ended().await) })).collect();
+        if ends.is_empty() {
+            return None;
+        }
+        let ((name, how), _, _) = select_all(ends).await;
+        let index = self.state.nodes.iter().position(|node| node.name == name)?;
+        self.daemons[index] = None;
+        Some((name, how))
+    }
+
+    /// Stops every node: TERM, then KILL. The result names those that needed KILL.
+    pub async fn stop(&mut self) -> Vec<String> {
+        let names = self.state.nodes.iter().map(|node| node.name.clone());
+        let stops = self.daemons.iter_mut().zip(names).filter_map(|(daemon, name)| Some((daemon.as_mut()?, name)));
+        let stops = stops.map(|(daemon, name)| async move { (!daemon.stop().await).then_some(name) });
+        let stubborn = join_all(stops).await.into_iter().flatten().collect();
+        self.forget();
+        stubborn
+    }
+
+    /// Ends every node at once; for clusters whose folder goes too.
+    pub async fn kill_all(&mut self) {
+        join_all(self.daemons.iter_mut().flatten().map(Daemon::kill)).await;
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.daemons.iter_mut().for_each(|daemon| *daemon = None);
+        self.state.nodes.iter_mut().for_each(|node| node.process = None);
+        // Only a convenience: a dead process is recognised by its pid and start.
+        let _ = self.state.write(&self.dir);
+    }
+
+    /// Lets go of the processes of a detached cluster.
+    pub fn release(mut self) -> State {
+        self.daemons.clear();
+        std::mem::take(&mut self.state)
+    }
+}

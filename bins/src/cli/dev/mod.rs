@@ -1,0 +1,185 @@
+//! `muster dev`: a real cluster of processes on this machine.
+//!
+//! Keeps  DEV-1  a cluster in front leaves no process behind, however this process ends.
+//!        DEV-2  one folder, one cluster: a second `dev up` says what runs and changes nothing.
+
+pub mod cluster;
+pub mod process;
+pub mod state;
+pub mod story;
+mod tour;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use self::cluster::LocalCluster;
+use self::process::{free_address, stop_strangers};
+use self::state::{FolderLock, NodeState, State};
+use super::args::{DevCommand, Global};
+use super::duration::spoken;
+use super::failure::{Failure, Outcome};
+use super::output::{Out, Table, print};
+use super::signals::Interrupts;
+
+pub(super) async fn run(command: DevCommand, out: Out, global: &Global) -> Outcome<u8> {
+    if global.identity.is_some() {
+        out.say("note: --identity has no meaning here");
+    }
+    match command {
+        DevCommand::Up { managers, workers, dir, detach } => up(&dir.dir, (managers, workers), detach, out).await,
+        DevCommand::Down { dir } => down(&dir.dir, out).await,
+        DevCommand::Tour => tour::run(out).await,
+    }
+}
+
+async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out) -> Outcome<u8> {
+    let mut interrupts = Interrupts::listen()?;
+    std::fs::create_dir_all(dir).map_err(|e| Failure::io(format!("cannot make {}", dir.display()), &e))?;
+    let _lock = keep(dir).await?;
+    let begun = Instant::now();
+    let state = resume_or_plan(dir, managers, workers, out)?;
+    let mut cluster = LocalCluster::prepare(dir, state, !detach)?;
+    let mut report = |node: &NodeState, took: Duration| {
+        out.say(format!(
+            "{:<4} {:<8} {:<16} ready after {}",
+            node.name,
+            node.role.to_string(),
+            node.listen,
+            spoken(took)
+        ));
+    };
+    let started = tokio::select! {
+        outcome = cluster.up(&mut report) => outcome,
+        word = interrupts.next() => Err(Failure::internal(format!("{word} before the cluster was up"))),
+    };
+    if let Err(failure) = started {
+        cluster.kill_all().await;
+        return Err(failure);
+    }
+    announce(dir, cluster.state(), begun.elapsed(), detach, out);
+    if detach {
+        cluster.release();
+        return Ok(0);
+    }
+    stay(&mut cluster, &mut interrupts, dir, out).await;
+    Ok(0)
+}
+
+/// Takes the folder, or says what runs in it.
+async fn keep(dir: &Path) -> Outcome<FolderLock> {
+    let running = |state: &State| {
+        let message = format!(
+            "a cluster is running in {} already ({} of {} nodes); `muster status` shows it, `muster dev down` stops it:\n{}",
+            dir.display(),
+            state.running(),
+            state.nodes.len(),
+            state.describe()
+        );
+        Failure::refused("already_running", message).with_details(document(dir, state))
+    };
+    // A `dev up` in front needs a moment to notice that `dev down` has stopped its nodes.
+    let until = Instant::now() + Duration::from_secs(1);
+    loop {
+        let lock = FolderLock::take(dir)?;
+        let state = State::read(dir)?;
+        match lock {
+            _ if state.running() > 0 => return Err(running(&state)),
+            Some(lock) => return Ok(lock),
+            None if Instant::now() >= until => {
+                let message = format!("another `muster dev up` is at work in {}", dir.display());
+                return Err(Failure::refused("already_running", message));
+            }
+            None => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+fn resume_or_plan(dir: &Path, managers: u16, workers: u16, out: Out) -> Outcome<State> {
+    let state = State::read(dir)?;
+    if !state.nodes.iter().any(|node| node.joined) {
+        return State::plan(managers, workers, free_address);
+    }
+    out.say(format!(
+        "resuming the cluster of {} nodes in {}; remove that folder to found a new one",
+        state.nodes.len(),
+        dir.display()
+    ));
+    Ok(state)
+}
+
+fn document(dir: &Path, state: &State) -> Value {
+    let node = |node: &NodeState| {
+        json!({"name": node.name, "role": node.role, "addr": node.listen.to_string(),
+            "socket": dir.join(&node.name).join("muster.sock").display().to_string(),
+            "pid": node.running().map(|process| process.pid)})
+    };
+    json!({"dir": dir.display().to_string(), "nodes": state.nodes.iter().map(node).collect::<Vec<_>>()})
+}
+
+fn announce(dir: &Path, state: &State, took: Duration, detach: bool, out: Out) {
+    if out.is_json() {
+        print(&document(dir, state).to_string());
+        return;
+    }
+    let mut table = Table::bare();
+    table.row(["muster status".to_owned(), "the cluster at a glance".to_owned()]);
+    table.row(["muster node ls".to_owned(), "its nodes".to_owned()]);
+    table.row(["muster actors".to_owned(), "the live tree of actors".to_owned()]);
+    if let Some(worker) = state.nodes.iter().find(|node| node.role == muster_messages::Role::Worker) {
+        table.row([format!("muster node promote {} --wait", worker.name), "make a worker a manager".to_owned()]);
+    }
+    let end = if detach { "it runs in the background; `muster dev down` stops it" } else { "Ctrl-C stops it" };
+    let (nodes, took) = (state.nodes.len(), spoken(took));
+    out.say(format!(
+        "\n{nodes} nodes are up after {took}, logs and data in {}. Try, from this folder:\n{}\n{end}",
+        dir.display(),
+        table.render()
+    ));
+}
+
+/// In front until someone ends it, or until nothing is left to wait for.
+async fn stay(cluster: &mut LocalCluster, interrupts: &mut Interrupts, dir: &Path, out: Out) {
+    loop {
+        tokio::select! {
+            _ = interrupts.next() => break,
+            end = cluster.next_end() => match end {
+                Some((name, how)) => out.say(format!("{name} ended: {how}")),
+                None => {
+                    out.say("every node has ended");
+                    return;
+                }
+            },
+        }
+    }
+    out.say("stopping");
+    tokio::select! {
+        stubborn = cluster.stop() => {
+            for name in stubborn {
+                out.say(format!("{name} did not end in time and was killed"));
+            }
+        }
+        _ = interrupts.next() => {}
+    }
+    cluster.kill_all().await; // whoever a second signal left over
+    out.say(format!("stopped; the data stays in {}, `muster dev up` resumes it", dir.display()));
+}
+
+async fn down(dir: &Path, out: Out) -> Outcome<u8> {
+    let state = State::read(dir)?;
+    let running: Vec<_> = state.nodes.iter().filter_map(NodeState::running).collect();
+    let killed = stop_strangers(&running).await;
+    if out.is_json() {
+        print(&json!({"dir": dir.display().to_string(), "stopped": running.len(), "killed": killed}).to_string());
+    } else if running.is_empty() {
+        out.say(format!("nothing runs in {}", dir.display()));
+    } else {
+        out.say(format!(
+            "stopped {} nodes; the data stays in {}, `muster dev up` resumes it",
+            running.len(),
+            dir.display()
+        ));
+    }
+    Ok(0)
+}

@@ -1,0 +1,114 @@
+//! What `dev tour` and `bench roles` do to a cluster, each as one function that returns when it is true.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use muster_messages::{ErrorCode, Membership, NodeListView, NodeView, Role};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::cluster::LocalCluster;
+use crate::cli::failure::{Failure, Outcome};
+use crate::cli::waiting::wait_until_settled;
+
+/// How long anything in a story may take. Far above every budget: a story tells what happens, a slow machine included.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder for a cluster that goes away with it. Its path is short: a socket's path holds 107 bytes.
+pub fn temporary_folder(purpose: &str) -> Outcome<TempDir> {
+    let preferred = std::env::temp_dir();
+    let base = if preferred.as_os_str().len() > 60 { PathBuf::from("/tmp") } else { preferred };
+    let made = tempfile::Builder::new().prefix(&format!("muster-{purpose}-")).tempdir_in(base);
+    made.map_err(|e| Failure::io("cannot make a temporary folder", &e))
+}
+
+/// Looks until there is something to see. `what` says what was missing when it took too long.
+pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look().await? {
+            return Ok(seen);
+        }
+        if Instant::now() >= end {
+            return Err(Failure::new(ErrorCode::TimedOut, format!("{what}: not so within {PATIENCE:?}")));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The nodes as the cluster sees them with quorum.
+pub async fn nodes(cluster: &LocalCluster) -> Outcome<Vec<NodeView>> {
+    let document = cluster.ask(Request::NodeList { fresh: true }).await?;
+    let list: NodeListView = serde_json::from_value(document).map_err(Failure::internal)?;
+    Ok(list.items)
+}
+
+/// The leader's name.
+pub async fn leader(cluster: &LocalCluster) -> Outcome<String> {
+    until("a leader", async || {
+        let leads = |node: &NodeView| node.manager.as_ref().is_some_and(|m| m.leader);
+        Ok(nodes(cluster).await?.into_iter().find(leads).map(|node| node.name.to_string()))
+    })
+    .await
+}
+
+/// A running manager that is not `besides`, to ask through: it stays what it is while the other one changes.
+pub async fn manager_besides(cluster: &LocalCluster, besides: &str) -> Outcome<String> {
+    let all = nodes(cluster).await?;
+    let runs = |name: &str| cluster.state().nodes.iter().any(|n| n.name == name && n.running().is_some());
+    let mut fit =
+        all.iter().filter(|n| n.membership == Membership::Voter && n.name.as_str() != besides && runs(n.name.as_str()));
+    fit.next()
+        .map(|n| n.name.to_string())
+        .ok_or_else(|| Failure::internal(format!("no manager besides {besides} runs")))
+}
+
+/// Asks for a role and returns when it is in force everywhere.
+pub async fn become_role(cluster: &LocalCluster, node: &str, role: Role) -> Outcome<Duration> {
+    let mut client = cluster.client(&manager_besides(cluster, node).await?);
+    let begun = Instant::now();
+    client.call(Request::SetRole { node: node.to_owned(), role }).await?;
+    wait_until_settled(&mut client, node, role, begun + PATIENCE).await?;
+    Ok(begun.elapsed())
+}
+
+/// A replicated write through one node: a label on that node itself.
+pub async fn write(cluster: &LocalCluster, via: &str, value: &str) -> Outcome {
+    let add = BTreeMap::from([("written".to_owned(), value.to_owned())]);
+    let request = Request::NodeUpdate { node: via.to_owned(), add, remove: Vec::new(), generation: None };
+    cluster.client(via).call_within(request, Duration::from_secs(5)).await.map(drop)
+}
+
+/// kill -9 of the leader; returns its name, and how long it took until a write through another manager was done.
+pub async fn kill_leader(cluster: &mut LocalCluster) -> Outcome<(String, Duration)> {
+    let killed = leader(cluster).await?;
+    let via = manager_besides(cluster, &killed).await?;
+    let begun = Instant::now();
+    cluster.signal(&killed, rustix::process::Signal::KILL)?;
+    until("a write without the killed leader", async || Ok(write(cluster, &via, &killed).await.ok())).await?;
+    let took = begun.elapsed();
+    cluster.kill(&killed).await?;
+    Ok((killed, took))
+}
+
+/// Starts a killed manager again and returns when it follows and is heard.
+pub async fn bring_back(cluster: &mut LocalCluster, name: &str) -> Outcome {
+    cluster.restart(name).await?;
+    until(&format!("{name} back among the managers"), async || {
+        let all = nodes(cluster).await?;
+        let node = all.iter().find(|node| node.name.as_str() == name);
+        let follows = node.is_some_and(|n| {
+            n.state == muster_messages::Liveness::Ready && n.manager.as_ref().is_some_and(|m| m.reachable && !m.leader)
+        });
+        Ok(follows.then_some(()))
+    })
+    .await
+}
+
+/// One actor of the leader.
+pub async fn leaders_actor(cluster: &LocalCluster, path: &str) -> Outcome<Value> {
+    let ask = ActorsAsk::Inspect { path: path.to_owned() };
+    cluster.ask(Request::Actors { node: ActorsOf::Leader, ask }).await
+}

@@ -1,0 +1,128 @@
+//! How a command fails: a code, a sentence, details, and an exit status fixed by the code.
+
+use muster_messages::{ErrorBody, ErrorCode};
+use serde_json::{Value, json};
+
+use super::args::Format;
+
+/// Why a command did not do what was asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// A word that scripts match.
+    pub code: String,
+    pub exit: u8,
+    pub message: String,
+    pub details: Value,
+}
+
+impl Failure {
+    /// A failure with one of the contract's codes.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code: code.to_string(), exit: code.exit_status(), message: message.into(), details: json!({}) }
+    }
+    /// Something that nobody expects: exit 1.
+    pub fn internal(message: impl std::fmt::Display) -> Self {
+        Self::new(ErrorCode::Internal, message.to_string())
+    }
+    /// A refusal of the command line itself, without a code in the contract: exit 6.
+    pub fn refused(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), exit: 6, message: message.into(), details: json!({}) }
+    }
+    /// A file or folder that could not be used.
+    pub fn io(what: impl std::fmt::Display, error: &std::io::Error) -> Self {
+        Self::internal(format!("{what}: {error}"))
+    }
+    /// Adds details.
+    #[must_use]
+    pub fn with_details(mut self, details: Value) -> Self {
+        self.details = details;
+        self
+    }
+    /// Whether the server answered with this code.
+    pub fn is(&self, code: ErrorCode) -> bool {
+        self.code == code.to_string()
+    }
+    /// `{"error":{"code","message","details"}}`.
+    pub fn to_json(&self) -> Value {
+        json!({"error": {"code": self.code, "message": self.message, "details": self.details}})
+    }
+    /// One sentence, or the error document, on stderr.
+    pub fn print(&self, format: Format) {
+        match format {
+            Format::Json => eprintln!("{}", self.to_json()),
+            Format::Table => eprintln!("muster: {}", self.message),
+        }
+    }
+}
+
+impl From<ErrorBody> for Failure {
+    fn from(body: ErrorBody) -> Self {
+        let document = body.to_json();
+        Self {
+            code: body.code.to_string(),
+            exit: body.code.exit_status(),
+            details: document["error"]["details"].clone(),
+            message: body.message,
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// What a command that did its work returns.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// Collects what became of several objects: each is tried, and the highest exit status wins.
+#[derive(Debug, Default)]
+pub struct Tally {
+    failures: Vec<Failure>,
+}
+
+impl Tally {
+    /// Keeps the value, or prints and remembers the failure.
+    pub fn note<T>(&mut self, format: Format, outcome: Outcome<T>) -> Option<T> {
+        match outcome {
+            Ok(value) => Some(value),
+            Err(failure) => {
+                failure.print(format);
+                self.failures.push(failure);
+                None
+            }
+        }
+    }
+    /// The exit status of the whole.
+    pub fn exit(&self) -> u8 {
+        self.failures.iter().map(|f| f.exit).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_servers_error_keeps_its_code_details_and_exit_status() {
+        let body =
+            ErrorBody::new(ErrorCode::QuorumAtRisk, "it would leave 1 of 3 voters").with_details(&json!({"needed": 2}));
+        let failure = Failure::from(body);
+        assert_eq!(failure.exit, 6);
+        assert_eq!(
+            failure.to_json(),
+            json!({"error": {"code": "quorum_at_risk", "message": "it would leave 1 of 3 voters", "details": {"needed": 2}}})
+        );
+    }
+
+    #[test]
+    fn of_several_outcomes_the_highest_exit_status_wins() {
+        let mut tally = Tally::default();
+        assert_eq!(tally.note(Format::Json, Ok(7)), Some(7));
+        assert_eq!(tally.exit(), 0);
+        tally.note::<()>(Format::Json, Err(Failure::new(ErrorCode::Forbidden, "no")));
+        tally.note::<()>(Format::Json, Err(Failure::new(ErrorCode::NotFound, "who")));
+        assert_eq!(tally.exit(), 6);
+    }
+}

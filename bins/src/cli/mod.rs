@@ -1,0 +1,120 @@
+//! `muster`: reads arguments, asks a daemon, prints the answer.
+//!
+//! Owns   the words of the command line, the client's end of the admin socket and of `muster-api/1`, local clusters
+//!        of processes (`dev`), and load (`bench`).
+//! Keeps  CLI-1  with `-o json` stdout holds one JSON document (one per line with `--watch`) and stderr the error document.
+//!        CLI-2  the exit status follows from the error's code alone.
+//!        CLI-3  a process started in front never outlives this one.
+
+pub mod args;
+pub mod bench;
+pub mod client;
+mod commands;
+pub mod connection;
+pub mod dev;
+mod discover;
+pub mod duration;
+pub mod failure;
+mod identity;
+pub mod output;
+pub mod parent;
+mod render;
+pub mod settled;
+mod signals;
+mod waiting;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use muster_messages::ErrorCode;
+
+use self::args::{Cli, Command, Format};
+use self::failure::{Failure, Outcome};
+
+/// Runs `muster` with these arguments, the program's name first.
+///
+/// The first argument `musterd`, or that name of the program, makes this process the daemon: `cargo run` builds one
+/// binary only, and `dev up` starts its daemons from it.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    parent::obey();
+    let args: Vec<OsString> = args.into_iter().collect();
+    if let Some(args) = as_daemon(&args) {
+        return crate::daemon::main(args.into_iter());
+    }
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&args, &error),
+    };
+    let format = cli.global.output;
+    match run(cli) {
+        Ok(exit) => ExitCode::from(exit),
+        Err(failure) => {
+            failure.print(format);
+            ExitCode::from(failure.exit)
+        }
+    }
+}
+
+/// The daemon's arguments, if this process is to be the daemon.
+fn as_daemon(args: &[OsString]) -> Option<Vec<OsString>> {
+    let named = args.first().and_then(|program| Path::new(program).file_name());
+    if named.is_some_and(|name| name == "musterd") {
+        return Some(args.to_vec());
+    }
+    args.get(1).is_some_and(|first| first == "musterd").then(|| args[1..].to_vec())
+}
+
+fn run(cli: Cli) -> Outcome<u8> {
+    // Load wants every core; everything else waits for one answer at a time and starts faster with one thread.
+    let mut builder = match cli.command {
+        Command::Bench(_) => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().build().map_err(|e| Failure::io("cannot start", &e))?;
+    runtime.block_on(commands::run(cli))
+}
+
+/// Prints what clap says, as the error document when a program reads it.
+fn usage(args: &[OsString], error: &clap::Error) -> ExitCode {
+    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if asked_for || !wants_json(args) {
+        let printed = error.print();
+        return ExitCode::from(if asked_for && printed.is_ok() { 0 } else { 2 });
+    }
+    let text = error.render().to_string();
+    let sentence = text.trim_start_matches("error: ").lines().next().unwrap_or("usage").to_owned();
+    Failure::new(ErrorCode::Invalid, sentence).print(Format::Json);
+    ExitCode::from(2)
+}
+
+fn wants_json(args: &[OsString]) -> bool {
+    let follows = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";
+    args.windows(2).any(follows) || args.iter().any(|arg| arg == "-ojson" || arg == "--output=json" || arg == "-o=json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_daemon_is_reached_by_name_or_by_first_argument() {
+        assert_eq!(as_daemon(&words("/usr/bin/musterd --init")), Some(words("/usr/bin/musterd --init")));
+        assert_eq!(as_daemon(&words("muster musterd --init")), Some(words("musterd --init")));
+        assert_eq!(as_daemon(&words("muster status")), None);
+        assert_eq!(as_daemon(&words("muster node musterd")), None);
+    }
+
+    #[test]
+    fn programs_get_usage_errors_as_documents() {
+        assert!(wants_json(&words("muster -o json bogus")));
+        assert!(wants_json(&words("muster bogus --output=json")));
+        assert!(!wants_json(&words("muster bogus -o table")));
+    }
+}

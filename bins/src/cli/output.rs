@@ -1,0 +1,135 @@
+//! What goes to stdout: verbatim JSON, aligned tables, or only the essentials.
+
+use std::io::Write;
+
+use serde_json::Value;
+
+use super::args::{Format, Global};
+
+/// Where and how a command prints.
+#[derive(Clone, Copy, Debug)]
+pub struct Out {
+    pub format: Format,
+    pub quiet: bool,
+}
+
+impl Out {
+    /// As the flags ask.
+    pub fn new(global: &Global) -> Self {
+        Self { format: global.output, quiet: global.quiet }
+    }
+    /// Whether programs read this.
+    pub fn is_json(self) -> bool {
+        self.format == Format::Json
+    }
+    /// A document: verbatim for programs, rendered for people, `brief` alone with `-q`.
+    pub fn document(self, text: &str, brief: impl FnOnce() -> String, table: impl FnOnce() -> String) {
+        let shown = match (self.format, self.quiet) {
+            (Format::Json, _) => text.to_owned(),
+            (Format::Table, true) => brief(),
+            (Format::Table, false) => table(),
+        };
+        print(&shown);
+    }
+    /// A sentence for people who did not ask for quiet.
+    pub fn say(self, line: impl AsRef<str>) {
+        if self.format == Format::Table && !self.quiet {
+            print(line.as_ref());
+        }
+    }
+}
+
+/// Writes to stdout and ends the process quietly when nobody reads any more (`muster events | head`).
+pub fn print(text: &str) {
+    if text.is_empty() {
+        return;
+    }
+    let mut stdout = std::io::stdout().lock();
+    let end = if text.ends_with('\n') { "" } else { "\n" };
+    if write!(stdout, "{text}{end}").and_then(|()| stdout.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Columns that line up.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub fn new(headings: &[&str]) -> Self {
+        Self { rows: vec![headings.iter().map(|h| (*h).to_owned()).collect()] }
+    }
+    /// A table without headings: pairs, or a tree.
+    pub fn bare() -> Self {
+        Self::default()
+    }
+    /// Adds a row.
+    pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+    /// The lines, without blanks at their ends.
+    pub fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut out = String::new();
+        for row in &self.rows {
+            let padded: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            out.push_str(padded.join("  ").trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// A JSON value as a table cell.
+pub fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Bool(true) => "yes".to_owned(),
+        Value::Bool(false) => "no".to_owned(),
+        Value::Array(items) if items.is_empty() => "-".to_owned(),
+        Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
+/// A time to the second, which is what people read: `2025-01-31T12:00:00Z`.
+pub fn to_the_second(rfc3339: &str) -> String {
+    match rfc3339.split_once('.') {
+        Some((seconds, _)) => format!("{seconds}Z"),
+        None => rfc3339.to_owned(),
+    }
+}
+
+/// The first digits of an id: enough to tell nodes apart and to name them in a command.
+pub fn short(id: &str) -> String {
+    id.chars().take(8).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_lines_end_without_blanks() {
+        let mut table = Table::new(&["NAME", "ROLE", "NOTE"]);
+        table.row(["a-long-name", "worker", ""]);
+        table.row(["ü", "manager", "leader"]);
+        assert_eq!(table.render(), "NAME         ROLE     NOTE\na-long-name  worker\nü            manager  leader\n");
+    }
+
+    #[test]
+    fn values_read_like_words() {
+        assert_eq!(cell(&Value::Null), "-");
+        assert_eq!(cell(&serde_json::json!(["a", 2])), "a,2");
+        assert_eq!(to_the_second("2023-11-14T22:13:20.123Z"), "2023-11-14T22:13:20Z");
+    }
+}

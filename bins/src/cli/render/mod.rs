@@ -1,0 +1,195 @@
+//! Documents of the contract as tables for people. Fields that a newer daemon adds are passed over, missing ones show
+//! as `-`.
+
+mod actors;
+mod nodes;
+
+pub use self::actors::{actor, actor_paths, actors};
+pub use self::nodes::{node, nodes, status};
+
+use serde_json::Value;
+
+use super::output::{Table, cell, short, to_the_second};
+
+/// A time, to the second.
+pub fn when(value: &Value) -> String {
+    value.as_str().map_or_else(|| cell(value), to_the_second)
+}
+
+fn items(document: &Value) -> &[Value] {
+    document["items"].as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// A table of `items`, one column per heading.
+fn list(document: &Value, headings: &[&str], columns: &[fn(&Value) -> String], empty: &str) -> String {
+    if items(document).is_empty() {
+        return empty.to_owned();
+    }
+    let mut table = Table::new(headings);
+    for item in items(document) {
+        table.row(columns.iter().map(|column| column(item)));
+    }
+    stale_note(document) + &table.render()
+}
+
+/// What people must know before they believe a table.
+fn stale_note(document: &Value) -> String {
+    match document["stale"].as_bool() {
+        Some(true) => format!("no quorum: this is the local copy as of {}\n", when(&document["as_of"])),
+        _ => String::new(),
+    }
+}
+
+fn never(value: &Value, word: &str) -> String {
+    if value.is_null() { word.to_owned() } else { when(value) }
+}
+
+pub fn tokens(document: &Value) -> String {
+    list(
+        document,
+        &["ID", "ROLE", "EXPIRES", "USES LEFT", "DEFAULT"],
+        &[
+            |t| cell(&t["id"]),
+            |t| cell(&t["role"]),
+            |t| never(&t["expires_at"], "never"),
+            |t| never(&t["uses_left"], "unlimited"),
+            |t| cell(&t["default"]),
+        ],
+        "no tokens",
+    )
+}
+
+pub fn token(document: &Value) -> String {
+    let mut table = Table::bare();
+    table.row(["token".to_owned(), cell(&document["token"])]);
+    table.row(["id".to_owned(), cell(&document["id"])]);
+    table.row(["role".to_owned(), cell(&document["role"])]);
+    table.row(["expires".to_owned(), never(&document["expires_at"], "never")]);
+    table.row(["uses left".to_owned(), never(&document["uses_left"], "unlimited")]);
+    table.render()
+}
+
+pub fn certs(document: &Value) -> String {
+    list(
+        document,
+        &["NODE", "ROLE", "STATE", "NOT AFTER", "GRANTED", "SERIAL"],
+        &[
+            |c| cell(&c["node"]),
+            |c| cell(&c["role"]),
+            |c| cell(&c["state"]),
+            |c| when(&c["not_after"]),
+            |c| cell(&c["granted"]),
+            |c| cell(&c["serial"]),
+        ],
+        "no certificates",
+    )
+}
+
+pub fn ca(document: &Value) -> String {
+    let mut table = Table::bare();
+    table.row(["digest".to_owned(), cell(&document["digest"])]);
+    table.row(["not after".to_owned(), when(&document["not_after"])]);
+    table.render() + &cell(&document["pem"])
+}
+
+pub fn users(document: &Value) -> String {
+    list(
+        document,
+        &["NAME", "ADMIN", "NAMESPACES", "NOT AFTER"],
+        &[|u| cell(&u["name"]), |u| cell(&u["admin"]), |u| cell(&u["namespaces"]), |u| when(&u["not_after"])],
+        "no users",
+    )
+}
+
+pub fn blocklist(document: &Value) -> String {
+    list(
+        document,
+        &["NODE", "BLOCKED", "UNTIL"],
+        &[|b| cell(&b["node_id"]), |b| when(&b["blocked_at"]), |b| when(&b["expires_at"])],
+        "nobody is blocked",
+    )
+}
+
+pub fn raft(document: &Value) -> String {
+    let leader = document["leader"].as_str().unwrap_or("");
+    let mut out = stale_note(document);
+    out += &format!(
+        "term {}, commit {}, applied {}\n",
+        cell(&document["term"]),
+        cell(&document["commit"]),
+        cell(&document["applied"])
+    );
+    let mut table = Table::new(&["RAFT ID", "NODE", "ADDRESS", "ROLE", "MATCH", "REACHABLE"]);
+    for member in document["members"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let leads = !leader.is_empty() && member["node"] == leader;
+        let role = cell(&member["role"]) + if leads { ", leader" } else { "" };
+        let columns = ["raft_id", "node", "addr"].map(|key| cell(&member[key]));
+        table.row(columns.into_iter().chain([role, cell(&member["match"]), cell(&member["reachable"])]));
+    }
+    out + &table.render()
+}
+
+pub fn events(items: &Value) -> String {
+    match items.as_array() {
+        Some(events) if !events.is_empty() => event_lines(items),
+        _ => "nothing happened".to_owned(),
+    }
+}
+
+pub fn event_lines(items: &Value) -> String {
+    let mut table = Table::bare();
+    for event in items.as_array().map(Vec::as_slice).unwrap_or_default() {
+        let change = match (&event["before"], &event["after"]) {
+            (Value::Null, Value::Null) => String::new(),
+            (before, after) => format!("{} -> {}", cell(before), cell(after)),
+        };
+        let node = event["node"].as_str().map_or_else(|| "-".to_owned(), short);
+        let by = match event["by"]["id"].as_str() {
+            Some(id) => format!("{} {}", cell(&event["by"]["kind"]), short(id)),
+            None => cell(&event["by"]["kind"]),
+        };
+        table.row([
+            cell(&event["revision"]),
+            when(&event["at"]),
+            cell(&event["kind"]),
+            node,
+            change,
+            format!("{} (by {by})", cell(&event["reason"])),
+        ]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn lists_are_tables_and_empty_lists_are_sentences() {
+        let tokens_seen =
+            json!({"items": [{"id": "a1", "role": "worker", "expires_at": null, "uses_left": 3, "default": true}]});
+        assert_eq!(
+            tokens(&tokens_seen),
+            "ID  ROLE    EXPIRES  USES LEFT  DEFAULT\na1  worker  never    3          yes\n"
+        );
+        assert_eq!(blocklist(&json!({"items": []})), "nobody is blocked");
+    }
+
+    #[test]
+    fn a_stale_table_says_so_first() {
+        let document = json!({"stale": true, "as_of": "2024-01-01T00:00:00.5Z", "term": 4, "leader": null, "commit": 9,
+            "applied": 9, "members": [{"node": "abc", "raft_id": 1, "addr": "h:1", "role": "voter", "match": 9, "reachable": true}]});
+        assert!(raft(&document).starts_with("no quorum: this is the local copy as of 2024-01-01T00:00:00Z\nterm 4"));
+    }
+
+    #[test]
+    fn events_name_who_did_what() {
+        let items = json!([{"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": "role", "node": "0123456789abc",
+            "by": {"kind": "admin", "id": "alice"}, "reason": "promote", "before": "worker", "after": "manager"}]);
+        assert_eq!(
+            event_lines(&items),
+            "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice)\n"
+        );
+    }
+}

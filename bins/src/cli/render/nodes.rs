@@ -1,0 +1,183 @@
+//! Nodes and the cluster at a glance.
+
+use muster_messages::{NodeId, NodeListView, StatusView};
+use serde_json::Value;
+
+use super::{items, stale_note, when};
+use crate::cli::output::{Table, cell, short, to_the_second};
+
+pub fn nodes(document: &Value) -> String {
+    let mut table =
+        Table::new(&["ID", "NAME", "ROLE", "STATE", "RAFT", "CERTIFICATE", "ADDRESS", "RELEASE", "PENDING"]);
+    for node in items(document) {
+        table.row([
+            cell(&node["id"]),
+            cell(&node["name"]),
+            role(node),
+            state(node),
+            membership(node),
+            certificate(node),
+            cell(&node["addr"]),
+            cell(&node["release"]),
+            pending(node),
+        ]);
+    }
+    stale_note(document) + &table.render()
+}
+
+/// `worker`, or `worker -> manager` while the wish is not granted.
+fn role(node: &Value) -> String {
+    let (granted, desired) = (&node["role"], &node["desired_role"]);
+    if granted == desired { cell(granted) } else { format!("{} -> {}", cell(granted), cell(desired)) }
+}
+
+fn state(node: &Value) -> String {
+    let stale = node["stale"].as_bool() == Some(true);
+    cell(&node["state"]) + if stale { " (stale)" } else { "" }
+}
+
+fn membership(node: &Value) -> String {
+    let manager = &node["manager"];
+    match (node["membership"].as_str(), manager["leader"].as_bool()) {
+        (None | Some("none"), _) => "-".to_owned(),
+        (Some(_), Some(true)) => "leader".to_owned(),
+        (Some(seat), _) if manager["reachable"].as_bool() == Some(false) => format!("{seat}, unreachable"),
+        (Some(seat), _) => seat.to_owned(),
+    }
+}
+
+fn certificate(node: &Value) -> String {
+    let certificate = &node["certificate"];
+    match certificate["state"].as_str() {
+        Some("issued") => cell(&certificate["role"]),
+        Some(other) => format!("{} ({other})", cell(&certificate["role"])),
+        None => "-".to_owned(),
+    }
+}
+
+fn pending(node: &Value) -> String {
+    let conditions = node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    conditions.iter().map(|c| cell(&c["reason"])).collect::<Vec<_>>().join(",")
+}
+
+pub fn node(node: &Value) -> String {
+    let mut table = Table::bare();
+    let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
+    row("id", cell(&node["id"]));
+    row("name", cell(&node["name"]));
+    row("address", cell(&node["addr"]));
+    row("release", cell(&node["release"]));
+    row("role", role(node));
+    row("state", format!("{} since {}", state(node), when(&node["state_since"])));
+    row(
+        "raft",
+        match node["manager"]["raft_id"].as_u64() {
+            Some(id) => format!("{}, raft id {id}", membership(node)),
+            None => membership(node),
+        },
+    );
+    row("certificate", format!("{}, until {}", certificate(node), when(&node["certificate"]["not_after"])));
+    row("serial", cell(&node["certificate"]["serial"]));
+    let labels = node["labels"].as_object().into_iter().flatten();
+    row("labels", labels.map(|(k, v)| format!("{k}={}", cell(v))).collect::<Vec<_>>().join(" "));
+    row("generation", cell(&node["generation"]));
+    row("revision", cell(&node["revision"]));
+    for condition in node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let retry = match &condition["retry_at"] {
+            Value::Null => String::new(),
+            at => format!(", next try {}", when(at)),
+        };
+        let since = when(&condition["since"]);
+        row(
+            "pending",
+            format!("{}: {} (since {since}{retry})", cell(&condition["reason"]), cell(&condition["message"])),
+        );
+    }
+    table.render()
+}
+
+pub fn status(status: &StatusView, nodes: Option<&NodeListView>) -> String {
+    let name = |id: &NodeId| {
+        let node = nodes.and_then(|list| list.items.iter().find(|node| node.id == *id));
+        node.map_or_else(|| short(id.as_str()), |node| node.name.to_string())
+    };
+    let mut table = Table::bare();
+    let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
+    let cluster = &status.cluster;
+    row("cluster", format!("{} ({}), incarnation {}", cluster.name, cluster.id, cluster.incarnation));
+    let trouble = status.this.trouble.as_ref().map(|t| format!(", {t}")).unwrap_or_default();
+    row("this node", format!("{} ({}), {}{trouble}", status.this.name, status.this.id, status.this.role));
+    let raft = &status.raft;
+    let leader = raft.leader.as_ref().map_or_else(|| "none".to_owned(), name);
+    row("leader", format!("{leader}, term {}, commit {}, applied {}", raft.term, raft.commit, raft.applied));
+    row("voters", raft.voters.iter().map(name).collect::<Vec<_>>().join(", "));
+    if !raft.learners.is_empty() {
+        row("learners", raft.learners.iter().map(name).collect::<Vec<_>>().join(", "));
+    }
+    let quorum = &status.quorum;
+    let missing = match quorum.missing.as_slice() {
+        [] => String::new(),
+        names => format!("; missing: {}", names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    let held = if quorum.reachable >= quorum.needed { "held" } else { "LOST" };
+    row("quorum", format!("{held}: {} of {} needed are reachable{missing}", quorum.reachable, quorum.needed));
+    let n = &status.nodes;
+    row(
+        "nodes",
+        format!("{}: {} managers, {} workers; {} ready, {} down", n.total, n.managers, n.workers, n.ready, n.down),
+    );
+    for p in &status.pending {
+        let text = serde_json::to_value(p).unwrap_or_default();
+        let since = to_the_second(&p.since.to_string());
+        row(
+            "pending",
+            format!(
+                "{} wants {}: {}: {} (since {since})",
+                p.name,
+                cell(&text["wants"]),
+                cell(&text["reason"]),
+                p.message
+            ),
+        );
+    }
+    let stale = status.as_of.map(|at| to_the_second(&at.to_string()));
+    let note = match (status.stale, stale) {
+        (false, _) => String::new(),
+        (true, Some(at)) => format!("no quorum: this is the local copy as of {at}\n"),
+        (true, None) => "no quorum: this is the local copy\n".to_owned(),
+    };
+    note + &table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_status_names_the_leader_and_who_is_missing() {
+        let view: StatusView = serde_json::from_value(json!({
+            "cluster": {"id": "c", "name": "default", "incarnation": 1, "feature_level": 1}, "stale": false,
+            "self": {"id": "0000000000000000000000001", "name": "n1", "role": "manager"},
+            "raft": {"term": 4, "leader": "0000000000000000000000001", "commit": 120, "applied": 120,
+                "voters": ["0000000000000000000000001", "0000000000000000000000002"], "learners": []},
+            "quorum": {"needed": 2, "reachable": 1, "missing": ["n2"]},
+            "nodes": {"total": 2, "managers": 2, "workers": 0, "ready": 1, "down": 1},
+            "pending": [{"node": "0000000000000000000000002", "name": "n2", "wants": "manager", "reason": "waiting_for_node",
+                "message": "not heard of", "since": "2024-01-01T00:00:00Z", "retry_at": null}]
+        }))
+        .unwrap();
+        let text = status(&view, None);
+        assert!(text.contains("LOST: 1 of 2 needed are reachable; missing: n2"), "{text}");
+        assert!(text.contains("n2 wants manager: waiting_for_node: not heard of"), "{text}");
+    }
+
+    #[test]
+    fn a_node_on_its_way_shows_where_from_and_where_to() {
+        let document = json!({"items": [{"id": "x", "name": "n4", "role": "worker", "desired_role": "manager", "state": "ready",
+            "stale": false, "membership": "none", "manager": null, "certificate": {"role": "worker", "state": "pending"},
+            "addr": "h:1", "release": "0.1.0", "conditions": [{"reason": "waiting_for_certificate"}]}]});
+        let text = nodes(&document);
+        assert!(text.contains("worker -> manager") && text.contains("waiting_for_certificate"), "{text}");
+    }
+}

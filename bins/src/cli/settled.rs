@@ -1,0 +1,113 @@
+//! Whether a role change is in force everywhere. Pure; the waiting is in `commands::node`.
+
+use muster_messages::{CertificateState, Liveness, Membership, NodeView, Role};
+
+/// Where a node is on its way to a role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Desired role, role, certificate and membership agree, as far as the node can be asked to agree now.
+    Settled,
+    /// Not yet, and why.
+    Waiting(String),
+    /// Somebody asked for the other role meanwhile.
+    Overridden,
+}
+
+/// Judges one view of a node that was asked to become `wanted`.
+///
+/// For a node that is down, certificate and manager half are settled when it returns: they hold nothing up here.
+pub fn progress(node: &NodeView, wanted: Role) -> Progress {
+    if node.desired_role != wanted {
+        return Progress::Overridden;
+    }
+    if node.stale {
+        return Progress::Waiting("the answer is from a copy without quorum".to_owned());
+    }
+    let down = node.state == Liveness::Down;
+    let certified = node.certificate.role == Some(wanted) && node.certificate.state == CertificateState::Issued;
+    let seated = match wanted {
+        Role::Manager => down || node.membership == Membership::Voter,
+        Role::Worker => node.membership == Membership::None,
+    };
+    if node.role == wanted && (certified || down) && seated {
+        return Progress::Settled;
+    }
+    Progress::Waiting(reason(node, wanted, certified))
+}
+
+fn reason(node: &NodeView, wanted: Role, certified: bool) -> String {
+    if let Some(condition) = node.conditions.iter().find(|c| c.kind == "role_change").or(node.conditions.first()) {
+        let word = serde_json::to_value(condition.reason).ok();
+        let word = word.as_ref().and_then(|v| v.as_str()).unwrap_or("pending");
+        return format!("{word}: {}", condition.message);
+    }
+    if node.role != wanted {
+        format!("its role is still {}", node.role)
+    } else if !certified {
+        format!("it has no {wanted} certificate yet")
+    } else {
+        "its raft membership is still changing".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(change: impl FnOnce(&mut serde_json::Value)) -> NodeView {
+        let mut document = json!({
+            "id": "0000000000000000000000001", "name": "n4", "addr": "127.0.0.1:4404", "release": "0.1.0", "labels": {},
+            "desired_role": "manager", "role": "manager", "state": "ready", "state_since": "2024-01-01T00:00:00Z",
+            "stale": false, "membership": "voter", "manager": null,
+            "certificate": {"role": "manager", "state": "issued", "serial": null, "not_after": null},
+            "conditions": [], "generation": 2, "revision": 9
+        });
+        change(&mut document);
+        serde_json::from_value(document).unwrap()
+    }
+
+    #[test]
+    fn settled_means_that_all_four_facts_agree() {
+        assert_eq!(progress(&node(|_| ()), Role::Manager), Progress::Settled);
+        for (pointer, value) in [
+            ("/role", json!("worker")),
+            ("/membership", json!("learner")),
+            ("/certificate/role", json!("worker")),
+            ("/certificate/state", json!("pending")),
+        ] {
+            let seen = node(|d| *d.pointer_mut(pointer).unwrap() = value);
+            assert!(matches!(progress(&seen, Role::Manager), Progress::Waiting(_)), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_down_holds_up_neither_promotion_nor_demotion() {
+        let down = |membership: &str, role: &str, desired: &str| {
+            node(|d| {
+                d["state"] = json!("down");
+                d["membership"] = json!(membership);
+                d["role"] = json!(role);
+                d["desired_role"] = json!(desired);
+                d["certificate"]["state"] = json!("pending");
+            })
+        };
+        assert_eq!(progress(&down("none", "manager", "manager"), Role::Manager), Progress::Settled);
+        assert_eq!(progress(&down("none", "worker", "worker"), Role::Worker), Progress::Settled);
+        let seated = progress(&down("voter", "worker", "worker"), Role::Worker);
+        assert!(matches!(seated, Progress::Waiting(_)), "its seat is the cluster's to take");
+    }
+
+    #[test]
+    fn the_last_word_wins_and_reasons_are_passed_on() {
+        assert_eq!(progress(&node(|d| d["desired_role"] = json!("worker")), Role::Manager), Progress::Overridden);
+        let waiting = node(|d| {
+            d["membership"] = json!("learner");
+            d["conditions"] = json!([{"type": "role_change", "reason": "catching_up", "message": "120 entries behind",
+                "since": "2024-01-01T00:00:00Z", "retry_at": null}]);
+        });
+        assert_eq!(progress(&waiting, Role::Manager), Progress::Waiting("catching_up: 120 entries behind".to_owned()));
+        let stale = node(|d| d["stale"] = json!(true));
+        assert!(matches!(progress(&stale, Role::Manager), Progress::Waiting(_)));
+    }
+}

@@ -1,0 +1,244 @@
+//! What a daemon is told: flag, then `MUSTER_…` environment, then TOML file, then default.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+
+use super::settings::Settings;
+
+/// The daemon: one node of a Muster cluster.
+#[derive(Debug, Parser)]
+#[command(name = "musterd", version, about = "Runs one node of a Muster cluster.", after_help = AFTER_HELP)]
+pub struct Args {
+    /// Where this node keeps its identity and its copy of the cluster's state
+    #[arg(long, env = "MUSTER_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// The one TLS port [default: 127.0.0.1:4400]
+    #[arg(long, env = "MUSTER_LISTEN", value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Where others reach that port [default: the listen address]
+    #[arg(long, env = "MUSTER_ADVERTISE", value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// This node's name [default: the host's name]
+    #[arg(long, env = "MUSTER_NAME")]
+    name: Option<String>,
+    /// Found a new cluster with this node as its first manager
+    #[arg(long, env = "MUSTER_INIT", conflicts_with = "join", value_parser = clap::value_parser!(bool), num_args = 0..=1, default_missing_value = "true")]
+    init: Option<bool>,
+    /// The new cluster's name [default: default]
+    #[arg(long, env = "MUSTER_CLUSTER_NAME", value_name = "NAME")]
+    cluster_name: Option<String>,
+    /// Join a cluster through these managers
+    #[arg(long, env = "MUSTER_JOIN", value_name = "HOST:PORT,…", value_delimiter = ',')]
+    join: Vec<String>,
+    /// The join token: `muster token show worker` or `muster token show manager` on a manager prints one
+    #[arg(long, env = "MUSTER_TOKEN")]
+    token: Option<String>,
+    /// The release this node reports and reconciles as [default: musterd's own version]
+    #[arg(long, env = "MUSTER_RELEASE", value_name = "X.Y.Z")]
+    release: Option<String>,
+    /// A label of this node; may be repeated
+    #[arg(long = "label", value_name = "K=V")]
+    labels: Vec<String>,
+    /// Plain HTTP for /metrics, /livez and /readyz, or `off` [default: 127.0.0.1:0]
+    #[arg(long, env = "MUSTER_METRICS", value_name = "HOST:PORT|off")]
+    metrics: Option<String>,
+    /// The admin socket [default: DIR/muster.sock]
+    #[arg(long, env = "MUSTER_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// A TOML file; docs/configuration.md lists its keys
+    #[arg(long, env = "MUSTER_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the configuration in force as TOML, and exit
+    #[arg(long)]
+    print_config: bool,
+    /// What to log, as tracing filters: info, debug, muster_raft_member=debug,… [default: info]
+    #[arg(long, env = "MUSTER_LOG", value_name = "FILTER")]
+    log: Option<String>,
+    /// How to log [default: text]
+    #[arg(long, env = "MUSTER_LOG_FORMAT", value_name = "text|json")]
+    log_format: Option<LogFormat>,
+}
+
+const AFTER_HELP: &str = "\
+Found a cluster:  musterd --data-dir /var/lib/muster --init
+Join one:         musterd --data-dir /var/lib/muster --join HOST:4400 --token MSTR-1-…
+Come back:        musterd --data-dir /var/lib/muster
+
+Precedence: flag, then MUSTER_… environment, then the file of --config, then the default.";
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+/// The file of `--config`. Unknown keys are refused: a misspelt one must not be silently ignored.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    data_dir: Option<PathBuf>,
+    listen: Option<String>,
+    advertise: Option<String>,
+    name: Option<String>,
+    init: Option<bool>,
+    cluster_name: Option<String>,
+    join: Option<Vec<String>>,
+    token: Option<String>,
+    release: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+    metrics: Option<String>,
+    socket: Option<PathBuf>,
+    log: Option<String>,
+    log_format: Option<LogFormat>,
+    #[serde(flatten)]
+    settings: Settings,
+}
+
+/// The configuration in force.
+#[derive(Clone, Debug, Serialize)]
+pub struct Config {
+    pub data_dir: PathBuf,
+    pub listen: String,
+    pub advertise: String,
+    pub name: String,
+    pub init: bool,
+    pub cluster_name: String,
+    pub join: Vec<String>,
+    #[serde(skip)]
+    pub token: Option<String>,
+    pub release: String,
+    pub labels: BTreeMap<String, String>,
+    pub metrics: String,
+    pub socket: PathBuf,
+    pub log: String,
+    pub log_format: LogFormat,
+    #[serde(flatten)]
+    pub settings: Settings,
+}
+
+/// A configuration that cannot be used: exit 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadConfig(String);
+
+fn bad(text: impl Into<String>) -> BadConfig {
+    BadConfig(text.into())
+}
+
+/// The configuration in force, and whether only to print it.
+pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
+    let file = match &args.config {
+        None => File::default(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
+            toml::from_str(&text).map_err(|e| bad(format!("{}: {e}", path.display())))?
+        }
+    };
+    let data_dir = args.data_dir.or(file.data_dir);
+    let data_dir = data_dir.ok_or_else(|| bad("say where this node keeps its data: --data-dir DIR"))?;
+    let listen = args.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4400".to_owned());
+    host_and_port("--listen", &listen)?;
+    let advertise = args.advertise.or(file.advertise).unwrap_or_else(|| listen.clone());
+    host_and_port("--advertise", &advertise)?;
+    let name = match args.name.or(file.name) {
+        Some(name) => name.parse::<muster_messages::Name>().map_err(|e| bad(format!("--name {name:?}: {e}")))?.to_string(),
+        None => muster_messages::Name::sanitized(&hostname()).to_string(),
+    };
+    let cluster_name = args.cluster_name.or(file.cluster_name).unwrap_or_else(|| "default".to_owned());
+    cluster_name.parse::<muster_messages::Name>().map_err(|e| bad(format!("--cluster-name {cluster_name:?}: {e}")))?;
+    let release = args.release.or(file.release).unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned());
+    release_triple(&release)?;
+    let join = if args.join.is_empty() { file.join.unwrap_or_default() } else { args.join };
+    for addr in &join {
+        host_and_port("--join", addr)?;
+    }
+    let mut labels = file.labels.unwrap_or_default();
+    for label in &args.labels {
+        let (key, value) = label.split_once('=').ok_or_else(|| bad(format!("--label {label:?}: write it as K=V")))?;
+        labels.insert(key.to_owned(), value.to_owned());
+    }
+    let token = args.token.or(file.token);
+    let init = args.init.or(file.init).unwrap_or(false);
+    if init && !join.is_empty() {
+        return Err(bad("--init founds a cluster and --join enters one: give one of them"));
+    }
+    let config = Config {
+        socket: args.socket.or(file.socket).unwrap_or_else(|| data_dir.join("muster.sock")),
+        data_dir,
+        listen,
+        advertise,
+        name,
+        init,
+        cluster_name,
+        join,
+        token,
+        release,
+        labels,
+        metrics: args.metrics.or(file.metrics).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
+        log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
+        log_format: args.log_format.or(file.log_format).unwrap_or_default(),
+        settings: file.settings.checked().map_err(bad)?,
+    };
+    Ok((config, args.print_config))
+}
+
+fn host_and_port(flag: &str, text: &str) -> Result<(), BadConfig> {
+    let legal = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    if legal { Ok(()) } else { Err(bad(format!("{flag} {text:?}: write it as HOST:PORT"))) }
+}
+
+fn release_triple(text: &str) -> Result<(), BadConfig> {
+    let parts: Vec<&str> = text.split('.').collect();
+    let legal = parts.len() == 3 && parts.iter().all(|p| p.parse::<u32>().is_ok_and(|n| n.to_string() == *p));
+    if legal { Ok(()) } else { Err(bad(format!("--release {text:?}: write it as X.Y.Z, three numbers"))) }
+}
+
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(args: &[&str]) -> Result<Config, BadConfig> {
+        let all = std::iter::once(&"musterd").chain(args);
+        load(Args::try_parse_from(all).unwrap()).map(|(config, _)| config)
+    }
+
+    #[test]
+    fn the_socket_lies_in_the_data_directory_and_advertise_follows_listen() {
+        let c = config(&["--data-dir", "/d", "--listen", "10.0.0.1:44", "--name", "n1"]).unwrap();
+        assert_eq!((c.socket.to_str(), c.advertise.as_str()), (Some("/d/muster.sock"), "10.0.0.1:44"));
+    }
+
+    #[test]
+    fn mistakes_are_told_in_words() {
+        for (args, word) in [
+            (&[][..], "--data-dir"),
+            (&["--data-dir", "/d", "--listen", "4400"], "HOST:PORT"),
+            (&["--data-dir", "/d", "--name", "Ü"], "--name"),
+            (&["--data-dir", "/d", "--release", "1.2"], "X.Y.Z"),
+            (&["--data-dir", "/d", "--label", "zone"], "K=V"),
+        ] {
+            assert!(config(args).unwrap_err().to_string().contains(word), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_key_of_the_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.toml");
+        std::fs::write(&path, "data_dir = \"/d\"\n[agent]\nheartbeet = \"5s\"\n").unwrap();
+        let refused = config(&["--config", path.to_str().unwrap()]).unwrap_err().to_string();
+        assert!(refused.contains("heartbeet"), "{refused}");
+        std::fs::write(&path, "data_dir = \"/d\"\nlissen = \"x\"\n").unwrap();
+        assert!(config(&["--config", path.to_str().unwrap()]).is_err());
+    }
+}
