@@ -1,0 +1,50 @@
+//! What an operator may choose.
+
+use std::time::Duration;
+
+use muster_pki::{MIN_NODE_LIFETIME, NODE_LIFETIME};
+
+/// The knobs of the certificate authority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How long a node's certificate lives; the root's own end cuts it short.
+    pub node_lifetime: Duration,
+    /// How long a user's certificate lives when the request does not say.
+    pub user_lifetime: Duration,
+    /// Requests in progress. Each takes a few milliseconds and a few kilobytes, so that this many are a second's work.
+    pub max_pending: usize,
+    /// Of those, joins: strangers must not crowd out the renewals of members.
+    pub max_joins: usize,
+    /// A request that is not done by then is answered as timed out: longer than an election, shorter than the patience
+    /// of those who ask.
+    pub deadline: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            node_lifetime: NODE_LIFETIME,
+            user_lifetime: Duration::from_secs(365 * 24 * 3600),
+            max_pending: 256,
+            max_joins: 128,
+            deadline: Duration::from_secs(8),
+        }
+    }
+}
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadConfig {
+    #[error("certificate lifetime of {} s: the minimum is {} s", .0.as_secs(), MIN_NODE_LIFETIME.as_secs())]
+    Lifetime(Duration),
+}
+
+impl Config {
+    /// The configuration, if the cluster could live with it.
+    pub fn checked(self) -> Result<Self, BadConfig> {
+        if self.node_lifetime < MIN_NODE_LIFETIME {
+            return Err(BadConfig::Lifetime(self.node_lifetime));
+        }
+        Ok(self)
+    }
+}

@@ -1,0 +1,210 @@
+//! Letting a newcomer in: tokens, retries, names.
+
+use std::collections::BTreeSet;
+
+use muster_messages::{
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Generation, Guard, Liveness, Name, NodeRecord, Principal,
+    RequestId, Revision, Token, WallTime,
+};
+use muster_pki::secrets_equal;
+
+use super::names::unique;
+use super::pending::Phase;
+use super::values::{AskId, Effect, JoinWish, request_id};
+use super::{CertAuthority, removed};
+
+/// How many refused tries of one join are remembered apart (each lost a race for a name or a token).
+const MAX_ROUNDS: u32 = 64;
+
+/// What the outcomes in the copy say of a join.
+enum History {
+    /// It was let in.
+    Admitted,
+    /// It was not yet; this id is free for its next try.
+    Free(RequestId),
+    Exhausted,
+}
+
+impl CertAuthority {
+    /// Proposes the entry that lets a newcomer in, or finds that it has been let in already.
+    pub(super) fn admit(
+        &mut self,
+        ask: AskId,
+        wish: &JoinWish,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), ErrorBody> {
+        self.cluster()?;
+        self.not_blocked(wish.node)?;
+        let token = self.token(wish)?.clone();
+        let tried = self.pending.get(&ask).map_or(0, |p| p.tries);
+        let request = match self.history(wish, tried) {
+            History::Admitted => {
+                self.mark_admitted(ask);
+                self.advance(ask, wall, out);
+                return Ok(());
+            }
+            History::Free(request) => request,
+            History::Exhausted => return Err(id_taken(wish)),
+        };
+        usable(&token, wall)?;
+        let known = self.tables.nodes.contains_key(&wish.node);
+        let (command, name) = match (wish.rekey, known) {
+            (true, true) => (rekeying(wish, &token, wall), None),
+            (true, false) => return Err(removed(wish.node)),
+            (false, true) => return Err(id_taken(wish)),
+            (false, false) => {
+                let name = self.free_name(wish);
+                (creation(wish, name.clone(), &token, wall), Some(name))
+            }
+        };
+        let step = self.next_step(ask);
+        let seen = self.tables.revision;
+        self.enter(ask, Phase::Admitting { step, seen, name });
+        let command = command.with_request(request);
+        out.push(Effect::Propose { step, command });
+        Ok(())
+    }
+
+    pub(super) fn admitted(&mut self, ask: AskId, revision: Revision, wall: WallTime, out: &mut Vec<Effect>) {
+        self.mark_admitted(ask);
+        self.catch_up(ask, revision, wall, out);
+    }
+
+    /// Somebody was faster: to the name, to the id, or to the last use of the token.
+    pub(super) fn not_admitted(
+        &mut self,
+        ask: AskId,
+        seen: Revision,
+        why: CommandRefusal,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) {
+        let gone = |what: &str| matches!(&why, CommandRefusal::NotFound { what: w, .. } if w == what);
+        if gone("token") {
+            self.answer(ask, Err(bad_token()), out);
+        } else if gone("node")
+            || matches!(
+                why,
+                CommandRefusal::NameTaken { .. } | CommandRefusal::Stale { .. } | CommandRefusal::Exists { .. }
+            )
+        {
+            self.again(ask, seen, wall, out);
+        } else {
+            self.answer(ask, Err(why.into()), out);
+        }
+    }
+
+    /// Every token is compared, each in constant time, so that the time tells neither how many nor which digits fit.
+    fn token(&self, wish: &JoinWish) -> Result<&Token, ErrorBody> {
+        let mut found = None;
+        for token in self.tables.tokens.values() {
+            if secrets_equal(&token.secret, &wish.secret) {
+                found = Some(token);
+            }
+        }
+        found.ok_or_else(bad_token)
+    }
+
+    /// JOIN-1: a repeated join is recognised by the outcomes that every member remembers.
+    /// `tried`: so many tries were refused whose outcomes the copy may not show yet.
+    fn history(&self, wish: &JoinWish, tried: u32) -> History {
+        for round in 0..MAX_ROUNDS {
+            let request = round_of(wish, round);
+            match self.tables.outcomes.get(&request) {
+                Some(outcome) if outcome.refused.is_none() => return History::Admitted,
+                None if round >= tried => return History::Free(request),
+                _ => {}
+            }
+        }
+        History::Exhausted
+    }
+
+    /// Nodes on one machine often ask for the same name at the same time: names that are being written count as taken.
+    fn free_name(&self, wish: &JoinWish) -> Name {
+        let written = self.tables.nodes.values().map(|n| &n.name);
+        let proposed = self.pending.values().filter_map(|p| match &p.phase {
+            Phase::Admitting { name, .. } if p.wish.node() != Some(wish.node) => name.as_ref(),
+            _ => None,
+        });
+        let taken: BTreeSet<&Name> = written.chain(proposed).collect();
+        unique(&wish.name, |n| taken.contains(n))
+    }
+
+    fn mark_admitted(&mut self, ask: AskId) {
+        if let Some(pending) = self.pending.get_mut(&ask) {
+            pending.admitted = true;
+        }
+    }
+}
+
+/// JOIN-2: the id of a try depends on the key too, so that only its holder can repeat the request.
+fn round_of(wish: &JoinWish, round: u32) -> RequestId {
+    request_id(&[
+        b"muster-join/1",
+        &wish.request.0.to_be_bytes(),
+        wish.node.as_str().as_bytes(),
+        wish.key.spki(),
+        &round.to_be_bytes(),
+    ])
+}
+
+fn creation(wish: &JoinWish, name: Name, token: &Token, wall: WallTime) -> Command {
+    let record = NodeRecord {
+        id: wish.node,
+        name,
+        addr: wish.addr.clone(),
+        release: wish.release.clone(),
+        labels: wish.labels.clone(),
+        desired_role: token.role,
+        role: token.role,
+        granted: Revision(0),
+        removing: None,
+        certificate: None,
+        last_not_after: wall,
+        liveness: Liveness::Unknown,
+        liveness_since: wall,
+        created_at: wall,
+        generation: Generation(0),
+        revision: Revision(0),
+    };
+    let reason = format!("joined with token {}", token.id);
+    Command::idempotent(wall, Principal::Anonymous, reason)
+        .guard(Guard::NotBlocked(wish.node))
+        .guard(Guard::NodeAbsent(wish.node))
+        .guard(Guard::TokenUsable(token.id.clone()))
+        .change(Change::CreateNode(Box::new(record)))
+        .change(Change::UseToken(token.id.clone()))
+}
+
+/// The use of the token is all that is written: everything else about the node stays as the cluster knows it.
+fn rekeying(wish: &JoinWish, token: &Token, wall: WallTime) -> Command {
+    let reason = format!("re-keyed with token {}", token.id);
+    Command::idempotent(wall, Principal::Node(wish.node), reason)
+        .guard(Guard::NodeExists(wish.node))
+        .guard(Guard::NotBlocked(wish.node))
+        .guard(Guard::TokenUsable(token.id.clone()))
+        .change(Change::UseToken(token.id.clone()))
+}
+
+fn usable(token: &Token, wall: WallTime) -> Result<(), ErrorBody> {
+    let id = token.id.clone();
+    if let Some(at) = token.expires_at.filter(|at| *at <= wall) {
+        return Err(CommandRefusal::TokenExpired { id, at }.into());
+    }
+    if token.uses_left == Some(0) {
+        return Err(CommandRefusal::TokenUsedUp { id }.into());
+    }
+    Ok(())
+}
+
+fn bad_token() -> ErrorBody {
+    ErrorBody::new(
+        ErrorCode::BadToken,
+        "the cluster does not know this join token; it may have been revoked or rotated",
+    )
+}
+
+fn id_taken(wish: &JoinWish) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Conflict, format!("the node id {} is taken; join again under a new one", wish.node))
+}

@@ -1,0 +1,423 @@
+//! The decisions of the certificate authority. Speaks only in values; signing itself is an effect.
+//!
+//! Every request is one [`Pending`] that goes through phases: let in (joins only), caught up with, signed, recorded,
+//! answered. Each step names what it waits for, so that an answer that comes late finds nobody and changes nothing.
+
+mod admit;
+mod names;
+mod pending;
+mod users;
+mod values;
+
+use std::collections::BTreeMap;
+
+use muster_messages::protocol::ProposeError;
+use muster_messages::wire::{JoinReply, SignReply};
+use muster_messages::{
+    CertificateRecord, CertificateState, Change, ClusterRecord, Command, CommandRefusal, ErrorBody, ErrorCode, Guard,
+    Moment, NodeId, NodeRecord, Principal, Revision, Role, Tables, WallTime,
+};
+use muster_pki::{CsrKey, NodeProfile, SignError, Signed};
+
+use crate::Config;
+use crate::sabotage::Sabotage;
+
+use self::pending::Phase;
+pub use self::pending::{Pending, Wish};
+pub use self::values::{Answer, AskId, Effect, Input, JoinWish, NodeWish, Profile, StepId, UserWish};
+
+/// How often a request is signed again because its grant changed under it. A role changes a few times a second at
+/// most, and each round takes milliseconds.
+const MAX_TRIES: u32 = 8;
+
+/// When to come back after a refusal that will pass. Role changes wait for certificates, so seconds matter here.
+pub(crate) const RETRY: std::time::Duration = std::time::Duration::from_millis(300);
+
+/// Decides who gets which certificate.
+#[derive(Clone, Debug)]
+pub struct CertAuthority {
+    config: Config,
+    /// The newest applied copy that this actor has seen.
+    tables: Tables,
+    pending: BTreeMap<AskId, Pending>,
+    /// Which request waits for which proposal or signature.
+    steps: BTreeMap<StepId, AskId>,
+    last_step: StepId,
+    wake: Option<Moment>,
+    issued: u64,
+    refused: u64,
+}
+
+impl CertAuthority {
+    /// Nothing asked, nothing known.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            tables: Tables::default(),
+            pending: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            last_step: StepId(0),
+            wake: None,
+            issued: 0,
+            refused: 0,
+        }
+    }
+    /// The applied copy it decides on.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+    /// Requests in progress.
+    pub fn pending(&self) -> impl Iterator<Item = &Pending> {
+        self.pending.values()
+    }
+    /// Certificates handed out and requests refused since it started.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.issued, self.refused)
+    }
+
+    /// One step.
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Copy(tables) => self.learn(tables, wall, out),
+            Input::Asked(ask, wish) => self.take(now, wall, ask, wish, out),
+            Input::Signed(step, result) => self.signed(step, result, wall, out),
+            Input::Proposed(step, result) => self.proposed(step, result, wall, out),
+            Input::Woke => self.expire(now, out),
+        }
+        self.set_alarm(out);
+    }
+
+    fn learn(&mut self, tables: Tables, wall: WallTime, out: &mut Vec<Effect>) {
+        if tables.revision <= self.tables.revision {
+            return;
+        }
+        self.tables = tables;
+        let ready: Vec<AskId> = (self.pending.iter())
+            .filter(|(_, p)| matches!(p.phase, Phase::CatchingUp(until) if until <= self.tables.revision))
+            .map(|(ask, _)| *ask)
+            .collect();
+        for ask in ready {
+            self.advance(ask, wall, out);
+        }
+    }
+
+    fn take(&mut self, now: Moment, wall: WallTime, ask: AskId, wish: Wish, out: &mut Vec<Effect>) {
+        let joins = self.pending.values().filter(|p| p.wish.is_join()).count();
+        if self.pending.len() >= self.config.max_pending || (wish.is_join() && joins >= self.config.max_joins) {
+            let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many certificates are being signed; retry");
+            out.push(Effect::Answer(ask, Err(busy.retry_after(RETRY))));
+            self.refused += 1;
+            return;
+        }
+        let pending = Pending {
+            wish,
+            phase: Phase::CatchingUp(self.tables.revision),
+            since: wall,
+            until: now + self.config.deadline,
+            tries: 0,
+            admitted: false,
+        };
+        self.pending.insert(ask, pending);
+        self.advance(ask, wall, out);
+    }
+
+    /// Starts the next phase of a request from what the copy says now. The only place that does.
+    fn advance(&mut self, ask: AskId, wall: WallTime, out: &mut Vec<Effect>) {
+        let Some(pending) = self.pending.get(&ask) else {
+            return;
+        };
+        let started = match (&pending.wish, pending.admitted) {
+            (Wish::Node(wish), _) => self.sign_member(ask, &wish.clone(), wall, out),
+            (Wish::Join(wish), false) => self.admit(ask, &wish.clone(), wall, out),
+            (Wish::Join(wish), true) => {
+                let ips = wish.observed.map(|o| o.ip());
+                self.sign_node(ask, wish.node, ips.into_iter().collect(), &wish.key.clone(), wall, out)
+            }
+            (Wish::User(wish), _) => self.sign_user(ask, &wish.clone(), wall, out),
+        };
+        if let Err(refusal) = started {
+            self.answer(ask, Err(refusal), out);
+        }
+    }
+
+    fn sign_member(
+        &mut self,
+        ask: AskId,
+        wish: &NodeWish,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), ErrorBody> {
+        let (node, _) =
+            (wish.identity.node()).ok_or_else(|| ErrorBody::new(ErrorCode::Forbidden, "only nodes renew here"))?;
+        if wish.identity.cluster != self.cluster()?.id {
+            return Err(ErrorBody::new(ErrorCode::Forbidden, "the certificate is of another cluster"));
+        }
+        let ips = wish.observed.map(|o| o.ip()).into_iter().collect();
+        self.sign_node(ask, node, ips, &wish.key, wall, out)
+    }
+
+    /// CERT-1: the role and the revision of its grant come from the applied copy and from nowhere else.
+    fn sign_node(
+        &mut self,
+        ask: AskId,
+        node: NodeId,
+        ips: Vec<std::net::IpAddr>,
+        key: &CsrKey,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) -> Result<(), ErrorBody> {
+        let cluster = self.cluster()?;
+        let record = self.member(node)?;
+        let profile = NodeProfile {
+            cluster: cluster.id,
+            node,
+            role: signed_role(record),
+            granted: Some(record.granted),
+            incarnation: cluster.incarnation,
+            ips,
+            lifetime: self.config.node_lifetime,
+            now: wall,
+        };
+        let (grant, seen) = (Some((record.role, record.granted)), self.tables.revision);
+        let step = self.next_step(ask);
+        self.enter(ask, Phase::Signing { step, seen, grant });
+        let (profile, key) = (Profile::Node(profile), key.clone());
+        out.push(Effect::Sign { step, profile, key });
+        Ok(())
+    }
+
+    fn signed(&mut self, step: StepId, result: Result<Signed, SignError>, wall: WallTime, out: &mut Vec<Effect>) {
+        let Some(ask) = self.steps.remove(&step) else {
+            return;
+        };
+        let Some(pending) = self.pending.get(&ask) else {
+            return;
+        };
+        let signed = match result {
+            Ok(signed) => signed,
+            Err(why) => return self.cannot_sign(ask, &why, wall, out),
+        };
+        let Phase::Signing { seen, grant, .. } = pending.phase else {
+            return;
+        };
+        match (&pending.wish, grant) {
+            (Wish::User(wish), _) => self.record_user(ask, &wish.clone(), signed, wall, out),
+            (_, Some(grant)) => self.record_node(ask, seen, grant, signed, wall, out),
+            (_, None) => {}
+        }
+    }
+
+    /// CERT-2: the certificate goes out once this is applied, and not at all if the grant has changed.
+    fn record_node(
+        &mut self,
+        ask: AskId,
+        seen: Revision,
+        (role, granted): (Role, Revision),
+        signed: Signed,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(node) = self.pending.get(&ask).and_then(|p| p.wish.node()) else {
+            return;
+        };
+        let certificate = CertificateRecord {
+            role,
+            serial: signed.serial.clone(),
+            granted: Some(granted),
+            not_after: signed.not_after,
+            state: CertificateState::Issued,
+        };
+        let command = Command::idempotent(wall, Principal::Node(node), "certificate signed")
+            .guard(Guard::NodeExists(node))
+            .guard(Guard::NotBlocked(node))
+            .guard(Guard::Granted { node, granted })
+            .change(Change::RecordCertificate { node, certificate });
+        let step = self.next_step(ask);
+        self.enter(ask, Phase::Recording { step, seen, signed });
+        out.push(Effect::Propose { step, command });
+    }
+
+    fn proposed(
+        &mut self,
+        step: StepId,
+        result: Result<Revision, ProposeError>,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(ask) = self.steps.remove(&step) else {
+            return;
+        };
+        let Some(pending) = self.pending.get(&ask) else {
+            return;
+        };
+        match (&pending.phase, result) {
+            (Phase::Admitting { .. }, Ok(revision)) => self.admitted(ask, revision, wall, out),
+            (Phase::Admitting { seen, .. }, Err(ProposeError::Refused(why))) => {
+                let seen = *seen;
+                self.not_admitted(ask, seen, why, wall, out);
+            }
+            (Phase::Recording { signed, .. }, Ok(_)) => {
+                let answer = self.complete(&pending.wish, signed.clone());
+                self.answer(ask, answer, out);
+            }
+            (Phase::Recording { seen, .. }, Err(ProposeError::Refused(why))) => {
+                let seen = *seen;
+                self.not_recorded(ask, seen, why, wall, out);
+            }
+            (_, Err(failed)) => self.answer(ask, Err(failed.into()), out),
+            (_, Ok(_)) => {}
+        }
+    }
+
+    fn not_recorded(&mut self, ask: AskId, seen: Revision, why: CommandRefusal, wall: WallTime, out: &mut Vec<Effect>) {
+        match why {
+            CommandRefusal::Stale { .. } => self.again(ask, seen, wall, out),
+            CommandRefusal::NotFound { .. } => {
+                let node = self.pending.get(&ask).and_then(|p| p.wish.node());
+                let refusal = node.map_or_else(|| why.into(), removed);
+                self.answer(ask, Err(refusal), out);
+            }
+            _ => self.answer(ask, Err(why.into()), out),
+        }
+    }
+
+    /// What was believed is no longer true: decides anew, on a copy newer than the one it was believed from.
+    fn again(&mut self, ask: AskId, seen: Revision, wall: WallTime, out: &mut Vec<Effect>) {
+        let Some(pending) = self.pending.get_mut(&ask) else {
+            return;
+        };
+        pending.tries += 1;
+        if pending.tries >= MAX_TRIES {
+            let restless = ErrorBody::new(ErrorCode::Conflict, "what was to be certified kept changing; retry");
+            self.answer(ask, Err(restless.retry_after(RETRY)), out);
+        } else {
+            self.catch_up(ask, seen.next(), wall, out);
+        }
+    }
+
+    fn catch_up(&mut self, ask: AskId, until: Revision, wall: WallTime, out: &mut Vec<Effect>) {
+        if until <= self.tables.revision {
+            self.advance(ask, wall, out);
+        } else {
+            self.enter(ask, Phase::CatchingUp(until));
+            out.push(Effect::CatchUp(until));
+        }
+    }
+
+    fn complete(&self, wish: &Wish, signed: Signed) -> Result<Answer, ErrorBody> {
+        let root_pem = self.cluster()?.root_cert_pem.clone();
+        let cert_pem = signed.cert_pem.clone();
+        Ok(match wish {
+            Wish::Node(_) => Answer::Signed(SignReply { cert_pem, root_pem }),
+            Wish::Join(wish) => Answer::Joined(JoinReply::Joined {
+                node: wish.node,
+                cert_pem,
+                root_pem,
+                managers: self.managers(wish.node),
+            }),
+            Wish::User(_) => Answer::User(users::certificate(signed, root_pem)),
+        })
+    }
+
+    /// Seats first: they are where managers dial each other.
+    fn managers(&self, except: NodeId) -> Vec<String> {
+        let seats = self.tables.members.values().map(|m| (m.node, &m.addr));
+        let others = self.tables.managers().map(|n| (n.id, &n.addr));
+        let mut addresses: Vec<String> = Vec::new();
+        for (node, addr) in seats.chain(others) {
+            if node != except && !addresses.contains(addr) {
+                addresses.push(addr.clone());
+            }
+        }
+        addresses
+    }
+
+    /// Shown in the node's record, unless it says so already: a broken root would otherwise fill the log.
+    fn cannot_sign(&mut self, ask: AskId, why: &SignError, wall: WallTime, out: &mut Vec<Effect>) {
+        let node = self.pending.get(&ask).and_then(|p| p.wish.node());
+        let known = node.and_then(|n| self.tables.nodes.get(&n)?.certificate.as_ref());
+        if let (Some(node), Some(known)) = (node, known)
+            && known.state != CertificateState::Failed
+        {
+            let step = self.next_step(ask);
+            self.steps.remove(&step); // nobody waits for it
+            let command = Command::idempotent(wall, Principal::Node(node), "signing failed")
+                .change(Change::CertificateFailed(node));
+            out.push(Effect::Propose { step, command });
+        }
+        let code = match why {
+            SignError::Lifetime { .. } => ErrorCode::Invalid,
+            _ => ErrorCode::Internal,
+        };
+        self.answer(ask, Err(ErrorBody::new(code, why.to_string())), out);
+    }
+
+    fn expire(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        self.wake = None;
+        let late: Vec<AskId> = (self.pending.iter()).filter(|(_, p)| p.until <= now).map(|(ask, _)| *ask).collect();
+        for ask in late {
+            let phase = self.pending.get(&ask).map_or("", |p| p.phase.word());
+            let text = format!("no certificate in time: still {phase}");
+            self.answer(ask, Err(ErrorBody::new(ErrorCode::TimedOut, text)), out);
+        }
+    }
+
+    fn answer(&mut self, ask: AskId, answer: Result<Answer, ErrorBody>, out: &mut Vec<Effect>) {
+        if let Some(pending) = self.pending.remove(&ask) {
+            if let Some(step) = pending.phase.step() {
+                self.steps.remove(&step);
+            }
+            let count = if answer.is_ok() { &mut self.issued } else { &mut self.refused };
+            *count += 1;
+            out.push(Effect::Answer(ask, answer));
+        }
+    }
+
+    fn set_alarm(&mut self, out: &mut Vec<Effect>) {
+        let next = self.pending.values().map(|p| p.until).min();
+        if self.wake.is_none() && next.is_some() {
+            self.wake = next;
+            out.extend(next.map(Effect::WakeAt));
+        }
+    }
+
+    fn enter(&mut self, ask: AskId, phase: Phase) {
+        if let Some(pending) = self.pending.get_mut(&ask) {
+            pending.phase = phase;
+        }
+    }
+
+    fn next_step(&mut self, ask: AskId) -> StepId {
+        self.last_step = StepId(self.last_step.0 + 1);
+        self.steps.insert(self.last_step, ask);
+        self.last_step
+    }
+
+    fn cluster(&self) -> Result<&ClusterRecord, ErrorBody> {
+        self.tables.cluster.as_deref().ok_or_else(|| {
+            ErrorBody::new(ErrorCode::NotKnownHereYet, "this manager has not read the cluster's root yet; retry")
+                .retry_after(RETRY)
+        })
+    }
+
+    /// CERT-3, and: who is not in the list of nodes any more was removed.
+    fn member(&self, node: NodeId) -> Result<&NodeRecord, ErrorBody> {
+        self.not_blocked(node)?;
+        (self.tables.nodes.get(&node).map(|n| &**n)).ok_or_else(|| removed(node))
+    }
+
+    fn not_blocked(&self, node: NodeId) -> Result<(), ErrorBody> {
+        match self.tables.blocklist.get(&node) {
+            None => Ok(()),
+            Some(block) => Err(CommandRefusal::Blocked { node, until: block.expires_at }.into()),
+        }
+    }
+}
+
+fn signed_role(record: &NodeRecord) -> Role {
+    if crate::sabotaged(Sabotage::SignDesiredRole) { record.desired_role } else { record.role }
+}
+
+fn removed(node: NodeId) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Removed, format!("node {node} is not part of this cluster any more"))
+}

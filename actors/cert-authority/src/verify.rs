@@ -1,0 +1,110 @@
+//! From what a stranger sent to what the core may see: bounded, parsed, and with its proofs checked.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use muster_messages::wire::JoinRequest;
+use muster_messages::{ErrorBody, ErrorCode, Tables};
+use muster_pki::{CsrKey, verify_rekey};
+
+use crate::core::JoinWish;
+
+const MAX_ADDR: usize = 261; // a DNS name of 253, a colon, a port, and brackets
+const MAX_RELEASE: usize = 64;
+const MAX_LABELS: usize = 64;
+const MAX_LABEL: usize = 253;
+
+/// The key of a signing request.
+pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
+    CsrKey::parse(csr_pem).map_err(|e| invalid(e.to_string()))
+}
+
+/// A join request that may be judged. A proof of an older identity is verified here, against the applied root.
+pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &Tables) -> Result<JoinWish, ErrorBody> {
+    let key = key(&request.csr_pem)?;
+    let port = port_of(&request.advertise).ok_or_else(|| {
+        invalid(format!("the advertised address {:?} is not host:port", shortened(&request.advertise)))
+    })?;
+    if request.release.len() > MAX_RELEASE {
+        return Err(invalid(format!("a release is at most {MAX_RELEASE} characters")));
+    }
+    labels(&request.labels)?;
+    let proven = match (&request.rekey, &tables.cluster) {
+        (None, _) => None,
+        (Some(_), None) => None,
+        (Some(rekey), Some(cluster)) => Some(
+            verify_rekey(&cluster.root_cert_pem, &rekey.old_cert_pem, &rekey.signature, &key)
+                .map_err(|e| ErrorBody::new(ErrorCode::Unauthenticated, e.to_string()))?,
+        ),
+    };
+    if proven.as_ref().is_some_and(|p| p.node().map(|(id, _)| id) != Some(request.node)) {
+        return Err(ErrorBody::new(ErrorCode::Unauthenticated, "the old certificate belongs to another node"));
+    }
+    Ok(JoinWish {
+        request: request.request_id,
+        node: request.node,
+        secret: request.token_secret,
+        name: request.name,
+        addr: address(&request.advertise, port, observed),
+        release: request.release,
+        labels: request.labels,
+        observed,
+        key,
+        rekey: proven.is_some(),
+    })
+}
+
+/// The advertised address; an unspecified host becomes the one that was seen.
+fn address(advertise: &str, port: u16, observed: Option<SocketAddr>) -> String {
+    match (advertise.parse::<SocketAddr>(), observed) {
+        (Ok(said), Some(seen)) if said.ip().is_unspecified() => SocketAddr::new(seen.ip(), port).to_string(),
+        _ => advertise.to_owned(),
+    }
+}
+
+fn port_of(advertise: &str) -> Option<u16> {
+    let (host, port) = advertise.rsplit_once(':')?;
+    let legal = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+    let fits = advertise.len() <= MAX_ADDR && !host.is_empty() && host.chars().all(legal);
+    port.parse().ok().filter(|port| fits && *port != 0)
+}
+
+fn labels(labels: &BTreeMap<String, String>) -> Result<(), ErrorBody> {
+    let fits = |(k, v): (&String, &String)| !k.is_empty() && k.len() <= MAX_LABEL && v.len() <= MAX_LABEL;
+    if labels.len() <= MAX_LABELS && labels.iter().all(fits) {
+        Ok(())
+    } else {
+        Err(invalid(format!("at most {MAX_LABELS} labels, keys and values of at most {MAX_LABEL} bytes")))
+    }
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+fn invalid(message: impl Into<String>) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Invalid, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unspecified_host_becomes_the_one_that_was_seen() {
+        let seen = Some("10.1.2.3:50000".parse().unwrap());
+        let check = |advertise: &str| address(advertise, port_of(advertise).unwrap(), seen);
+        assert_eq!(check("0.0.0.0:4400"), "10.1.2.3:4400");
+        assert_eq!(check("[::]:4400"), "10.1.2.3:4400");
+        assert_eq!(check("n1.example:4400"), "n1.example:4400");
+        assert_eq!(check("10.9.9.9:1"), "10.9.9.9:1");
+        assert_eq!(address("0.0.0.0:4400", 4400, None), "0.0.0.0:4400");
+    }
+
+    #[test]
+    fn addresses_without_host_or_port_are_refused() {
+        for bad in ["", "n1", ":4400", "n1:", "n1:0", "n1:99999", "a b:1", "a\n:1"] {
+            assert_eq!(port_of(bad), None, "{bad:?}");
+        }
+    }
+}
