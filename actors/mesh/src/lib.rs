@@ -1,1 +1,19 @@
-//! muster-mesh
+//! The mesh: manager to manager over ractor_cluster sessions, on streams that the gateway or the dialer has
+//! authenticated. The library trusts every authenticated peer fully, bounds nothing and times nothing out; what it
+//! lacks is here. See `OVERVIEW.md`.
+
+pub mod core;
+mod dial;
+mod door;
+mod handle;
+mod handshake;
+mod mesh;
+mod offences;
+mod peer;
+mod session;
+mod session_server;
+mod stream;
+
+pub use self::dial::{Dial, DialFailure, DialedPeer, Dialing};
+pub use self::handle::MeshHandle;
+pub use self::mesh::{Mesh, MeshConfig, MeshWiring};

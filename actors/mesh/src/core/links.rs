@@ -1,0 +1,494 @@
+//! Links: which session of each manager stays, and when to dial.
+//!
+//! Owns   for each other manager: its address, its sessions, the dial in flight, how long it has lacked a session.
+//! Hears  who is wanted; sessions opened, ready, ended; how a dial went.     Says  `Dial`, `End`, `Up`, `Down`, `LeaderGone`.
+//! Keeps  MESH-12  at most one session of a node is up.
+//!        MESH-13  a node that is wanted and lacks a session is dialled again, at the latest 2 s after both sides could.
+//!        MESH-14  both sides choose the same survivor of two sessions that they opened at the same time.
+//! Why the newest wins: a peer that restarted opens a new session while the old one is half dead. Why not always: when
+//! both dial at once, each side would see the other's as the newest and the two would end each other's session.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::{Moment, NodeId};
+
+/// A session of this process. Grows.
+pub type SessionNumber = u64;
+
+/// Two sessions opened within this are taken for simultaneous dials: the one that the smaller id dialled stays.
+const SIMULTANEOUS: Duration = Duration::from_secs(3);
+/// How long the greater id leaves dialling to the smaller one, plus up to as much again.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Pauses between dials: doubled after each failure, with up to half of it taken away at random.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A session that lived this long proves that dialling works: the pause starts over.
+const PROVEN: Duration = Duration::from_secs(5);
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The nodes to hold sessions with, and where they are dialled. All of them.
+    Wanted(BTreeMap<NodeId, String>),
+    /// The hello of a session was accepted by both sides.
+    Opened {
+        number: SessionNumber,
+        node: NodeId,
+        dialed: bool,
+    },
+    /// The peer's door can be reached through it.
+    Ready {
+        number: SessionNumber,
+    },
+    Ended {
+        number: SessionNumber,
+    },
+    /// A dial ended. `Opened` comes before, when it succeeded.
+    Dialed {
+        node: NodeId,
+        outcome: DialOutcome,
+    },
+    /// The own hello changed (a new seat, a new door): every session is opened anew.
+    Renew,
+    Woke,
+}
+
+/// How a dial ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DialOutcome {
+    Opened,
+    /// The address refused the connection at once: no process listens there.
+    Refused,
+    Failed,
+}
+
+/// Why the mesh ended a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Because {
+    Superseded,
+    NotWanted,
+    Renewed,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Dial {
+        node: NodeId,
+        addr: String,
+    },
+    End {
+        number: SessionNumber,
+        because: Because,
+    },
+    /// Messages to `node` travel through this session from now on.
+    Up {
+        node: NodeId,
+        number: SessionNumber,
+    },
+    Down {
+        node: NodeId,
+    },
+    /// The leader's session ended and its address refused a connection at once.
+    LeaderGone {
+        node: NodeId,
+    },
+    /// Nothing of this node is left to keep.
+    Forget {
+        node: NodeId,
+    },
+    WakeAt(Moment),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    dialed: bool,
+    opened: Moment,
+    ready: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Link {
+    addr: Option<String>,
+    sessions: BTreeMap<SessionNumber, Held>,
+    up: Option<SessionNumber>,
+    dialing: bool,
+    next_dial: Moment,
+    failures: u32,
+    /// It led when its session ended: the dial in flight decides whether it is gone.
+    led: bool,
+}
+
+/// All links of one manager.
+#[derive(Clone, Debug)]
+pub struct Links {
+    own: NodeId,
+    links: BTreeMap<NodeId, Link>,
+    dice: u64,
+}
+
+impl Links {
+    /// No link yet. `seed` drives the delays.
+    pub fn new(own: NodeId, seed: u64) -> Self {
+        Self { own, links: BTreeMap::new(), dice: seed | 1 }
+    }
+
+    /// One turn. `leader` is who leads, as far as is known.
+    pub fn step(&mut self, now: Moment, leader: Option<NodeId>, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Wanted(wanted) => self.wanted(now, &wanted, out),
+            Input::Opened { number, node, dialed } => self.opened(now, number, node, dialed, out),
+            Input::Ready { number } => self.ready(now, number, out),
+            Input::Ended { number } => self.ended(now, leader, number, out),
+            Input::Dialed { node, outcome } => self.dialed(now, node, outcome, out),
+            Input::Renew => {
+                for node in self.links.keys().copied().collect::<Vec<_>>() {
+                    self.end_all(node, Because::Renewed, out);
+                }
+            }
+            Input::Woke => {}
+        }
+        self.advance(now, out);
+        debug_assert!(self.links.values().all(|l| l.up.is_none_or(|n| l.sessions.contains_key(&n))));
+    }
+
+    /// The session through which `node` is reached.
+    pub fn up(&self, node: NodeId) -> Option<SessionNumber> {
+        self.links.get(&node).and_then(|l| l.up)
+    }
+    /// Every node that has a link: whether it is wanted, its address, whether it is being dialled, failed dials in a row.
+    pub fn each(&self) -> impl Iterator<Item = (NodeId, bool, &str, bool, u32)> {
+        let row = |(node, l): (&NodeId, &Link)| (*node, l.addr.is_some(), l.dialing, l.failures);
+        self.links.iter().map(move |entry| {
+            let (node, wanted, dialing, failures) = row(entry);
+            (node, wanted, entry.1.addr.as_deref().unwrap_or_default(), dialing, failures)
+        })
+    }
+
+    fn wanted(&mut self, now: Moment, wanted: &BTreeMap<NodeId, String>, out: &mut Vec<Effect>) {
+        let own = self.own;
+        for (node, addr) in wanted.iter().filter(|(node, _)| **node != own) {
+            if !self.links.contains_key(node) {
+                let link = self.fresh(now, *node);
+                self.links.insert(*node, link);
+            }
+            if let Some(link) = self.links.get_mut(node)
+                && link.addr.as_ref() != Some(addr)
+            {
+                link.addr = Some(addr.clone());
+                link.failures = 0;
+            }
+        }
+        let left = |(node, l): (&NodeId, &Link)| (l.addr.is_some() && !wanted.contains_key(node)).then_some(*node);
+        for node in self.links.iter().filter_map(left).collect::<Vec<_>>() {
+            self.end_all(node, Because::NotWanted, out);
+            if let Some(link) = self.links.get_mut(&node) {
+                link.addr = None;
+            }
+        }
+    }
+
+    fn fresh(&mut self, now: Moment, node: NodeId) -> Link {
+        Link {
+            addr: None,
+            sessions: BTreeMap::new(),
+            up: None,
+            dialing: false,
+            next_dial: now + self.patience(node),
+            failures: 0,
+            led: false,
+        }
+    }
+
+    fn opened(&mut self, now: Moment, number: SessionNumber, node: NodeId, dialed: bool, out: &mut Vec<Effect>) {
+        if !self.links.contains_key(&node) {
+            let link = self.fresh(now, node);
+            self.links.insert(node, link);
+        }
+        let link = self.links.get_mut(&node).expect("inserted above");
+        // An older one of the same direction that never became ready is abandoned: sessions per node stay few.
+        for (older, held) in &link.sessions {
+            if held.dialed == dialed && !held.ready {
+                out.push(Effect::End { number: *older, because: Because::Superseded });
+            }
+        }
+        link.sessions.insert(number, Held { dialed, opened: now, ready: false });
+    }
+
+    fn ready(&mut self, now: Moment, number: SessionNumber, out: &mut Vec<Effect>) {
+        let Some((node, link)) = self.links.iter_mut().find(|(_, l)| l.sessions.contains_key(&number)) else {
+            return;
+        };
+        let Some(new) = link.sessions.get_mut(&number) else { return };
+        new.ready = true;
+        let new = *new;
+        if let Some(current) = link.up
+            && let Some(old) = link.sessions.get(&current)
+        {
+            let together = now.since(old.opened) < SIMULTANEOUS && old.dialed != new.dialed;
+            let smaller_dialed_old = old.dialed == (self.own < *node);
+            if together && smaller_dialed_old {
+                out.push(Effect::End { number, because: Because::Superseded });
+                return;
+            }
+            out.push(Effect::End { number: current, because: Because::Superseded });
+        }
+        link.up = Some(number);
+        out.push(Effect::Up { node: *node, number });
+    }
+
+    fn ended(&mut self, now: Moment, leader: Option<NodeId>, number: SessionNumber, out: &mut Vec<Effect>) {
+        let found = self.links.iter().find(|(_, l)| l.sessions.contains_key(&number)).map(|(n, _)| *n);
+        let Some(node) = found else { return };
+        let patience = self.patience(node);
+        let Some(link) = self.links.get_mut(&node) else { return };
+        let held = link.sessions.remove(&number);
+        let lived = held.map_or(Duration::ZERO, |h| now.since(h.opened));
+        if lived >= PROVEN {
+            link.failures = 0;
+        }
+        if !link.sessions.is_empty() && link.up != Some(number) {
+            return;
+        }
+        let was_up = link.up == Some(number);
+        if was_up {
+            link.up = None;
+            out.push(Effect::Down { node });
+        }
+        link.next_dial = now + patience.max(pause(link.failures));
+        if lived < PROVEN {
+            link.failures += 1;
+        }
+        if was_up && leader == Some(node) && link.addr.is_some() {
+            link.led = true;
+            link.next_dial = now;
+        }
+    }
+
+    fn dialed(&mut self, now: Moment, node: NodeId, outcome: DialOutcome, out: &mut Vec<Effect>) {
+        let jitter = self.roll(50);
+        let Some(link) = self.links.get_mut(&node) else { return };
+        link.dialing = false;
+        if link.led && outcome == DialOutcome::Refused && link.up.is_none() {
+            out.push(Effect::LeaderGone { node });
+        }
+        link.led = false;
+        if outcome != DialOutcome::Opened {
+            let pause = pause(link.failures);
+            link.failures += 1;
+            link.next_dial = now + pause.mul_f64(1.0 - jitter as f64 / 100.0);
+        }
+    }
+
+    fn end_all(&mut self, node: NodeId, because: Because, out: &mut Vec<Effect>) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        if because == Because::Renewed {
+            link.failures = 0;
+        }
+        for number in link.sessions.keys() {
+            out.push(Effect::End { number: *number, because });
+        }
+    }
+
+    /// The only place that dials.
+    fn advance(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        let mut wake: Option<Moment> = None;
+        self.links.retain(|node, link| {
+            let keep = link.addr.is_some() || link.dialing || !link.sessions.is_empty();
+            if !keep {
+                out.push(Effect::Forget { node: *node });
+            }
+            keep
+        });
+        for (node, link) in &mut self.links {
+            let Some(addr) = &link.addr else { continue };
+            if link.dialing || !link.sessions.is_empty() {
+                continue;
+            }
+            if link.next_dial <= now {
+                link.dialing = true;
+                out.push(Effect::Dial { node: *node, addr: addr.clone() });
+            } else {
+                wake = Some(wake.map_or(link.next_dial, |w| w.min(link.next_dial)));
+            }
+        }
+        out.extend(wake.map(Effect::WakeAt));
+    }
+
+    fn patience(&mut self, node: NodeId) -> Duration {
+        if self.own < node { Duration::ZERO } else { PATIENCE + PATIENCE.mul_f64(self.roll(100) as f64 / 100.0) }
+    }
+    /// 0 to `sides` - 1 (xorshift: the delays need no better dice).
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        self.dice % sides
+    }
+}
+
+fn pause(failures: u32) -> Duration {
+    if failures == 0 {
+        return Duration::ZERO;
+    }
+    LONGEST_PAUSE.min(FIRST_PAUSE * 2u32.saturating_pow(failures.min(10) - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn node(n: u128) -> NodeId {
+        NodeId::from_entropy(n)
+    }
+    fn wanted(nodes: &[u128]) -> Input {
+        Input::Wanted(nodes.iter().map(|n| (node(*n), format!("n{n}:1"))).collect())
+    }
+    struct World {
+        links: Links,
+        now: Moment,
+        leader: Option<NodeId>,
+    }
+    impl World {
+        fn of(own: u128) -> Self {
+            Self { links: Links::new(node(own), 42), now: Moment(1_000_000), leader: None }
+        }
+        fn step(&mut self, input: Input) -> Vec<Effect> {
+            let mut out = Vec::new();
+            self.links.step(self.now, self.leader, input, &mut out);
+            out
+        }
+        fn after(&mut self, d: Duration) -> Vec<Effect> {
+            self.now = self.now + d;
+            self.step(Input::Woke)
+        }
+        fn session(&mut self, number: u64, with: u128, dialed: bool) -> Vec<Effect> {
+            self.step(Input::Opened { number, node: node(with), dialed });
+            if dialed {
+                self.step(Input::Dialed { node: node(with), outcome: DialOutcome::Opened });
+            }
+            self.step(Input::Ready { number })
+        }
+    }
+    fn dials(effects: &[Effect]) -> Vec<NodeId> {
+        let dial = |e: &Effect| match e {
+            Effect::Dial { node, .. } => Some(*node),
+            _ => None,
+        };
+        effects.iter().filter_map(dial).collect()
+    }
+
+    #[test]
+    fn the_smaller_id_dials_at_once_and_the_greater_after_a_while() {
+        assert_eq!(dials(&World::of(1).step(wanted(&[1, 2]))), [node(2)]);
+        let mut greater = World::of(3);
+        assert_eq!(dials(&greater.step(wanted(&[2, 3]))), []);
+        assert_eq!(dials(&greater.after(SECOND / 2)), []);
+        assert_eq!(dials(&greater.after(SECOND * 2)), [node(2)]);
+    }
+
+    #[test]
+    fn a_restarted_peers_new_session_replaces_the_half_dead_one() {
+        let mut world = World::of(1);
+        world.step(wanted(&[2]));
+        world.session(1, 2, true);
+        world.now = world.now + SECOND * 10;
+        let out = world.session(2, 2, false);
+        assert!(out.contains(&Effect::End { number: 1, because: Because::Superseded }));
+        assert!(out.contains(&Effect::Up { node: node(2), number: 2 }));
+        assert_eq!(dials(&world.step(Input::Ended { number: 1 })), []);
+        assert_eq!(world.links.up(node(2)), Some(2));
+    }
+
+    #[test]
+    fn both_sides_keep_the_same_one_of_two_simultaneous_sessions() {
+        // Session 10 was dialled by the smaller id, 20 by the greater; each side sees them in its own order.
+        for (small_order, great_order) in [([10, 20], [20, 10]), ([20, 10], [10, 20]), ([10, 20], [10, 20])] {
+            let (mut small, mut great) = (World::of(1), World::of(2));
+            for number in small_order {
+                small.session(number, 2, number == 10);
+            }
+            for number in great_order {
+                great.session(number, 1, number == 20);
+            }
+            assert_eq!((small.links.up(node(2)), great.links.up(node(1))), (Some(10), Some(10)));
+        }
+    }
+
+    #[test]
+    fn a_lost_session_is_dialled_again_with_growing_pauses() {
+        let mut world = World::of(1);
+        world.step(wanted(&[2]));
+        let mut dialed = 0;
+        let mut waited = Duration::ZERO;
+        while waited < SECOND * 10 {
+            let out = world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
+            assert!(dials(&out).len() <= 1);
+            if dials(&out).is_empty() {
+                let Some(Effect::WakeAt(at)) = out.last() else { panic!("it waits for something: {out:?}") };
+                waited += at.since(world.now);
+                world.now = *at;
+                assert_eq!(dials(&world.step(Input::Woke)), [node(2)]);
+            }
+            dialed += 1;
+        }
+        assert!((10..40).contains(&dialed), "{dialed} dials in 10 s");
+    }
+
+    #[test]
+    fn only_the_leaders_refused_address_is_news() {
+        for (leader, outcome, gone) in
+            [(2, DialOutcome::Refused, true), (2, DialOutcome::Failed, false), (3, DialOutcome::Refused, false)]
+        {
+            let mut world = World::of(5);
+            world.leader = Some(node(leader));
+            world.step(wanted(&[2]));
+            world.session(1, 2, false);
+            world.now = world.now + SECOND * 10;
+            let out = world.step(Input::Ended { number: 1 });
+            assert!(out.contains(&Effect::Down { node: node(2) }));
+            assert_eq!(dials(&out), if leader == 2 { vec![node(2)] } else { vec![] }, "at once, whoever is smaller");
+            let out = world.step(Input::Dialed { node: node(2), outcome });
+            assert_eq!(out.contains(&Effect::LeaderGone { node: node(2) }), gone);
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_wanted_no_more_loses_its_sessions_and_is_forgotten() {
+        let mut world = World::of(1);
+        world.step(wanted(&[2]));
+        world.session(1, 2, true);
+        let out = world.step(wanted(&[]));
+        assert_eq!(out, [Effect::End { number: 1, because: Because::NotWanted }]);
+        let out = world.step(Input::Ended { number: 1 });
+        assert_eq!(out, [Effect::Down { node: node(2) }, Effect::Forget { node: node(2) }]);
+    }
+
+    #[test]
+    fn a_stranger_that_the_gateway_let_in_keeps_its_session() {
+        let mut world = World::of(1);
+        world.step(wanted(&[2]));
+        let out = world.session(1, 9, false);
+        assert!(out.contains(&Effect::Up { node: node(9), number: 1 }));
+        assert!(!world.step(wanted(&[2])).iter().any(|e| matches!(e, Effect::End { .. })));
+    }
+
+    #[test]
+    fn sessions_that_never_get_ready_stay_few() {
+        let mut world = World::of(1);
+        let mut ended = 0;
+        for number in 0..100 {
+            let out = world.step(Input::Opened { number, node: node(2), dialed: false });
+            for effect in out {
+                if let Effect::End { number, .. } = effect {
+                    ended += 1;
+                    world.step(Input::Ended { number });
+                }
+            }
+        }
+        assert_eq!(ended, 99);
+    }
+}

@@ -1,0 +1,101 @@
+//! What everyone else holds of the mesh: cheap to clone, never blocks, survives the mesh's restarts.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use muster_kernel::{Address, Recipient, Slot};
+use muster_messages::protocol::{MeshMsg, RaftMemberMsg, RaftTransport};
+use muster_messages::wire::{PeerCall, RaftPacket, SnapshotHead};
+use muster_messages::{ErrorBody, Member, NodeId, RaftId};
+use tokio::sync::oneshot;
+
+use crate::mesh::Msg;
+use crate::peer::{PeerMsg, no_session};
+
+/// Where each peer's actor is reached.
+#[derive(Clone, Debug, Default)]
+pub struct Peers(Arc<RwLock<BTreeMap<NodeId, Address<PeerMsg>>>>);
+
+impl Peers {
+    pub(crate) fn get(&self, node: NodeId) -> Option<Address<PeerMsg>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
+    }
+    pub(crate) fn insert(&self, node: NodeId, address: Address<PeerMsg>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(node, address);
+    }
+    pub(crate) fn remove(&self, node: NodeId) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&node);
+    }
+    pub(crate) fn clear(&self) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// The mesh, from outside.
+#[derive(Clone)]
+pub struct MeshHandle {
+    pub(crate) mesh: Address<Msg>,
+    pub(crate) peers: Peers,
+    pub(crate) raft: Recipient<RaftMemberMsg>,
+    /// What the raft member said last: it outlives the mesh's restarts.
+    pub(crate) seats: Slot<Seats>,
+}
+
+/// The members and the own seat, as the raft member knows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seats {
+    pub members: Vec<Member>,
+    pub own: Option<RaftId>,
+}
+
+impl std::fmt::Debug for MeshHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MeshHandle")
+    }
+}
+
+impl MeshHandle {
+    /// The mesh's own messages.
+    pub fn recipient(&self) -> Recipient<MeshMsg> {
+        self.mesh.recipient()
+    }
+
+    /// Calls another manager's services. `unreachable` when there is no session. Safe to repeat, as every call is.
+    pub async fn call(&self, to: NodeId, deadline: Duration, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
+        let (tx, answer) = oneshot::channel();
+        let asked = self
+            .peers
+            .get(to)
+            .map(|peer| peer.tell(PeerMsg::Call { deadline, call: Box::new(call), reply: tx.into() }));
+        if !matches!(asked, Some(Ok(()))) {
+            return Err(no_session(to));
+        }
+        answer.await.unwrap_or_else(|_| Err(no_session(to)))
+    }
+}
+
+impl RaftTransport for MeshHandle {
+    fn send(&self, to: NodeId, _addr: &str, packets: Vec<RaftPacket>) {
+        let seat = packets.first().map(|p| p.to);
+        let taken = self.peers.get(to).map(|peer| peer.tell(PeerMsg::Send(packets)));
+        if let (Some(to), false) = (seat, matches!(taken, Some(Ok(())))) {
+            let _full = self.raft.tell(RaftMemberMsg::Unreachable { to });
+        }
+    }
+
+    fn send_snapshot(&self, to: NodeId, _addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket) {
+        let seat = packet.to;
+        let msg = PeerMsg::Snapshot { head, data, packet: Box::new(packet) };
+        let taken = self.peers.get(to).map(|peer| peer.tell(msg));
+        if !matches!(taken, Some(Ok(()))) {
+            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: seat, ok: false });
+        }
+    }
+
+    fn members(&self, members: Vec<Member>, own_seat: Option<RaftId>) {
+        self.seats.set(Seats { members, own: own_seat });
+        // Lost while the mesh restarts: the next incarnation looks into the slot.
+        let _down = self.mesh.tell(Msg::Members);
+    }
+}

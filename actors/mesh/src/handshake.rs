@@ -1,0 +1,166 @@
+//! The hello of a mesh stream, before the cluster library sees it: who is this, which door, which tag. Either side
+//! may refuse, and says why.
+
+use std::time::Duration;
+
+use muster_gateway::{BoxStream, FrameError, Framed};
+use muster_messages::wire::{HelloVerdict, MeshHello, Refusal};
+use muster_messages::{CertIdentity, NodeId, RaftId, Tables};
+
+use crate::core::hello::Own;
+
+/// For all of it (5 s): four small frames; the rest is room for a busy machine.
+pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What both sides accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    pub node: NodeId,
+    /// The seat to believe.
+    pub seat: Option<RaftId>,
+    pub peer_door: u64,
+    pub own_door: u64,
+    pub peer_tag: u128,
+    pub own_tag: u128,
+    /// Either side only wanted to know who answers.
+    pub probe: bool,
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum HelloError {
+    #[error("the hello broke off")]
+    Broken(#[source] FrameError),
+    #[error("the other side closed during the hello")]
+    Closed,
+    #[error("no hello in time")]
+    TimedOut,
+    #[error("refused by the other side: {0}")]
+    RefusedByPeer(Refusal),
+    #[error("refused: {0}")]
+    RefusedByUs(Refusal),
+    #[error("this mesh is starting")]
+    Starting,
+}
+
+impl From<FrameError> for HelloError {
+    fn from(why: FrameError) -> Self {
+        HelloError::Broken(why)
+    }
+}
+
+/// Exchanges hellos and verdicts. Afterwards the stream carries what follows, and nothing of it is lost.
+pub async fn exchange(
+    stream: BoxStream,
+    own: Own,
+    certificate: &CertIdentity,
+    copy: Tables,
+    probe: bool,
+) -> Result<(Agreed, BoxStream), HelloError> {
+    let talking = talk(Framed::new(stream), own, certificate, copy, probe);
+    tokio::time::timeout(HELLO_DEADLINE, talking).await.map_err(|_| HelloError::TimedOut)?
+}
+
+async fn talk(
+    mut stream: Framed<BoxStream>,
+    own: Own,
+    certificate: &CertIdentity,
+    copy: Tables,
+    probe: bool,
+) -> Result<(Agreed, BoxStream), HelloError> {
+    let ours = own.hello(rand::random(), probe);
+    stream.send(&ours).await?;
+    let theirs: MeshHello = stream.recv().await?.ok_or(HelloError::Closed)?;
+    let judged = own.judge(&theirs, certificate, &copy);
+    let verdict = match &judged {
+        Ok(_) => HelloVerdict::Accepted,
+        Err(refusal) => HelloVerdict::Refused(refusal.clone()),
+    };
+    stream.send(&verdict).await?;
+    // What the other side says comes first: it may explain why ours refuses it, too.
+    match stream.recv().await {
+        Ok(Some(HelloVerdict::Accepted)) => {}
+        Ok(Some(HelloVerdict::Refused(refusal))) => return Err(HelloError::RefusedByPeer(refusal)),
+        other => {
+            judged.map_err(HelloError::RefusedByUs)?;
+            return Err(other.err().map_or(HelloError::Closed, HelloError::Broken));
+        }
+    }
+    let agreed = Agreed {
+        node: theirs.node,
+        seat: judged.map_err(HelloError::RefusedByUs)?,
+        peer_door: theirs.door_pid,
+        own_door: ours.door_pid,
+        peer_tag: theirs.tag,
+        own_tag: ours.tag,
+        probe: ours.probe || theirs.probe,
+    };
+    Ok((agreed, stream.into_inner()))
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{ClusterId, Incarnation, Revision, Role, Subject, WallTime};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    fn own(n: u128) -> Own {
+        Own {
+            node: NodeId::from_entropy(n),
+            cluster: ClusterId::from_entropy(1),
+            incarnation: Incarnation(0),
+            seat: Some(RaftId(n as u64)),
+            door_pid: 10 + n as u64,
+        }
+    }
+    fn certificate(n: u128, role: Role) -> CertIdentity {
+        CertIdentity {
+            cluster: ClusterId::from_entropy(1),
+            subject: Subject::Node { node: NodeId::from_entropy(n), role },
+            serial: "01".into(),
+            granted: Some(Revision(7)),
+            incarnation: Incarnation(0),
+            not_after: WallTime(0),
+        }
+    }
+
+    #[tokio::test]
+    async fn both_sides_learn_door_tag_and_seat_and_the_stream_goes_on() {
+        let (a, b) = duplex(4096);
+        let (of_a, of_b) = (certificate(1, Role::Manager), certificate(2, Role::Manager));
+        let (a, b) = tokio::join!(
+            exchange(Box::pin(a), own(1), &of_b, Tables::default(), false),
+            exchange(Box::pin(b), own(2), &of_a, Tables::default(), true),
+        );
+        let ((a, mut to_b), (b, mut to_a)) = (a.unwrap(), b.unwrap());
+        assert_eq!((a.seat, a.peer_door, b.peer_door), (Some(RaftId(2)), 12, 11));
+        assert_eq!((a.own_tag, a.peer_tag), (b.peer_tag, b.own_tag));
+        assert!(a.probe && b.probe);
+        to_b.write_all(b"next").await.unwrap();
+        let mut next = [0; 4];
+        to_a.read_exact(&mut next).await.unwrap();
+        assert_eq!(&next, b"next");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_reaches_the_other_side_with_its_reason() {
+        let (a, b) = duplex(4096);
+        let (of_a, of_b) = (certificate(1, Role::Worker), certificate(2, Role::Manager));
+        let (a, b) = tokio::join!(
+            exchange(Box::pin(a), own(1), &of_b, Tables::default(), false),
+            exchange(Box::pin(b), own(2), &of_a, Tables::default(), false),
+        );
+        assert!(
+            matches!(a, Err(HelloError::RefusedByPeer(r)) if r.reason == muster_messages::RefusalReason::NotAManager)
+        );
+        assert!(matches!(b, Err(HelloError::RefusedByUs(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mute_peer_is_given_up() {
+        let (a, _b) = duplex(4096);
+        let got = exchange(Box::pin(a), own(1), &certificate(2, Role::Manager), Tables::default(), false).await;
+        assert!(matches!(got, Err(HelloError::TimedOut)));
+    }
+}

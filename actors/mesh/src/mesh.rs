@@ -1,0 +1,700 @@
+//! The mesh: one session with every other manager, and who may have one.
+//!
+//! Owns   the links (`core::links`), the session server, the door, one peer actor per node.
+//! Hears  connections from the gateway, members from the raft member, the replica, sessions opened and ended.
+//! Says   dials; `PeerSession`, `LeaderGone`; the link that is up to each peer actor; a refusal to the agent.
+//! Keeps  at most one session of a node up (MESH-12); a session speaks with the hello that is current (a new door or a
+//!        new seat opens all sessions anew).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_gateway::{Connection, ConnectionPermit, Kill, Registration, Services};
+use muster_kernel::{Address, Cx, Fault, Recipient, Shell, Slot, Spec};
+use muster_messages::protocol::{
+    AgentMsg, IncomingCall, MeshMsg, Named, NodeCredentials, RaftMemberMsg, Reply, Service,
+};
+use muster_messages::wire::Refusal;
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Replica};
+use ractor::{Actor, ActorRef};
+use ractor_cluster::NodeServerMessage;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, info};
+
+use crate::core::filter::Side;
+use crate::core::hello::Own;
+use crate::core::links::{DialOutcome, Effect, Input, Links, SessionNumber};
+use crate::dial::{Dial, DialFailure};
+use crate::door::{Counters, DoorMsg, DoorOpened, DoorShell, DoorShellMsg, Hall};
+use crate::handle::{MeshHandle, Peers};
+use crate::handshake::{Agreed, HelloError, exchange};
+use crate::offences::Offences;
+use crate::peer::{Link, PeerMsg, PeerShell, PeerStarted, no_session};
+use crate::session::{Ending, Facts, Session, Sessions};
+use crate::session_server::{SessionEvent, SessionServer};
+use crate::stream::{Guarded, IDLE};
+
+/// From the hello to both doors known: a few frames.
+const READY_DEADLINE: Duration = Duration::from_secs(5);
+/// A dial, its greeting and its hello; each stage has a shorter limit of its own.
+const DIAL_DEADLINE: Duration = Duration::from_secs(20);
+/// Accepted connections that may be in their hello at once. A cluster has a handful of managers.
+const GREETING: usize = 64;
+/// Connections that wait for this actor.
+const ACCEPTING: usize = 64;
+/// Messages that wait for this actor: sessions come and go, calls go to the peers directly.
+const MAILBOX: usize = 1024;
+/// Messages that wait for a peer actor: Raft sends a few per tick and batch.
+const PEER_MAILBOX: usize = 4096;
+
+/// What may differ between a cluster and a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeshConfig {
+    /// Silence that ends a session.
+    pub idle: Duration,
+    /// The largest snapshot that is taken from a peer.
+    pub snapshot_limit: u64,
+}
+
+impl Default for MeshConfig {
+    fn default() -> Self {
+        Self { idle: IDLE, snapshot_limit: 256 << 20 }
+    }
+}
+
+/// What the mesh is connected to.
+#[derive(Clone)]
+pub struct MeshWiring {
+    /// Who this node is; renewals included.
+    pub credentials: watch::Receiver<Arc<NodeCredentials>>,
+    pub replica: watch::Receiver<Arc<Replica>>,
+    pub raft: Recipient<RaftMemberMsg>,
+    /// Where calls of other managers are answered.
+    pub calls: mpsc::Sender<IncomingCall>,
+    /// Hears `RefusedByPeer`.
+    pub agent: Recipient<AgentMsg>,
+    pub dialer: Arc<dyn Dial>,
+    /// Where the mesh registers for its connections.
+    pub services: Services,
+}
+
+/// The mesh, before it runs: made once, by whoever wires the tree.
+pub struct Mesh {
+    config: MeshConfig,
+    wiring: MeshWiring,
+    handle: MeshHandle,
+}
+
+impl Mesh {
+    pub fn new(config: MeshConfig, wiring: MeshWiring) -> Self {
+        let handle = MeshHandle {
+            mesh: Address::new(MAILBOX),
+            peers: Peers::default(),
+            raft: wiring.raft.clone(),
+            seats: Slot::new(),
+        };
+        Self { config, wiring, handle }
+    }
+    /// What everyone else holds.
+    pub fn handle(&self) -> MeshHandle {
+        self.handle.clone()
+    }
+    /// The child `mesh` of the manager half.
+    pub fn spec(&self) -> Spec {
+        let (config, wiring, handle) = (self.config.clone(), self.wiring.clone(), self.handle.clone());
+        Spec::actor("mesh", self.handle.mesh.clone(), move || {
+            Ok(MeshShell::new(config.clone(), wiring.clone(), handle.clone()))
+        })
+    }
+}
+
+/// What the mesh hears.
+pub enum Msg {
+    Protocol(MeshMsg),
+    /// The members changed: look into the slot.
+    Members,
+    /// The replica changed.
+    Replica,
+    Connection(Box<Connection>),
+    /// The door is open, under this pid.
+    Door(u64),
+    /// A peer actor is there, for the first time or again.
+    PeerStarted(NodeId),
+    /// A hello ended.
+    Greeted(Box<Greeted>),
+    Session(SessionEvent),
+    /// It should be ready by now.
+    ReadyBy(SessionNumber),
+    ServerEnded,
+    Woke(Moment),
+}
+
+impl From<MeshMsg> for Msg {
+    fn from(msg: MeshMsg) -> Self {
+        Msg::Protocol(msg)
+    }
+}
+impl From<DoorOpened> for Msg {
+    fn from(DoorOpened(pid): DoorOpened) -> Self {
+        Msg::Door(pid)
+    }
+}
+impl From<PeerStarted> for Msg {
+    fn from(PeerStarted(node): PeerStarted) -> Self {
+        Msg::PeerStarted(node)
+    }
+}
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Msg::Protocol(msg) => msg.name(),
+            Msg::Members => "members",
+            Msg::Replica => "replica",
+            Msg::Connection(_) => "connection",
+            Msg::Door(_) => "door",
+            Msg::PeerStarted(_) => "peer_started",
+            Msg::Greeted(_) => "greeted",
+            Msg::Session(SessionEvent::Ready { .. }) => "session_ready",
+            Msg::Session(SessionEvent::Ended { .. }) => "session_ended",
+            Msg::ReadyBy(_) => "ready_by",
+            Msg::ServerEnded => "server_ended",
+            Msg::Woke(_) => "woke",
+        }
+    }
+}
+
+/// How a hello ended, on either side.
+pub struct Greeted {
+    /// The node that was dialled; `None`: it came to us.
+    dialed: Option<NodeId>,
+    /// What we said of ourselves.
+    own: Option<Own>,
+    result: Result<Opened, NotOpened>,
+}
+
+struct Opened {
+    agreed: Agreed,
+    stream: muster_gateway::BoxStream,
+    identity: CertIdentity,
+    remote: String,
+    kill: Option<Kill>,
+    permit: Option<ConnectionPermit>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum NotOpened {
+    #[error(transparent)]
+    Dial(#[from] DialFailure),
+    #[error(transparent)]
+    Hello(#[from] HelloError),
+    #[error("no session in time")]
+    TimedOut,
+}
+
+impl NotOpened {
+    fn refused_at_once(&self) -> bool {
+        matches!(self, NotOpened::Dial(d) if d.refused_at_once)
+    }
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            NotOpened::Dial(d) => d.refusal.as_ref(),
+            NotOpened::Hello(HelloError::RefusedByPeer(refusal)) => Some(refusal),
+            _ => None,
+        }
+    }
+    fn body(&self, addr: &str) -> ErrorBody {
+        let code = self.refusal().map_or(ErrorCode::Unreachable, |r| r.reason.code());
+        ErrorBody::new(code, format!("{addr}: {self}"))
+    }
+}
+
+/// The session server of this incarnation; stopped with it.
+struct Server(ActorRef<NodeServerMessage>, Sessions);
+impl Drop for Server {
+    fn drop(&mut self) {
+        for session in self.1.all() {
+            session.end(Ending::Cut("the mesh stopped".to_owned()));
+        }
+        self.0.stop(None);
+    }
+}
+
+pub(crate) struct MeshShell {
+    config: MeshConfig,
+    wiring: MeshWiring,
+    handle: MeshHandle,
+    hall: Arc<Hall>,
+    links: Links,
+    sessions: Sessions,
+    server: Option<Server>,
+    registration: Option<Registration>,
+    door: Option<u64>,
+    said: Option<Own>,
+    next_session: SessionNumber,
+    greeting: usize,
+    /// Doors of sessions that are ready.
+    doors: BTreeMap<SessionNumber, ActorRef<DoorMsg>>,
+    wake: Option<Moment>,
+    last_errors: BTreeMap<NodeId, String>,
+    endings: BTreeMap<&'static str, u64>,
+}
+
+impl MeshShell {
+    fn new(config: MeshConfig, wiring: MeshWiring, handle: MeshHandle) -> Self {
+        let sessions = Sessions::default();
+        let hall = Hall {
+            sessions: sessions.clone(),
+            raft: wiring.raft.clone(),
+            calls: wiring.calls.clone(),
+            snapshot_limit: config.snapshot_limit,
+            counters: Counters::default(),
+            offences: Arc::new(Offences::default()),
+        };
+        let own = wiring.credentials.borrow().identity.node().map(|(node, _)| node);
+        // Peer actors of an earlier incarnation went with it.
+        handle.peers.clear();
+        Self {
+            config,
+            handle,
+            hall: Arc::new(hall),
+            links: Links::new(own.unwrap_or(NodeId::from_entropy(0)), rand::random()),
+            sessions,
+            server: None,
+            registration: None,
+            door: None,
+            said: None,
+            next_session: 1,
+            greeting: 0,
+            doors: BTreeMap::new(),
+            wake: None,
+            last_errors: BTreeMap::new(),
+            endings: BTreeMap::new(),
+            wiring,
+        }
+    }
+
+    /// What this side says of itself now; nothing before its door is open.
+    fn own(&self) -> Option<Own> {
+        let credentials = self.wiring.credentials.borrow();
+        let (node, _) = credentials.identity.node()?;
+        let seats = self.handle.seats.get().unwrap_or_default();
+        Some(Own {
+            node,
+            cluster: credentials.identity.cluster,
+            incarnation: credentials.identity.incarnation,
+            seat: seats.own.or(self.wiring.replica.borrow().raft.raft_id),
+            door_pid: self.door?,
+        })
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
+        let leader = self.wiring.replica.borrow().raft.leader_node;
+        let mut effects = Vec::new();
+        self.links.step(cx.now(), leader, input, &mut effects);
+        for effect in effects {
+            self.perform(cx, effect);
+        }
+    }
+
+    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) {
+        match effect {
+            Effect::Dial { node, addr } => self.dial(cx, node, addr),
+            Effect::End { number, because } => {
+                if let Some(session) = self.sessions.get(number) {
+                    session.end(because.into());
+                }
+            }
+            Effect::Up { node, number } => self.up(cx, node, number),
+            Effect::Down { node } => {
+                if let Some(peer) = self.handle.peers.get(node) {
+                    let _gone = peer.tell(PeerMsg::Link(None));
+                }
+                self.tell_raft(RaftMemberMsg::PeerSession { node, up: false });
+            }
+            Effect::LeaderGone { node } => {
+                info!(%node, "the leader's process is gone");
+                self.tell_raft(RaftMemberMsg::LeaderGone { node });
+            }
+            Effect::Forget { node } => {
+                self.handle.peers.remove(node);
+                self.last_errors.remove(&node);
+                cx.children().stop(&peer_name(node));
+            }
+            Effect::WakeAt(at) => {
+                if self.wake.is_none_or(|w| at < w) {
+                    self.wake = Some(at);
+                    cx.after(at.since(cx.now()), Msg::Woke(at));
+                }
+            }
+        }
+    }
+
+    fn tell_raft(&self, msg: RaftMemberMsg) {
+        // Lost when its mailbox is full: it finds out by its own timeouts.
+        let _full = self.wiring.raft.tell(msg);
+    }
+
+    fn up(&mut self, cx: &Cx<Msg>, node: NodeId, number: SessionNumber) {
+        let Some(session) = self.sessions.get(number) else { return };
+        info!(%node, session = number, remote = %session.remote, side = ?session.side, "mesh session up");
+        self.last_errors.remove(&node);
+        self.peer(cx, node);
+        self.link(node);
+        self.tell_raft(RaftMemberMsg::PeerSession { node, up: true });
+    }
+
+    /// Gives the peer actor the link that is up. One that is only starting asks for it when it is there.
+    fn link(&self, node: NodeId) {
+        let session = self.links.up(node).and_then(|n| self.sessions.get(n));
+        let door = session.as_ref().and_then(|s| self.doors.get(&s.number).cloned());
+        if let (Some(peer), Some(session), Some(door)) = (self.handle.peers.get(node), session, door) {
+            let _starting = peer.tell(PeerMsg::Link(Some(Box::new(Link { session, door }))));
+        }
+    }
+
+    /// The peer actor of a node, made when it is first needed.
+    fn peer(&mut self, cx: &Cx<Msg>, node: NodeId) -> Address<PeerMsg> {
+        if let Some(peer) = self.handle.peers.get(node) {
+            return peer;
+        }
+        let address = Address::new(PEER_MAILBOX);
+        let (raft, started) = (self.wiring.raft.clone(), cx.me().recipient());
+        cx.children().start(Spec::actor(peer_name(node), address.clone(), move || {
+            Ok(PeerShell::new(node, raft.clone(), started.clone()))
+        }));
+        self.handle.peers.insert(node, address.clone());
+        address
+    }
+
+    fn dial(&mut self, cx: &Cx<Msg>, node: NodeId, addr: String) {
+        let (me, own) = (cx.me().clone(), self.own());
+        let opening = self.opening(addr, node, false);
+        cx.spawn(async move {
+            let result = opening.await;
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: Some(node), own, result })));
+        });
+    }
+
+    /// Dials and exchanges hellos.
+    fn opening(
+        &self,
+        addr: String,
+        node: NodeId,
+        probe: bool,
+    ) -> impl Future<Output = Result<Opened, NotOpened>> + Send + 'static {
+        let (own, dialer, replica) = (self.own(), Arc::clone(&self.wiring.dialer), self.wiring.replica.clone());
+        let opening = async move {
+            let own = own.ok_or(HelloError::Starting)?;
+            let dialed = dialer.dial(&addr, node).await?;
+            let copy = replica.borrow().tables.clone();
+            let (agreed, stream) = exchange(dialed.stream, own, &dialed.identity, copy, probe).await?;
+            let (identity, remote) = (dialed.identity, dialed.remote);
+            Ok(Opened { agreed, stream, identity, remote, kill: None, permit: None })
+        };
+        async move { tokio::time::timeout(DIAL_DEADLINE, opening).await.unwrap_or(Err(NotOpened::TimedOut)) }
+    }
+
+    fn accept(&mut self, cx: &Cx<Msg>, connection: Connection) {
+        let (Some(own), Some(identity)) = (self.own(), connection.identity) else {
+            return; // dropped: the other side dials again
+        };
+        if self.greeting >= GREETING {
+            return;
+        }
+        self.greeting += 1;
+        let (me, copy) = (cx.me().clone(), self.wiring.replica.borrow().tables.clone());
+        let (kill, permit, remote) = (connection.kill, connection.permit, connection.remote.to_string());
+        let stream = connection.stream;
+        cx.spawn(async move {
+            let greeted = exchange(stream, own, &identity, copy, false).await;
+            let result = greeted
+                .map(|(agreed, stream)| Opened {
+                    agreed,
+                    stream,
+                    identity,
+                    remote,
+                    kill: Some(kill),
+                    permit: Some(permit),
+                })
+                .map_err(NotOpened::Hello);
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: None, own: Some(own), result })));
+        });
+    }
+
+    fn greeted(&mut self, cx: &Cx<Msg>, greeted: Greeted) {
+        let Greeted { dialed, own, result } = greeted;
+        if dialed.is_none() {
+            self.greeting -= 1;
+        }
+        let outcome = match result {
+            Ok(opened) if own != self.own() && !opened.agreed.probe => DialOutcome::Failed, // said with an old hello
+            Ok(opened) => {
+                if !opened.agreed.probe {
+                    self.open(cx, dialed.is_some(), opened);
+                }
+                DialOutcome::Opened
+            }
+            Err(why) => {
+                self.not_opened(dialed, &why);
+                if why.refused_at_once() { DialOutcome::Refused } else { DialOutcome::Failed }
+            }
+        };
+        if let Some(node) = dialed {
+            self.step(cx, Input::Dialed { node, outcome });
+        }
+    }
+
+    fn not_opened(&mut self, dialed: Option<NodeId>, why: &NotOpened) {
+        debug!(node = ?dialed, %why, "no mesh session");
+        if let Some(node) = dialed {
+            self.last_errors.insert(node, why.to_string());
+        }
+        if let Some(refusal) = why.refusal() {
+            let serial = Some(self.wiring.credentials.borrow().identity.serial.clone());
+            let msg = AgentMsg::RefusedByPeer { refusal: refusal.clone(), serial };
+            let _gone = self.wiring.agent.tell(msg); // lost: the next refusal
+        }
+    }
+
+    fn open(&mut self, cx: &Cx<Msg>, dialed: bool, opened: Opened) {
+        let Some(server) = &self.server else { return };
+        let number = self.next_session;
+        self.next_session += 1;
+        let agreed = opened.agreed;
+        let session = Session::new(Facts {
+            number,
+            node: agreed.node,
+            seat: agreed.seat,
+            side: if dialed { Side::Dialed } else { Side::Accepted },
+            remote: opened.remote,
+            since: cx.wall(),
+            own_tag: agreed.own_tag,
+            peer_tag: agreed.peer_tag,
+            peer_door: agreed.peer_door,
+            own_door: agreed.own_door,
+            kill: opened.kill,
+            permit: opened.permit,
+        });
+        self.sessions.add(&session);
+        let stream = Box::new(Guarded::new(opened.stream, Arc::clone(&session), self.config.idle));
+        let _gone = server.0.cast(NodeServerMessage::ConnectionOpenedExternal { stream, is_server: !dialed });
+        cx.after(READY_DEADLINE, Msg::ReadyBy(number));
+        let valid = opened.identity.not_after.0.saturating_sub(cx.wall().0);
+        let valid = Duration::from_millis(u64::try_from(valid).unwrap_or(0));
+        cx.spawn(async move {
+            tokio::select! {
+                () = session.ended().cancelled() => {}
+                () = tokio::time::sleep(valid) => session.end(Ending::Expired),
+            }
+        });
+        self.step(cx, Input::Opened { number, node: agreed.node, dialed });
+    }
+
+    fn session(&mut self, cx: &Cx<Msg>, event: SessionEvent) {
+        match event {
+            SessionEvent::Ready { number, door } => {
+                self.doors.insert(number, door);
+                self.step(cx, Input::Ready { number });
+            }
+            SessionEvent::Ended { number } => {
+                self.doors.remove(&number);
+                let Some(session) = self.sessions.remove(number) else { return };
+                session.end(Ending::Closed);
+                self.ended(cx, &session);
+                self.step(cx, Input::Ended { number });
+            }
+        }
+    }
+
+    fn ended(&mut self, cx: &Cx<Msg>, session: &Session) {
+        let ending = session.ending();
+        *self.endings.entry(ending.word()).or_default() += 1;
+        if let Ending::Violation(violation) = ending {
+            self.last_errors.insert(session.node, violation.to_string());
+            self.hall.offences.note(cx.now(), session.node, violation.word());
+        } else {
+            info!(node = %session.node, session = session.number, why = %ending, "mesh session ended");
+        }
+    }
+
+    /// Takes in who the members are and what this side says of itself.
+    fn look(&mut self, cx: &Cx<Msg>) {
+        let own = self.own();
+        let renewed = self.said.is_some() && self.said != own;
+        self.said = own;
+        if renewed {
+            self.step(cx, Input::Renew);
+        }
+        if own.is_none() {
+            return; // no door yet: nobody is dialled
+        }
+        let replica = self.wiring.replica.borrow().clone();
+        let seats = self.handle.seats.get().unwrap_or_default();
+        let members = replica.tables.members.values().chain(seats.members.iter());
+        let wanted: BTreeMap<NodeId, String> = members.map(|m| (m.node, m.addr.clone())).collect();
+        for node in wanted.keys().filter(|n| own.is_some_and(|o| o.node != **n)) {
+            self.peer(cx, *node);
+        }
+        self.step(cx, Input::Wanted(wanted));
+    }
+
+    fn protocol(&mut self, cx: &Cx<Msg>, msg: MeshMsg) {
+        match msg {
+            MeshMsg::Call { to, deadline_ms, call, reply } => {
+                let deadline = Duration::from_millis(deadline_ms);
+                match self.handle.peers.get(to) {
+                    // A full or restarting peer drops the reply port: the asker sees a closed port.
+                    Some(peer) => {
+                        let _full = peer.tell(PeerMsg::Call { deadline, call, reply });
+                    }
+                    None => {
+                        let _gone = reply.send(Err(no_session(to)));
+                    }
+                }
+            }
+            MeshMsg::Probe { addr, expect, reply } => self.probe(cx, addr, expect, reply),
+            MeshMsg::Cut { node, reason } => {
+                for session in self.sessions.all().iter().filter(|s| s.node == node) {
+                    session.end(Ending::Cut(reason.clone()));
+                }
+            }
+        }
+    }
+
+    fn probe(&self, cx: &Cx<Msg>, addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>>) {
+        let opening = self.opening(addr.clone(), expect, true);
+        cx.spawn(async move {
+            let answered = opening.await.map(|_| ()).map_err(|why| why.body(&addr));
+            let _gone = reply.send(answered);
+        });
+    }
+
+    fn peer_view(&self, node: NodeId, wanted: bool, addr: &str, dialing: bool, failures: u32) -> Value {
+        let up = self.links.up(node).and_then(|n| self.sessions.get(n));
+        let state = match (&up, dialing) {
+            (Some(_), _) => "up",
+            (None, true) => "dialing",
+            (None, false) => "down",
+        };
+        json!({
+            "node": node, "wanted": wanted, "addr": addr, "state": state, "failed_dials": failures,
+            "last_error": self.last_errors.get(&node),
+            "session": up.map(|s| session_view(&s)),
+        })
+    }
+}
+
+fn session_view(session: &Session) -> Value {
+    json!({
+        "number": session.number, "side": format!("{:?}", session.side).to_lowercase(), "remote": session.remote,
+        "since": session.since, "seat": session.seat,
+        "bytes_read": session.meter.read(), "bytes_written": session.meter.written(),
+        "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
+        "gated": session.meter.gated(),
+    })
+}
+
+fn peer_name(node: NodeId) -> String {
+    format!("peer-{node}")
+}
+
+impl Shell for MeshShell {
+    type Msg = Msg;
+    const KIND: &'static str = "Mesh";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let own_name = self.wiring.credentials.borrow().identity.node().map(|(n, _)| n.to_string());
+        let own_name = own_name.ok_or_else(|| Fault::new("the mesh needs a node's certificate"))?;
+        let me = cx.me().clone();
+        let tell = Arc::new(move |event| {
+            let _gone = me.tell(Msg::Session(event));
+        });
+        let (server, joined) = Actor::spawn(None, SessionServer { own_name, tell }, ()).await?;
+        self.server = Some(Server(server, self.sessions.clone()));
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            let _how = joined.await;
+            let _gone = me.tell(Msg::ServerEnded);
+        });
+
+        let (hall, opened) = (Arc::clone(&self.hall), cx.me().recipient());
+        let door: Address<DoorShellMsg> = Address::new(4);
+        cx.children().start(Spec::actor("door", door, move || Ok(DoorShell::new(Arc::clone(&hall), opened.clone()))));
+
+        let (sink, mut connections) = mpsc::channel(ACCEPTING);
+        self.registration = Some(self.wiring.services.register(Service::Mesh, sink));
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            while let Some(connection) = connections.recv().await {
+                let _gone = me.tell(Msg::Connection(Box::new(connection)));
+            }
+        });
+
+        let (me, mut replica) = (cx.me().clone(), self.wiring.replica.clone());
+        cx.spawn(async move {
+            let mut seen = None;
+            loop {
+                // Only what concerns the mesh: the members, the own seat. The rest changes with every write.
+                let now = {
+                    let replica = replica.borrow_and_update();
+                    (replica.tables.members.clone(), replica.raft.raft_id)
+                };
+                if seen.as_ref() != Some(&now) {
+                    seen = Some(now);
+                    let _gone = me.tell(Msg::Replica);
+                }
+                if replica.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Protocol(msg) => self.protocol(cx, msg),
+            Msg::Members | Msg::Replica => self.look(cx),
+            Msg::Connection(connection) => self.accept(cx, *connection),
+            Msg::Door(pid) => {
+                self.door = Some(pid);
+                self.look(cx);
+            }
+            Msg::PeerStarted(node) => self.link(node),
+            Msg::Greeted(greeted) => self.greeted(cx, *greeted),
+            Msg::Session(event) => self.session(cx, event),
+            Msg::ReadyBy(number) => {
+                if let Some(session) = self.sessions.get(number).filter(|_| !self.doors.contains_key(&number)) {
+                    session.end(Ending::NotReady);
+                }
+            }
+            Msg::ServerEnded => return Err(Fault::new("the session server ended")),
+            Msg::Woke(at) => {
+                if self.wake == Some(at) {
+                    self.wake = None;
+                }
+                self.step(cx, Input::Woke);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let own = self.own();
+        let peers: Vec<Value> = self
+            .links
+            .each()
+            .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
+            .collect();
+        json!({
+            "node": own.map(|o| o.node), "seat": own.and_then(|o| o.seat), "door_pid": self.door,
+            "peers": peers,
+            "sessions_ended": self.endings,
+            "offences": self.hall.offences.view(),
+            "door": self.hall.counters.view(),
+            "hellos_under_way": self.greeting,
+        })
+    }
+}
