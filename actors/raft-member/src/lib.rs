@@ -1,1 +1,7 @@
-//! muster-raft-member
+//! RaftMember: one participant of the replicated log.
+//!
+//! - [`core`]: decides. A pure state machine around the `raft` crate: proposals, reads, membership, snapshots.
+//! - [`disk`]: keeps. The log, the hard state and the snapshot, on a thread of its own; damaged data is named, never loaded.
+//! - [`RaftMember`]: the actor that joins the two with the network.
+
+pub mod core;

@@ -1,0 +1,83 @@
+//! Applying committed entries.
+
+use muster_messages::{CommandRefusal, Moment, Revision, SeatChange, SeatChangeKind};
+use raft::eraftpb::Entry;
+use raft::{INVALID_ID, StateRole};
+
+use super::entries::{Content, conf_change, content};
+use super::log::entry_bytes;
+use super::{CoreFault, LogPoint, Notice, RaftCore};
+
+impl RaftCore {
+    pub(super) fn apply(&mut self, now: Moment, committed: Vec<Entry>) -> Result<(), CoreFault> {
+        let Some(last) = committed.last().map(|e| e.index) else { return Ok(()) };
+        let mut unseated = false;
+        for entry in committed {
+            let at = LogPoint { index: entry.index, term: entry.term };
+            debug_assert_eq!(at.index, self.tables.revision.0 + 1, "entries are applied in order, each once");
+            self.bytes_since_snapshot += entry_bytes(&entry);
+            let outcome = match content(&entry).map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))? {
+                None => {
+                    muster_store::apply_empty(&mut self.tables, Revision(at.index));
+                    Ok(())
+                }
+                Some(Content::Command1(command)) => muster_store::apply(&mut self.tables, Revision(at.index), &command),
+                Some(Content::Seat1(change)) => {
+                    let outcome = self.apply_seat(at, &change);
+                    unseated |= outcome.is_ok() && self.removes_us(&change);
+                    outcome
+                }
+            };
+            let seat = self.seat.as_mut().expect("entries come from a seat");
+            seat.raw.mut_store().set_applied(at);
+            self.proposals.applied(at, &outcome, &mut self.out.answers);
+        }
+        self.seat.as_mut().expect("entries come from a seat").raw.advance_apply_to(last);
+        if unseated {
+            self.leave(now);
+        }
+        Ok(())
+    }
+
+    /// Judged here, by every member alike. A refused change must not reach raft.
+    fn apply_seat(&mut self, at: LogPoint, change: &SeatChange) -> Result<(), CommandRefusal> {
+        let before = self.tables.clone();
+        let judged = muster_store::apply_seat(&mut self.tables, Revision(at.index), change);
+        let outcome = judged.and_then(|()| {
+            let Some(change) = conf_change(&change.kind) else { return Ok(()) };
+            let seat = self.seat.as_mut().expect("entries come from a seat");
+            // Raft may build a snapshot message in here: it is completed when it leaves, from the state as it is then.
+            let conf = seat.raw.apply_conf_change(&change).map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
+            seat.raw.mut_store().set_conf(conf);
+            Ok(())
+        });
+        if let Err(refusal) = &outcome {
+            if self.tables.members != before.members {
+                self.tables = before;
+                muster_store::apply_empty(&mut self.tables, Revision(at.index));
+            }
+            self.out.notices.push(Notice::SeatRefused { why: refusal.to_string() });
+        }
+        outcome
+    }
+
+    fn removes_us(&self, change: &SeatChange) -> bool {
+        let ours = self.seat.as_ref().map(|s| s.id);
+        matches!(&change.kind, SeatChangeKind::Remove { raft_id } if Some(*raft_id) == ours)
+    }
+
+    /// Our seat is gone. A leader has told the others of the commit in the same round; it leads no longer, because
+    /// raft must not commit anything as a leader that is no member.
+    fn leave(&mut self, now: Moment) {
+        let seat = self.seat.as_mut().expect("entries come from a seat");
+        seat.removed = true;
+        seat.hint = None;
+        let id = seat.id;
+        if seat.raw.raft.state == StateRole::Leader {
+            let term = seat.raw.raft.term;
+            seat.raw.raft.become_follower(term, INVALID_ID);
+        }
+        self.out.notices.push(Notice::Unseated { raft_id: id });
+        self.settle(now);
+    }
+}

@@ -1,0 +1,156 @@
+//! Every duration and bound of a member, each with its reason.
+
+use std::time::Duration;
+
+/// How a member behaves. All members of a cluster should agree on the timings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RaftConfig {
+    /// How often the core hears `Tick`. Everything below that is a duration is counted in whole ticks or compared
+    /// with the moment handed in; 20 ms is a fifth of a heartbeat and costs nothing measurable.
+    pub tick: Duration,
+    /// A leader's heartbeat: six of them fit into the shortest election timeout, so that one lost packet elects nobody.
+    pub heartbeat: Duration,
+    /// Election timeouts are drawn from `election_min..election_max`. The minimum is also the lease of check-quorum:
+    /// far above a disk's hiccup and a scheduler's pause, far below what an operator notices.
+    pub election_min: Duration,
+    pub election_max: Duration,
+    /// After a leader-loss hint a member campaigns within this time, at random, so that two followers rarely collide.
+    pub hint_spread: Duration,
+    /// A hinted campaign without a leader after this long (plus a random share of it) is repeated, because the others
+    /// may have noticed later than we did, or two candidates split the vote.
+    pub hint_again: Duration,
+    pub hint_tries: u8,
+
+    /// Append messages on their way to one follower. Each turn makes at most one, so this is a window of turns.
+    pub max_inflight_msgs: usize,
+    /// Entries of one append message. A message must fit a frame of 1 MiB together with one command of
+    /// `max_command` bytes that overshoots the limit.
+    pub max_size_per_msg: u64,
+    /// Uncommitted bytes that a leader keeps before raft drops proposals: above `max_proposal_bytes`, so that our
+    /// own bound answers `Busy` first.
+    pub max_uncommitted: u64,
+    /// Bytes of committed entries applied in one turn: a follower that catches up stays responsive.
+    pub max_apply_bytes: u64,
+
+    /// Proposals in flight; more are refused as `Busy`. A second of the fastest load that is expected would be 25,000,
+    /// and a proposal takes a millisecond.
+    pub max_proposals: usize,
+    pub max_proposal_bytes: usize,
+    /// The largest encoded command. See `max_size_per_msg`.
+    pub max_command: usize,
+    /// Reads in flight; more are refused as `Busy`. They cost only the waiting.
+    pub max_reads: usize,
+    /// Read-index rounds on their way at the same time. Each carries all reads that waited when it left.
+    pub read_rounds: usize,
+    /// A round without an answer is asked again after this: two heartbeats.
+    pub read_retry: Duration,
+    /// After the loss of leadership a proposal may still turn out to be committed, or to be replaced, within a few
+    /// round trips; only then its outcome is unknown.
+    pub orphan_wait: Duration,
+    /// A transfer of leadership that has not come about after this has failed.
+    pub transfer_wait: Duration,
+    /// A leader whose oldest disk write takes longer than this steps down: it can commit nothing by itself,
+    /// and another member's disk is probably well.
+    pub disk_limit: Duration,
+
+    /// A snapshot is taken after this many applied entries or bytes since the last one.
+    pub snapshot_entries: u64,
+    pub snapshot_bytes: u64,
+    /// The tail kept behind a snapshot, so that a follower that missed a moment needs no snapshot.
+    pub keep_entries: u64,
+    pub keep_bytes: u64,
+    /// A snapshot that is neither delivered nor reported lost for this long counts as lost.
+    pub snapshot_limit: Duration,
+    /// While leading, the progress of the peers is published at least this often.
+    pub publish_every: Duration,
+
+    #[cfg(feature = "sabotage")]
+    pub sabotage: Sabotage,
+}
+
+/// Promises that a test may break on purpose, so that it sees that breaking them is noticed.
+#[cfg(feature = "sabotage")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sabotage {
+    /// Entries count as durable before they are (breaks DURABLE-1).
+    pub ack_before_sync: bool,
+    /// Votes and answers leave before the disk has them (breaks DURABLE-2).
+    pub vote_before_sync: bool,
+}
+
+impl Default for RaftConfig {
+    fn default() -> Self {
+        Self {
+            tick: Duration::from_millis(20),
+            heartbeat: Duration::from_millis(100),
+            election_min: Duration::from_millis(600),
+            election_max: Duration::from_millis(1200),
+            hint_spread: Duration::from_millis(50),
+            hint_again: Duration::from_millis(100),
+            hint_tries: 4,
+            max_inflight_msgs: 256,
+            max_size_per_msg: 256 << 10,
+            max_uncommitted: 64 << 20,
+            max_apply_bytes: 4 << 20,
+            max_proposals: 8192,
+            max_proposal_bytes: 32 << 20,
+            max_command: 512 << 10,
+            max_reads: 65_536,
+            read_rounds: 4,
+            read_retry: Duration::from_millis(200),
+            orphan_wait: Duration::from_millis(500),
+            transfer_wait: Duration::from_secs(2),
+            disk_limit: Duration::from_secs(2),
+            snapshot_entries: 10_000,
+            snapshot_bytes: 32 << 20,
+            keep_entries: 1_000,
+            keep_bytes: 8 << 20,
+            snapshot_limit: Duration::from_secs(60),
+            publish_every: Duration::from_millis(100),
+            #[cfg(feature = "sabotage")]
+            sabotage: Sabotage::default(),
+        }
+    }
+}
+
+impl RaftConfig {
+    fn ticks(&self, d: Duration) -> usize {
+        let ticks = d.as_micros().div_ceil(self.tick.as_micros().max(1));
+        usize::try_from(ticks).unwrap_or(usize::MAX).max(1)
+    }
+    pub(crate) fn heartbeat_ticks(&self) -> usize {
+        self.ticks(self.heartbeat)
+    }
+    pub(crate) fn election_ticks(&self) -> (usize, usize) {
+        let min = self.ticks(self.election_min).max(self.heartbeat_ticks() + 1);
+        (min, self.ticks(self.election_max).max(min + 1))
+    }
+    /// For the `raft` crate. What is not named here keeps its safe default.
+    pub(crate) fn for_raft(&self, id: u64, applied: u64) -> raft::Config {
+        let (min, max) = self.election_ticks();
+        raft::Config {
+            id,
+            applied,
+            heartbeat_tick: self.heartbeat_ticks(),
+            election_tick: min,
+            min_election_tick: min,
+            max_election_tick: max,
+            max_size_per_msg: self.max_size_per_msg,
+            max_inflight_msgs: self.max_inflight_msgs,
+            max_uncommitted_size: self.max_uncommitted,
+            max_committed_size_per_ready: self.max_apply_bytes,
+            check_quorum: true,
+            pre_vote: true,
+            batch_append: true,
+            ..raft::Config::default()
+        }
+    }
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn sabotaged(&self) -> (bool, bool) {
+        (self.sabotage.ack_before_sync, self.sabotage.vote_before_sync)
+    }
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) fn sabotaged(&self) -> (bool, bool) {
+        (false, false)
+    }
+}

@@ -1,0 +1,504 @@
+//! RaftCore: one member of the replicated log, as a pure state machine around the `raft` crate.
+//!
+//! Owns   the log since the last snapshot, the tables, proposals and reads on their way, what is known of the peers.
+//! Hears  `Input`.   Says  `Batch`.
+//! Keeps  DURABLE-1  nothing counts as acknowledged by this member before its disk has it.
+//!        DURABLE-2  no vote, no answer and nothing a leader says in a term leaves before that vote, entry or term is durable.
+//!        PROPOSE-1  each proposal ends exactly once.   READ-1  a read sees everything acknowledged before it was asked.
+//!        MEMBER-2   the Raft configuration is what the applied seat changes say; a refused one changes nothing, anywhere.
+//!
+//! # Driving it
+//! ```text
+//! let mut core = RaftCore::found(config, me, seed, now)?;            // founds a cluster, or
+//! let mut core = RaftCore::open(config, me, recovered, seed, now)?;  // resumes; `Recovered::default()`: an empty copy
+//! loop {
+//!     core.step(now, input);        // any number of inputs: cheap, nothing leaves yet
+//!     let batch = core.turn(now)?;  // one round for all of them: this is what batches proposals and writes
+//!     // send batch.send and batch.send_snapshots; hand out batch.answers, batch.publish, batch.members
+//!     // write batch.make_durable in order, then step(Input::Persisted { number of the last one written })
+//!     // run batch.take_snapshot elsewhere, keep its file, then step(Input::SnapshotTaken { head })
+//!     // at batch.wake_at: step(Input::Woke); if batch.again: turn once more before waiting
+//! }
+//! ```
+//! Step `Tick` every `config.tick`. Everything that must wait for the disk waits inside the core, so that a simulated
+//! crash is: drop the core, drop what the disk had not synced, `open` with what it recovers. [`crate::disk::SimDisk`]
+//! is such a disk. The same seed, inputs and moments give the same batches.
+
+mod applying;
+mod config;
+mod dice;
+mod elections;
+mod entries;
+mod log;
+mod packets;
+mod proposals;
+mod reads;
+mod standing;
+#[cfg(test)]
+mod tests;
+mod turn;
+mod values;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use muster_messages::protocol::{ProposeError, ReadError};
+use muster_messages::wire::{MAX_FRAME, PacketKind, RaftPacket, SnapshotHead};
+use muster_messages::{Command, CommandRefusal, Member, Moment, NodeId, RaftId, Replica, Revision, SeatChange, Tables};
+use raft::eraftpb::ConfState;
+use raft::{RawNode, SnapshotStatus, StateRole};
+use slog::Logger;
+
+#[cfg(feature = "sabotage")]
+pub use self::config::Sabotage;
+pub use self::config::RaftConfig;
+use self::dice::Dice;
+use self::elections::{Hint, Transfer};
+use self::log::{MemLog, conf_state, entry_bytes};
+use self::packets::Settling;
+use self::proposals::{Proposals, Queued};
+use self::reads::Reads;
+pub use self::values::*;
+
+/// A proposal without a deadline of its own (a seat change): it ends by being applied or by the loss of leadership.
+const NEVER: Moment = Moment(u64::MAX);
+
+/// One member. See the module.
+pub struct RaftCore {
+    config: RaftConfig,
+    me: NodeId,
+    logger: Logger,
+    dice: Dice,
+    /// Makes read contexts of one incarnation different from those of another.
+    nonce: u64,
+    tables: Tables,
+    /// `None`: an empty copy that waits for a leader's packet.
+    seat: Option<Seat>,
+
+    next_write: u64,
+    in_flight: VecDeque<InFlight>,
+    /// Messages that wait for the write of this number.
+    held: VecDeque<(u64, Vec<Outbound>)>,
+    /// As last handed to the disk, and as the disk has it.
+    hard: HardMark,
+    durable: HardMark,
+
+    proposals: Proposals,
+    reads: Reads,
+    transfer: Option<Transfer>,
+
+    /// The nodes in session with this one.
+    sessions: BTreeSet<NodeId>,
+    /// Who spoke for which seat: an empty copy answers its leader before it knows the members.
+    heard: BTreeMap<RaftId, NodeId>,
+
+    snapshot_index: u64,
+    bytes_since_snapshot: u64,
+    taking_snapshot: bool,
+
+    replica: Arc<Replica>,
+    published_at: Option<Moment>,
+    told_members: Option<(Vec<Member>, Option<RaftId>)>,
+    counters: BTreeMap<&'static str, u64>,
+    out: Batch,
+}
+
+/// What ends when this node gets another seat.
+struct Seat {
+    id: RaftId,
+    raw: RawNode<MemLog>,
+    /// The election timeout in force, drawn by us.
+    timeout: usize,
+    was: Standing,
+    /// Our seat was removed: no campaigning; votes are still given, for the others may need them to learn of it.
+    removed: bool,
+    /// A received snapshot, until it is durable.
+    installing: Option<Installing>,
+    /// A received snapshot while raft decides whether it wants it.
+    incoming: Option<Incoming>,
+    /// When a peer last acknowledged anything, in the term that we lead.
+    acked: BTreeMap<u64, Moment>,
+    led_since: Moment,
+    /// Snapshots on their way to a peer.
+    sending: BTreeMap<u64, Moment>,
+    hint: Option<Hint>,
+}
+
+/// What matters about raft's state from one step to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Standing {
+    term: u64,
+    role: StateRole,
+    leader: u64,
+}
+
+type Incoming = (SnapshotHead, Tables, Arc<Vec<u8>>);
+
+struct Installing {
+    write: u64,
+    at: LogPoint,
+    tables: Tables,
+}
+
+struct InFlight {
+    write: u64,
+    /// The last of raft's readies that this write and those before it make durable; 0: none of this seat's.
+    ready: u64,
+    issued: Moment,
+    settling: Settling,
+    hard: HardMark,
+}
+
+impl RaftCore {
+    /// Founds a cluster: seat 1, the one voter. The first command is the caller's (`Change::Found`), once it leads.
+    ///
+    /// The log starts behind a snapshot of nothing at index 1, because a newcomer gets the configuration from a
+    /// snapshot: there is no entry that made the founder a voter.
+    pub fn found(config: RaftConfig, me: NodeId, seed: u64, now: Moment, logger: Logger) -> Result<Self, CoreFault> {
+        let id = RaftId(1);
+        let tables = Tables { revision: Revision(1), ..Tables::default() };
+        let job = SnapshotJob { index: 1, term: 1, voters: vec![id.0], learners: vec![], tables: tables.clone() };
+        let (head, data) = job.run();
+        let hard = HardMark { term: 1, vote: 0, commit: 1 };
+        let snapshot = Some((head.clone(), tables));
+        let recovered = Recovered { seat: Some(id), hard, snapshot, truncated: LogPoint { index: 1, term: 1 }, entries: vec![] };
+        let mut core = Self::open(config, me, recovered, seed, now, logger)?;
+        core.durable = HardMark::default();
+        let write = Durable { sync: true, start_over: Some(id), install: Some((head, Arc::new(data))), ..core.new_write() };
+        core.write(now, write, 0, Settling::Entries);
+        Ok(core)
+    }
+
+    /// Resumes with what the disk gave back.
+    pub fn open(config: RaftConfig, me: NodeId, recovered: Recovered, seed: u64, now: Moment, logger: Logger) -> Result<Self, CoreFault> {
+        let mut dice = Dice::seeded(seed);
+        let nonce = dice.roll();
+        let mut core = Self {
+            config,
+            me,
+            logger,
+            dice,
+            nonce,
+            tables: Tables::default(),
+            seat: None,
+            next_write: 1,
+            in_flight: VecDeque::new(),
+            held: VecDeque::new(),
+            hard: HardMark::default(),
+            durable: HardMark::default(),
+            proposals: Proposals::default(),
+            reads: Reads::default(),
+            transfer: None,
+            sessions: BTreeSet::new(),
+            heard: BTreeMap::new(),
+            snapshot_index: 0,
+            bytes_since_snapshot: 0,
+            taking_snapshot: false,
+            replica: Arc::default(),
+            published_at: None,
+            told_members: None,
+            counters: BTreeMap::new(),
+            out: Batch::default(),
+        };
+        if let Some(id) = recovered.seat {
+            core.sit_down(now, id, recovered)?;
+        }
+        Ok(core)
+    }
+
+    fn sit_down(&mut self, now: Moment, id: RaftId, recovered: Recovered) -> Result<(), CoreFault> {
+        let Recovered { mut hard, snapshot, truncated, entries, .. } = recovered;
+        let (at, conf, tables) = match snapshot {
+            Some((head, tables)) => (LogPoint { index: head.index, term: head.term }, conf_state(&head.voters, &head.learners), tables),
+            None => (LogPoint::default(), ConfState::default(), Tables::default()),
+        };
+        // A snapshot holds committed entries only.
+        hard.commit = hard.commit.max(at.index);
+        let contiguous = entries.iter().zip(truncated.index + 1..).all(|(e, i)| e.index == i);
+        let last = truncated.index + entries.len() as u64;
+        if !contiguous || truncated.index > at.index || last < hard.commit {
+            let first = truncated.index + 1;
+            return Err(CoreFault(format!("the log has entries {first} to {last}, the snapshot is at {}, committed is {}", at.index, hard.commit)));
+        }
+        self.bytes_since_snapshot = entries.iter().map(entry_bytes).sum();
+        self.snapshot_index = at.index;
+        let removed = tables.removed_raft_ids.contains(&id);
+        self.tables = tables;
+        self.hard = hard;
+        self.durable = hard;
+        let log = MemLog::recovered(hard, truncated, entries, at, conf);
+        let raw = RawNode::new(&self.config.for_raft(id.0, at.index), log, &self.logger).map_err(|e| CoreFault(format!("raft does not start: {e}")))?;
+        let was = Standing { term: raw.raft.term, role: raw.raft.state, leader: raw.raft.leader_id };
+        let (low, high) = self.config.election_ticks();
+        let timeout = self.dice.between(low, high);
+        let mut seat = Seat {
+            id,
+            raw,
+            timeout,
+            was,
+            removed,
+            installing: None,
+            incoming: None,
+            acked: BTreeMap::new(),
+            led_since: now,
+            sending: BTreeMap::new(),
+            hint: None,
+        };
+        seat.raw.raft.set_randomized_election_timeout(timeout);
+        self.seat = Some(seat);
+        Ok(())
+    }
+
+    /// Absorbs one input. Consequences come out of the next [`RaftCore::turn`].
+    pub fn step(&mut self, now: Moment, input: Input) {
+        match input {
+            Input::Tick => self.tick(now),
+            Input::Woke => self.fire_hint(now),
+            Input::Propose { ask, command, deadline } => self.propose(now, ask, &command, deadline),
+            Input::ProposeSeat { ask, change } => self.propose_seat(now, ask, &change),
+            Input::Read { ask, deadline } => self.read(ask, deadline),
+            Input::Packets { node, peer_seat, packets } => {
+                for packet in packets {
+                    self.hear(now, node, peer_seat, packet, None);
+                }
+            }
+            Input::SnapshotReceived { node, peer_seat, packet, data } => self.hear(now, node, peer_seat, *packet, Some(data)),
+            Input::SnapshotSent { to, ok } => self.snapshot_sent(to, ok),
+            Input::SnapshotTaken { head } => self.snapshot_taken(now, head),
+            Input::Persisted { number } => self.persisted(number),
+            Input::PeerSession { node, up } => self.session(node, up),
+            Input::Unreachable { to } => {
+                if let Some(seat) = self.seat.as_mut() {
+                    seat.raw.report_unreachable(to.0);
+                }
+            }
+            Input::LeaderGone { node } => self.leader_gone(now, node),
+            Input::TransferLeadership { ask, to } => self.transfer_leadership(now, ask, to),
+        }
+        self.settle(now);
+    }
+
+    fn propose(&mut self, now: Moment, ask: AskId, command: &Command, deadline: Moment) {
+        let refusal = match entries::command_entry(command) {
+            Err(_) => Some(ProposeError::TooLarge { bytes: MAX_FRAME, limit: self.config.max_command }),
+            Ok(e) if e.data.len() > self.config.max_command => {
+                Some(ProposeError::TooLarge { bytes: e.data.len(), limit: self.config.max_command })
+            }
+            Ok(_) if !self.leads() => Some(self.not_leader(now)),
+            Ok(_) if deadline <= now => Some(ProposeError::TimedOut),
+            Ok(_) if self.proposals.in_flight() >= self.config.max_proposals => Some(ProposeError::Busy),
+            Ok(e) if self.proposals.bytes() + e.data.len() > self.config.max_proposal_bytes => Some(ProposeError::Busy),
+            Ok(entry) => {
+                self.proposals.queue(Queued { ask, deadline, entry, seat: false });
+                None
+            }
+        };
+        if let Some(refusal) = refusal {
+            self.out.answers.push(Answer::Proposed(ask, Err(refusal)));
+        }
+    }
+
+    fn propose_seat(&mut self, now: Moment, ask: AskId, change: &SeatChange) {
+        let unsettled = self.seat.as_ref().is_some_and(|s| s.raw.raft.has_pending_conf());
+        let result = if !self.leads() {
+            Err(self.not_leader(now))
+        } else if unsettled || self.proposals.seat_in_flight() {
+            Err(ProposeError::MembershipBusy)
+        } else {
+            muster_store::judge_seat(&self.tables, change).map_err(ProposeError::Refused)
+        };
+        let entry = result.and_then(|()| {
+            let too_large = |_| ProposeError::TooLarge { bytes: MAX_FRAME, limit: self.config.max_command };
+            entries::seat_entry(change).map_err(too_large)
+        });
+        match entry {
+            Ok(entry) => self.proposals.queue(Queued { ask, deadline: NEVER, entry, seat: true }),
+            Err(refusal) => self.out.answers.push(Answer::Proposed(ask, Err(refusal))),
+        }
+    }
+
+    fn read(&mut self, ask: AskId, deadline: Moment) {
+        if self.seat.as_ref().is_none_or(|s| s.removed) {
+            self.out.answers.push(Answer::Read(ask, Err(ReadError::NoLeader)));
+        } else if self.reads.in_flight() >= self.config.max_reads {
+            self.out.answers.push(Answer::Read(ask, Err(ReadError::Busy)));
+        } else {
+            self.reads.add(ask, deadline);
+        }
+    }
+
+    /// A packet from an authenticated node.
+    fn hear(&mut self, now: Moment, node: NodeId, peer_seat: Option<RaftId>, packet: RaftPacket, data: Option<Vec<u8>>) {
+        if let Err(why) = self.hear_checked(now, node, peer_seat, packet, data) {
+            *self.counters.entry(why).or_default() += 1;
+        }
+    }
+
+    fn hear_checked(
+        &mut self,
+        now: Moment,
+        node: NodeId,
+        peer_seat: Option<RaftId>,
+        packet: RaftPacket,
+        data: Option<Vec<u8>>,
+    ) -> Result<(), packets::Dropped> {
+        packets::well_formed(&packet)?;
+        if peer_seat != Some(packet.from) || node == self.me {
+            return Err("not_its_seat");
+        }
+        self.may_speak(node, packet.from)?;
+        self.take_seat(now, &packet)?;
+        let settling = self.settling();
+        packets::acceptable(&packet, &self.seat.as_ref().expect("take_seat leaves a seat").raw, settling)?;
+        let received = match (packet.kind, data) {
+            (PacketKind::Snapshot, data) => Some(self.open_snapshot(packet.snapshot.clone(), data)?),
+            _ => None,
+        };
+        let seat = self.seat.as_mut().expect("take_seat leaves a seat");
+        self.heard.insert(packet.from, node);
+        let (from, kind) = (packet.from.0, packet.kind);
+        let acknowledges = packet.term == seat.raw.raft.term
+            && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
+        // An unknown sender's answer is an error to raft and nothing to us: it was removed meanwhile.
+        let _stranger = seat.raw.step(packets::incoming(packet));
+        if acknowledges && seat.raw.raft.state == StateRole::Leader {
+            seat.acked.insert(from, now);
+            mend_progress(seat, from, &mut self.counters);
+        }
+        // Raft keeps the one that it wants, which may be an earlier one that has not left for the disk yet.
+        let wanted = seat.raw.raft.snap().map(|s| s.get_metadata().index);
+        seat.incoming = received.into_iter().chain(seat.incoming.take()).find(|(head, ..)| Some(head.index) == wanted);
+        self.settle(now);
+        Ok(())
+    }
+
+    fn open_snapshot(&mut self, head: Option<SnapshotHead>, data: Option<Vec<u8>>) -> Result<Incoming, packets::Dropped> {
+        let (Some(head), Some(data)) = (head, data) else { return Err("ill_formed") };
+        let why = match muster_store::snapshot::decode(&data) {
+            Ok(tables) if tables.revision == Revision(head.index) => return Ok((head, tables, Arc::new(data))),
+            Ok(tables) => format!("it says that it is of revision {}", tables.revision),
+            Err(e) => e.to_string(),
+        };
+        self.out.notices.push(Notice::SnapshotUnreadable { index: head.index, why });
+        Err("snapshot_unreadable")
+    }
+
+    /// Seats grow and are never reused. A node that speaks for a newer seat than our copy knows has been given one
+    /// that we have not heard of yet: refusing it would cut an old copy off from what it misses.
+    fn may_speak(&self, node: NodeId, from: RaftId) -> Result<(), packets::Dropped> {
+        let others = self.tables.members.get(&from).is_some_and(|m| m.node != node);
+        let outdated = self.tables.seat_of(node).is_some_and(|m| from < m.raft_id);
+        let removed = self.tables.removed_raft_ids.contains(&from);
+        if others || outdated || removed { Err("not_its_seat") } else { Ok(()) }
+    }
+
+    /// A leader's packet gives an empty copy its seat; one for a newer seat than ours means that ours is gone:
+    /// a node is given a seat only while it has none.
+    fn take_seat(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
+        match self.seat.as_ref().map(|s| s.id) {
+            Some(id) if id == packet.to => return Ok(()),
+            Some(id) if packet.to < id => return Err("not_our_seat"),
+            _ if !packets::is_leaders(packet.kind) => return Err("not_our_seat"),
+            _ => {}
+        }
+        self.proposals.forget(&mut self.out.answers);
+        self.reads.retry_all();
+        self.held.clear();
+        for flight in &mut self.in_flight {
+            flight.ready = 0;
+            flight.settling = Settling::Nothing;
+        }
+        self.taking_snapshot = false;
+        self.sit_down(now, packet.to, Recovered::default()).map_err(|_| "no_seat")?;
+        let write = Durable { sync: true, start_over: Some(packet.to), ..self.new_write() };
+        self.write(now, write, 0, Settling::Nothing);
+        self.out.notices.push(Notice::Seated { raft_id: packet.to });
+        Ok(())
+    }
+
+    fn session(&mut self, node: NodeId, up: bool) {
+        if up {
+            self.sessions.insert(node);
+        } else {
+            self.sessions.remove(&node);
+        }
+        let Some(id) = self.tables.seat_of(node).map(|m| m.raft_id.0) else { return };
+        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader && s.id.0 != id) else { return };
+        let Some(progress) = seat.raw.raft.mut_prs().get_mut(id) else { return };
+        if up {
+            // It need not wait for the next heartbeat.
+            progress.resume();
+            seat.raw.raft.send_append(id);
+        } else {
+            seat.raw.report_unreachable(id);
+            if seat.sending.remove(&id).is_some() {
+                seat.raw.report_snapshot(id, SnapshotStatus::Failure);
+            }
+        }
+    }
+
+    fn snapshot_sent(&mut self, to: RaftId, ok: bool) {
+        if let Some(seat) = self.seat.as_mut()
+            && seat.sending.remove(&to.0).is_some()
+        {
+            seat.raw.report_snapshot(to.0, if ok { SnapshotStatus::Finish } else { SnapshotStatus::Failure });
+        }
+    }
+
+    fn refused(what: &str, id: impl ToString) -> ProposeError {
+        ProposeError::Refused(CommandRefusal::NotFound { what: what.to_owned(), id: id.to_string() })
+    }
+
+    /// The seat that belongs to a node, where this copy or a packet told.
+    fn node_of(&self, id: RaftId) -> Option<NodeId> {
+        self.tables.members.get(&id).map(|m| m.node).or_else(|| self.heard.get(&id).copied())
+    }
+    /// The newest published level.
+    pub fn replica(&self) -> &Arc<Replica> {
+        &self.replica
+    }
+    /// The tables as applied.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+    /// Dropped packets and the like, by reason.
+    pub fn counters(&self) -> &BTreeMap<&'static str, u64> {
+        &self.counters
+    }
+    /// Whether it leads (not yet: whether it may decide; see `RaftStatus::leading`).
+    pub fn leads(&self) -> bool {
+        self.seat.as_ref().is_some_and(|s| s.raw.raft.state == StateRole::Leader)
+    }
+    /// Proposals, reads and disk writes on their way.
+    pub fn in_flight(&self) -> (usize, usize, usize) {
+        (self.proposals.in_flight(), self.reads.in_flight(), self.in_flight.len())
+    }
+    /// First and last index of the log in memory, and the index of the snapshot before it.
+    pub fn log_span(&self) -> (u64, u64, u64) {
+        self.seat.as_ref().map_or((0, 0, 0), |s| (s.raw.store().first(), s.raw.raft.raft_log.last_index(), self.snapshot_index))
+    }
+    /// The terms of the entries in memory from `first` on: for invariants (log matching).
+    pub fn log_terms(&self) -> Vec<LogPoint> {
+        let Some(seat) = &self.seat else { return Vec::new() };
+        let log = seat.raw.store();
+        (log.first()..=log.last()).filter_map(|index| log.term_at(index).map(|term| LogPoint { index, term })).collect()
+    }
+    /// The Raft configuration as applied: voters, learners. For invariants (MEMBER-2).
+    pub fn configuration(&self) -> (Vec<u64>, Vec<u64>) {
+        let Some(seat) = &self.seat else { return Default::default() };
+        let mut conf = seat.raw.store().conf().clone();
+        conf.voters.sort_unstable();
+        conf.learners.sort_unstable();
+        (conf.voters, conf.learners)
+    }
+}
+
+/// A peer's next index must stay above what it has (raft 0.7.0 lets a late rejection push it below).
+fn mend_progress(seat: &mut Seat, id: u64, counters: &mut BTreeMap<&'static str, u64>) {
+    if let Some(pr) = seat.raw.raft.mut_prs().get_mut(id)
+        && pr.next_idx <= pr.matched
+    {
+        pr.next_idx = pr.matched + 1;
+        *counters.entry("progress_mended").or_default() += 1;
+    }
+}

@@ -1,0 +1,209 @@
+//! Packets: the `raft` crate's messages as values of ours, and the checks that keep a peer from panicking it.
+//!
+//! The crate trusts what it is stepped with: an index beyond the log, a message of the wrong shape or an empty
+//! proposal end the process. So each kind is checked against what the crate does with it, and what fails is
+//! dropped and counted.
+
+use std::collections::BTreeSet;
+
+use muster_messages::RaftId;
+use muster_messages::wire::{EntryKind, PacketKind, RaftEntry, RaftPacket, SnapshotHead};
+use raft::eraftpb::{Entry, EntryType, Message, MessageType, Snapshot};
+use raft::{RawNode, StateRole};
+
+use super::log::{MemLog, conf_state};
+
+/// No honest counter gets here; above it arithmetic could overflow.
+const SANE: u64 = 1 << 62;
+/// Read contexts are 24 bytes.
+const MAX_CONTEXT: usize = 64;
+
+/// Why a packet was dropped: the counter's name.
+pub(crate) type Dropped = &'static str;
+
+fn kind_of(t: MessageType) -> Option<PacketKind> {
+    Some(match t {
+        MessageType::MsgAppend => PacketKind::Append,
+        MessageType::MsgAppendResponse => PacketKind::AppendResponse,
+        MessageType::MsgRequestVote => PacketKind::RequestVote,
+        MessageType::MsgRequestVoteResponse => PacketKind::RequestVoteResponse,
+        MessageType::MsgRequestPreVote => PacketKind::RequestPreVote,
+        MessageType::MsgRequestPreVoteResponse => PacketKind::RequestPreVoteResponse,
+        MessageType::MsgHeartbeat => PacketKind::Heartbeat,
+        MessageType::MsgHeartbeatResponse => PacketKind::HeartbeatResponse,
+        MessageType::MsgSnapshot => PacketKind::Snapshot,
+        MessageType::MsgTransferLeader => PacketKind::TransferLeader,
+        MessageType::MsgTimeoutNow => PacketKind::TimeoutNow,
+        MessageType::MsgReadIndex => PacketKind::ReadIndex,
+        MessageType::MsgReadIndexResp => PacketKind::ReadIndexResponse,
+        _ => return None,
+    })
+}
+
+fn type_of(kind: PacketKind) -> MessageType {
+    match kind {
+        PacketKind::Append => MessageType::MsgAppend,
+        PacketKind::AppendResponse => MessageType::MsgAppendResponse,
+        PacketKind::RequestVote => MessageType::MsgRequestVote,
+        PacketKind::RequestVoteResponse => MessageType::MsgRequestVoteResponse,
+        PacketKind::RequestPreVote => MessageType::MsgRequestPreVote,
+        PacketKind::RequestPreVoteResponse => MessageType::MsgRequestPreVoteResponse,
+        PacketKind::Heartbeat => MessageType::MsgHeartbeat,
+        PacketKind::HeartbeatResponse => MessageType::MsgHeartbeatResponse,
+        PacketKind::Snapshot => MessageType::MsgSnapshot,
+        PacketKind::TransferLeader => MessageType::MsgTransferLeader,
+        PacketKind::TimeoutNow => MessageType::MsgTimeoutNow,
+        PacketKind::ReadIndex => MessageType::MsgReadIndex,
+        PacketKind::ReadIndexResponse => MessageType::MsgReadIndexResp,
+    }
+}
+
+fn entry_out(e: &Entry) -> RaftEntry {
+    RaftEntry {
+        kind: match e.get_entry_type() {
+            EntryType::EntryNormal => EntryKind::Normal,
+            EntryType::EntryConfChange => EntryKind::ConfChange,
+            EntryType::EntryConfChangeV2 => EntryKind::ConfChangeV2,
+        },
+        term: e.term,
+        index: e.index,
+        data: e.data.to_vec(),
+        context: e.context.to_vec(),
+    }
+}
+
+fn entry_in(e: RaftEntry) -> Entry {
+    let mut entry = Entry::default();
+    entry.set_entry_type(match e.kind {
+        EntryKind::Normal => EntryType::EntryNormal,
+        EntryKind::ConfChange => EntryType::EntryConfChange,
+        EntryKind::ConfChangeV2 => EntryType::EntryConfChangeV2,
+    });
+    entry.term = e.term;
+    entry.index = e.index;
+    entry.data = e.data.into();
+    entry.context = e.context.into();
+    entry
+}
+
+/// What the crate wants to send, as a packet. `None`: a message that no member sends to another.
+pub(crate) fn outgoing(m: &Message) -> Option<RaftPacket> {
+    Some(RaftPacket {
+        kind: kind_of(m.get_msg_type())?,
+        from: RaftId(m.from),
+        to: RaftId(m.to),
+        term: m.term,
+        log_term: m.log_term,
+        index: m.index,
+        commit: m.commit,
+        commit_term: m.commit_term,
+        entries: m.entries.iter().map(entry_out).collect(),
+        snapshot: None,
+        request_snapshot: m.request_snapshot,
+        reject: m.reject,
+        reject_hint: m.reject_hint,
+        context: m.context.to_vec(),
+        priority: m.priority,
+    })
+}
+
+/// A checked packet as the crate's message.
+pub(crate) fn incoming(p: RaftPacket) -> Message {
+    let mut m = Message::default();
+    m.set_msg_type(type_of(p.kind));
+    m.from = p.from.0;
+    m.to = p.to.0;
+    m.term = p.term;
+    m.log_term = p.log_term;
+    m.index = p.index;
+    m.commit = p.commit;
+    m.commit_term = p.commit_term;
+    m.set_entries(p.entries.into_iter().map(entry_in).collect::<Vec<_>>().into());
+    m.reject = p.reject;
+    m.reject_hint = p.reject_hint;
+    m.context = p.context.into();
+    m.priority = p.priority;
+    if let Some(head) = p.snapshot {
+        let mut snapshot = Snapshot::default();
+        let meta = snapshot.mut_metadata();
+        meta.index = head.index;
+        meta.term = head.term;
+        meta.set_conf_state(conf_state(&head.voters, &head.learners));
+        m.set_snapshot(snapshot);
+    }
+    m
+}
+
+/// What may come from a leader that gives this node a seat.
+pub(crate) fn is_leaders(kind: PacketKind) -> bool {
+    matches!(kind, PacketKind::Append | PacketKind::Heartbeat | PacketKind::Snapshot)
+}
+
+/// What only the shape tells.
+pub(crate) fn well_formed(p: &RaftPacket) -> Result<(), Dropped> {
+    let counters = [p.from.0, p.to.0, p.term, p.log_term, p.index, p.commit, p.commit_term, p.reject_hint];
+    let sane = counters.iter().all(|n| *n < SANE) && p.from.0 != 0 && p.from != p.to;
+    let local = p.kind == PacketKind::ReadIndex; // forwarded without a term
+    let shape = match p.kind {
+        PacketKind::Append => entries_join(p),
+        PacketKind::Snapshot => p.snapshot.as_ref().is_some_and(|head| head_is_sound(head, p.to)),
+        PacketKind::ReadIndex | PacketKind::ReadIndexResponse => {
+            p.entries.len() == 1 && p.entries[0].data.len() <= MAX_CONTEXT && p.entries[0].index < SANE
+        }
+        PacketKind::TransferLeader => return Err("not_from_a_peer"),
+        _ => p.entries.is_empty(),
+    };
+    let right_term = (p.term == 0) == local;
+    let extras = (p.kind == PacketKind::Snapshot || p.snapshot.is_none()) && p.request_snapshot == 0 && p.context.len() <= MAX_CONTEXT;
+    if sane && shape && right_term && extras { Ok(()) } else { Err("ill_formed") }
+}
+
+/// Entries follow `index` without a gap, in terms that only grow, none above the sender's.
+fn entries_join(p: &RaftPacket) -> bool {
+    let mut term = p.log_term;
+    let joined = p.entries.iter().enumerate().all(|(i, e)| {
+        let ok = e.index == p.index + 1 + i as u64 && e.term >= term && e.term > 0;
+        term = e.term;
+        ok
+    });
+    joined && term <= p.term && (p.index == 0) == (p.log_term == 0)
+}
+
+fn head_is_sound(head: &SnapshotHead, to: RaftId) -> bool {
+    let all: Vec<u64> = head.voters.iter().chain(&head.learners).copied().collect();
+    let distinct: BTreeSet<u64> = all.iter().copied().collect();
+    let place = head.index > 0 && head.index < SANE && head.term > 0 && head.term < SANE;
+    place && !head.voters.is_empty() && distinct.len() == all.len() && !distinct.contains(&0) && distinct.contains(&to.0)
+}
+
+/// What only this member's state tells. `settling`: entries or a snapshot of ours are still on their way to the disk.
+pub(crate) fn acceptable(p: &RaftPacket, raw: &RawNode<MemLog>, settling: Settling) -> Result<(), Dropped> {
+    let raft = &raw.raft;
+    let current = p.term >= raft.term;
+    let last = raft.raft_log.last_index();
+    let from_leader = p.from.0 == raft.leader_id && p.term == raft.term;
+    let fine = match p.kind {
+        // A commit beyond our log would be fatal. No honest leader sends one: it sends what we have acknowledged.
+        PacketKind::Heartbeat => !current || p.commit <= last,
+        PacketKind::AppendResponse => p.reject || p.index <= last,
+        // Becoming leader with entries in flight is fatal. Our requests leave after them, so an answer cannot overtake.
+        PacketKind::RequestVoteResponse => settling == Settling::Nothing,
+        // Only the leader that we follow may make us campaign, and not while a snapshot settles.
+        // A lone voter would take office at once.
+        PacketKind::TimeoutNow => from_leader && settling < Settling::Snapshot && (settling == Settling::Nothing || !raft.prs().is_singleton()),
+        // A follower would forward it on, and on.
+        PacketKind::ReadIndex => raft.state == StateRole::Leader && raft.prs().get(p.from.0).is_some(),
+        PacketKind::ReadIndexResponse => from_leader,
+        PacketKind::Snapshot => settling != Settling::Snapshot,
+        _ => true,
+    };
+    if fine { Ok(()) } else { Err("out_of_place") }
+}
+
+/// What of ours is on its way to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Settling {
+    Nothing,
+    Entries,
+    Snapshot,
+}

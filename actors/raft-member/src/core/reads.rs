@@ -1,0 +1,99 @@
+//! Linearizable reads: each waits for one read-index round, and then until this member has applied that far.
+//!
+//! Keeps  READ-1  a read sees everything that was acknowledged before it was asked: its round starts after it came.
+//! Why rounds are shared: each costs a heartbeat to every peer, so all reads that wait when a round leaves ride along.
+
+use std::collections::BTreeMap;
+
+use muster_messages::Moment;
+
+use super::AskId;
+
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    ask: AskId,
+    deadline: Moment,
+}
+
+struct Round {
+    reads: Vec<Read>,
+    asked_at: Moment,
+}
+
+#[derive(Default)]
+pub(crate) struct Reads {
+    /// Came since the last round left.
+    waiting: Vec<Read>,
+    /// By sequence number.
+    rounds: BTreeMap<u64, Round>,
+    /// Confirmed; to be answered once this index is applied.
+    confirmed: BTreeMap<u64, Vec<Read>>,
+    next: u64,
+    count: usize,
+}
+
+impl Reads {
+    pub fn in_flight(&self) -> usize {
+        self.count
+    }
+    pub fn add(&mut self, ask: AskId, deadline: Moment) {
+        self.count += 1;
+        self.waiting.push(Read { ask, deadline });
+    }
+    pub fn wants_round(&self, max: usize) -> bool {
+        !self.waiting.is_empty() && self.rounds.len() < max
+    }
+    /// A new round with everything that waits; its number goes into the context.
+    pub fn start_round(&mut self, now: Moment) -> u64 {
+        self.next += 1;
+        self.rounds.insert(self.next, Round { reads: std::mem::take(&mut self.waiting), asked_at: now });
+        self.next
+    }
+    /// Rounds that began before `before` are asked again: their messages may be lost.
+    pub fn retry(&mut self, before: Moment) {
+        while let Some(first) = self.rounds.first_entry()
+            && first.get().asked_at < before
+        {
+            self.waiting.extend(first.remove().reads);
+        }
+    }
+    /// All rounds are asked again: whoever was to answer them no longer leads.
+    pub fn retry_all(&mut self) {
+        for (_, round) in std::mem::take(&mut self.rounds) {
+            self.waiting.extend(round.reads);
+        }
+    }
+    pub fn confirmed(&mut self, round: u64, index: u64) {
+        if let Some(round) = self.rounds.remove(&round) {
+            self.confirmed.entry(index).or_default().extend(round.reads);
+        }
+    }
+    /// Those that `applied` satisfies.
+    pub fn take_ready(&mut self, applied: u64) -> Vec<AskId> {
+        let mut ready = Vec::new();
+        while let Some(first) = self.confirmed.first_entry()
+            && *first.key() <= applied
+        {
+            ready.extend(first.remove().into_iter().map(|r| r.ask));
+        }
+        self.count -= ready.len();
+        ready
+    }
+    pub fn take_expired(&mut self, now: Moment) -> Vec<AskId> {
+        let mut expired = Vec::new();
+        if self.count > 0 {
+            let rounds = self.rounds.values_mut().map(|r| &mut r.reads);
+            for reads in rounds.chain(self.confirmed.values_mut()).chain([&mut self.waiting]) {
+                reads.retain(|r| {
+                    let keep = r.deadline > now;
+                    if !keep {
+                        expired.push(r.ask);
+                    }
+                    keep
+                });
+            }
+        }
+        self.count -= expired.len();
+        expired
+    }
+}

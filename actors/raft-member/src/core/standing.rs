@@ -1,0 +1,132 @@
+//! What a member says about itself, and why it must refuse.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_messages::protocol::{ProposeError, ReadError};
+use muster_messages::{Moment, NodeId, PeerProgress, RaftId, RaftRole, RaftStatus, Replica, Revision, Term};
+use raft::{INVALID_ID, ProgressState, StateRole};
+
+use super::{Answer, RaftCore};
+
+impl RaftCore {
+    pub(super) fn publish(&mut self, now: Moment) {
+        let status = self.status(now);
+        let last = &self.replica;
+        let age = self.published_at.map(|at| now.since(at));
+        let news = self.tables.revision != last.tables.revision || essence(&status) != essence(&last.raft);
+        let due = status.role == RaftRole::Leader && age.is_some_and(|age| age >= self.config.publish_every);
+        if news || due || age.is_none() {
+            self.published_at = Some(now);
+            self.replica = Arc::new(Replica { tables: self.tables.clone(), raft: status });
+            self.out.publish = Some(Arc::clone(&self.replica));
+            self.tell_members();
+        }
+    }
+
+    fn tell_members(&mut self) {
+        let own = self.replica.raft.raft_id;
+        let same = self.told_members.as_ref().is_some_and(|(m, seat)| *seat == own && m.iter().eq(self.tables.members.values()));
+        if !same {
+            let members = (self.tables.members.values().cloned().collect(), own);
+            self.told_members = Some(members.clone());
+            self.out.members = Some(members);
+        }
+    }
+
+    /// As of now, not as published.
+    pub fn status(&self, now: Moment) -> RaftStatus {
+        let Some(seat) = &self.seat else { return RaftStatus::default() };
+        let raft = &seat.raw.raft;
+        let leads = raft.state == StateRole::Leader;
+        let leader = Some(RaftId(raft.leader_id)).filter(|l| l.0 != INVALID_ID);
+        RaftStatus {
+            raft_id: Some(seat.id).filter(|_| !seat.removed),
+            role: match raft.state {
+                StateRole::Follower => RaftRole::Follower,
+                StateRole::PreCandidate => RaftRole::PreCandidate,
+                StateRole::Candidate => RaftRole::Candidate,
+                StateRole::Leader => RaftRole::Leader,
+            },
+            term: Term(raft.term),
+            leader,
+            leader_node: leader.and_then(|l| self.node_of(l)),
+            commit: Revision(raft.raft_log.committed),
+            applied: self.tables.revision,
+            leading: leads && seat.raw.store().applied().term == raft.term,
+            progress: if leads { self.progress(now) } else { Vec::new() },
+        }
+    }
+
+    fn progress(&self, now: Moment) -> Vec<PeerProgress> {
+        let Some(seat) = &self.seat else { return Vec::new() };
+        let prs = seat.raw.raft.prs();
+        let sorted: BTreeMap<u64, _> = prs.iter().map(|(id, pr)| (*id, pr)).collect();
+        let peer = |(id, pr): (u64, &raft::Progress)| PeerProgress {
+            raft_id: RaftId(id),
+            node: self.node_of(RaftId(id)),
+            voter: prs.conf().voters().contains(id),
+            matched: pr.matched,
+            acked_ago: if id == seat.id.0 { Some(std::time::Duration::ZERO) } else { seat.acked.get(&id).map(|at| now.since(*at)) },
+            in_snapshot: pr.state == ProgressState::Snapshot,
+        };
+        sorted.into_iter().map(peer).collect()
+    }
+
+    /// Whether a quorum of the voters is in reach, and the nodes of those that are not. A leader counts recent
+    /// acknowledgements, the others count sessions.
+    pub(super) fn missing_voters(&self, now: Moment) -> (bool, Vec<NodeId>) {
+        let Some(seat) = &self.seat else { return (false, Vec::new()) };
+        let voters = &seat.raw.store().conf().voters;
+        let leads = seat.raw.raft.state == StateRole::Leader;
+        let fresh = self.config.election_min;
+        let in_reach = |id: u64| {
+            let heard = || seat.acked.get(&id).copied().unwrap_or(seat.led_since);
+            let in_session = || self.node_of(RaftId(id)).is_some_and(|n| self.sessions.contains(&n));
+            id == seat.id.0 || if leads { now.since(heard()) < fresh } else { in_session() }
+        };
+        let missing: Vec<u64> = voters.iter().copied().filter(|id| !in_reach(*id)).collect();
+        let quorum = (voters.len() - missing.len()) * 2 > voters.len();
+        let mut nodes: Vec<NodeId> = missing.into_iter().filter_map(|id| self.node_of(RaftId(id))).collect();
+        nodes.sort_unstable();
+        (quorum, nodes)
+    }
+
+    /// Why this member refuses a proposal.
+    pub(super) fn not_leader(&self, now: Moment) -> ProposeError {
+        let leader = self.seat.as_ref().map_or(INVALID_ID, |s| s.raw.raft.leader_id);
+        let node = self.node_of(RaftId(leader)).filter(|_| leader != INVALID_ID);
+        let waits = leader == INVALID_ID && self.seat.as_ref().is_some_and(|s| !s.removed);
+        match self.missing_voters(now) {
+            (false, missing) if waits => ProposeError::NoQuorum { missing },
+            _ => ProposeError::NotLeader { leader: node },
+        }
+    }
+
+    /// Ends what waited too long.
+    pub(super) fn expire(&mut self, now: Moment) {
+        let (proposals, reads, _) = self.in_flight();
+        if proposals + reads == 0 {
+            return;
+        }
+        let (quorum, missing) = self.missing_voters(now);
+        let leaderless = self.seat.as_ref().is_none_or(|s| s.raw.raft.leader_id == INVALID_ID);
+        let no_quorum = || ProposeError::NoQuorum { missing: missing.clone() };
+        let late = || if quorum { ProposeError::TimedOut } else { no_quorum() };
+        let lost = || if leaderless && !quorum { no_quorum() } else { ProposeError::UnknownOutcome };
+        self.proposals.expire(now, late, lost, &mut self.out.answers);
+        let why = match (leaderless, quorum) {
+            (_, false) if leaderless || self.leads() => ReadError::NoQuorum { missing },
+            (true, _) => ReadError::NoLeader,
+            _ => ReadError::TimedOut,
+        };
+        let expired = self.reads.take_expired(now);
+        self.out.answers.extend(expired.into_iter().map(|ask| Answer::Read(ask, Err(why.clone()))));
+    }
+}
+
+/// What is news as soon as it changes; the rest is published now and then.
+fn essence(s: &RaftStatus) -> impl PartialEq {
+    let peers: Vec<_> = s.progress.iter().map(|p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some())).collect();
+    (s.raft_id, s.role, s.term, s.leader, s.leader_node, s.leading, peers)
+}

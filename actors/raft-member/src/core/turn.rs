@@ -1,0 +1,277 @@
+//! One turn: everything heard since the last one becomes messages, writes, applied entries and answers.
+
+use std::sync::Arc;
+
+use muster_messages::protocol::ProposeError;
+use muster_messages::wire::SnapshotHead;
+use muster_messages::{Moment, RaftId};
+use raft::eraftpb::{Message, MessageType};
+use raft::{INVALID_ID, Ready, SnapshotStatus, StateRole};
+
+use super::log::{conf_state, entry_bytes};
+use super::packets::{self, Settling};
+use super::{
+    Answer, Batch, Compaction, CoreFault, Durable, HardMark, InFlight, Installing, LogPoint, Notice, Outbound, OutboundSnapshot, RaftCore,
+    SnapshotJob,
+};
+
+/// Rounds of raft's `Ready` in one turn; what is left over comes in the next one, so that inputs are heard between.
+const MAX_ROUNDS: usize = 16;
+
+impl RaftCore {
+    /// Does what the inputs since the last turn call for.
+    pub fn turn(&mut self, now: Moment) -> Result<Batch, CoreFault> {
+        self.flush_proposals(now);
+        self.start_reads(now);
+        let mut rounds = 0;
+        while self.seat.as_ref().is_some_and(|s| s.raw.has_ready()) && rounds < MAX_ROUNDS {
+            self.round(now)?;
+            self.settle(now);
+            rounds += 1;
+        }
+        self.consider_snapshot();
+        self.publish(now);
+        let applied = self.tables.revision.0;
+        for ask in self.reads.take_ready(applied) {
+            self.out.answers.push(Answer::Read(ask, Ok(Arc::clone(&self.replica))));
+        }
+        self.out.again = rounds == MAX_ROUNDS;
+        self.out.wake_at = self.seat.as_ref().and_then(|s| s.hint.as_ref()).map(|h| h.at);
+        Ok(std::mem::take(&mut self.out))
+    }
+
+    /// All proposals of a turn enter the log as one message to raft: one append per follower, one write.
+    fn flush_proposals(&mut self, now: Moment) {
+        if !self.proposals.has_queued() {
+            return;
+        }
+        if !self.leads() {
+            let refusal = self.not_leader(now);
+            let refused = self.proposals.take_queued();
+            self.out.answers.extend(refused.into_iter().map(|q| Answer::Proposed(q.ask, Err(refusal.clone()))));
+            return;
+        }
+        let seat = self.seat.as_mut().expect("a leader has a seat");
+        if seat.raw.raft.lead_transferee.is_some() {
+            return; // raft would drop them; they wait for the outcome of the transfer
+        }
+        let queued = self.proposals.take_queued();
+        let mut message = Message::default();
+        message.set_msg_type(MessageType::MsgPropose);
+        message.from = seat.id.0;
+        message.set_entries(queued.iter().map(|q| q.entry.clone()).collect::<Vec<_>>().into());
+        let first = seat.raw.raft.raft_log.last_index() + 1;
+        match seat.raw.raft.step(message) {
+            Ok(()) => {
+                let term = seat.raw.raft.term;
+                let entered = queued.into_iter().map(|q| (q.ask, q.deadline, entry_bytes(&q.entry) as usize, q.seat));
+                self.proposals.entered(first, term, entered);
+            }
+            // Too much is uncommitted, or this leader has just been removed: nothing entered the log.
+            Err(_) => self.out.answers.extend(queued.into_iter().map(|q| Answer::Proposed(q.ask, Err(ProposeError::Busy)))),
+        }
+    }
+
+    fn start_reads(&mut self, now: Moment) {
+        self.reads.retry(now - self.config.read_retry);
+        while self.reads.wants_round(self.config.read_rounds) {
+            let Some(seat) = self.seat.as_mut().filter(|s| !s.removed) else { return };
+            let raft = &seat.raw.raft;
+            // Raft would drop it without an answer.
+            let answered = match raft.state {
+                StateRole::Leader => raft.commit_to_current_term(),
+                StateRole::Follower => raft.leader_id != INVALID_ID,
+                _ => false,
+            };
+            if !answered {
+                return;
+            }
+            let round = self.reads.start_round(now);
+            let context = [seat.id.0, self.nonce, round].iter().flat_map(|n| n.to_be_bytes()).collect();
+            seat.raw.read_index(context);
+        }
+    }
+
+    /// One `Ready` of raft.
+    fn round(&mut self, now: Moment) -> Result<(), CoreFault> {
+        let (early_ack, early_vote) = self.config.sabotaged();
+        let seat = self.seat.as_mut().expect("a round has a seat");
+        let leads = seat.raw.raft.state == StateRole::Leader;
+        let term = seat.raw.raft.term;
+        let mut ready = seat.raw.ready();
+        let number = ready.number();
+        let write = self.write_of(&mut ready);
+        let seat = self.seat.as_mut().expect("a round has a seat");
+        let mut messages = ready.take_messages();
+        messages.extend(ready.take_persisted_messages());
+        let committed = ready.take_committed_entries();
+        for state in ready.take_read_states() {
+            if let Some(round) = read_round(&state.request_ctx, seat.id, self.nonce) {
+                self.reads.confirmed(round, state.index);
+            }
+        }
+        seat.raw.advance_append_async(ready);
+        match write {
+            Some((write, settling)) => {
+                let write_number = write.number;
+                self.write(now, write, number, settling);
+                if early_ack {
+                    self.persisted(write_number);
+                }
+            }
+            // Nothing to write: as durable as what is on its way before it.
+            None => match self.in_flight.back_mut() {
+                Some(flight) => flight.ready = number,
+                None => self.seat.as_mut().expect("a round has a seat").raw.on_persist_ready(number),
+            },
+        }
+        let outbound = self.address(now, messages);
+        // DURABLE-2. A leader replicates while its own write is on its way, once its term is durable: a lone voter
+        // is elected in the same breath, and would otherwise lead the same term twice after a crash.
+        let waits_for = self.in_flight.back().map(|f| f.write).filter(|_| !(leads && self.durable.term == term) && !early_vote);
+        match waits_for {
+            Some(write) => self.held.push_back((write, outbound)),
+            None => self.out.send.extend(outbound),
+        }
+        self.apply(now, committed)
+    }
+
+    /// Takes what must be durable out of a `Ready`, into the memory log and into a write.
+    fn write_of(&mut self, ready: &mut Ready) -> Option<(Durable, Settling)> {
+        let hard = ready.hs().map(|hs| HardMark { term: hs.term, vote: hs.vote, commit: hs.commit });
+        self.hard = hard.unwrap_or(self.hard);
+        let mut write = Durable { sync: ready.must_sync(), entries: ready.take_entries(), ..self.new_write() };
+        let seat = self.seat.as_mut().expect("a round has a seat");
+        let mut settling = if write.entries.is_empty() { Settling::Nothing } else { Settling::Entries };
+        if !ready.snapshot().is_empty() {
+            let (head, tables, data) = seat.incoming.take().expect("raft installs the snapshot that was just received");
+            let at = LogPoint { index: head.index, term: head.term };
+            debug_assert_eq!(ready.snapshot().get_metadata().index, head.index);
+            seat.raw.mut_store().install(at, conf_state(&head.voters, &head.learners));
+            seat.installing = Some(Installing { write: write.number, at, tables });
+            settling = Settling::Snapshot;
+            self.snapshot_index = head.index;
+            self.bytes_since_snapshot = 0;
+            write.install = Some((head, data));
+        }
+        seat.raw.mut_store().append(&write.entries);
+        let anything = hard.is_some() || settling != Settling::Nothing;
+        anything.then_some((write, settling))
+    }
+
+    /// An empty write, the next one.
+    pub(super) fn new_write(&self) -> Durable {
+        Durable { number: self.next_write, hard: self.hard, ..Durable::default() }
+    }
+    pub(super) fn write(&mut self, now: Moment, write: Durable, ready: u64, settling: Settling) {
+        debug_assert_eq!(write.number, self.next_write);
+        self.next_write += 1;
+        self.in_flight.push_back(InFlight { write: write.number, ready, issued: now, settling, hard: write.hard });
+        self.out.make_durable.push(write);
+    }
+    /// The most delicate thing on its way to the disk.
+    pub(super) fn settling(&self) -> Settling {
+        self.in_flight.iter().map(|f| f.settling).max().unwrap_or(Settling::Nothing)
+    }
+
+    /// The disk has everything up to this write.
+    pub(super) fn persisted(&mut self, number: u64) {
+        let mut ready = 0;
+        while let Some(flight) = self.in_flight.front()
+            && flight.write <= number
+        {
+            ready = ready.max(flight.ready);
+            self.durable = flight.hard;
+            self.in_flight.pop_front();
+        }
+        if let Some(seat) = self.seat.as_mut() {
+            if ready > 0 {
+                seat.raw.on_persist_ready(ready);
+            }
+            if let Some(done) = seat.installing.take_if(|i| i.write <= number) {
+                seat.raw.advance_apply_to(done.at.index);
+                seat.removed = done.tables.removed_raft_ids.contains(&seat.id);
+                self.tables = done.tables;
+                self.proposals.forget(&mut self.out.answers);
+                self.out.notices.push(Notice::Installed { index: done.at.index });
+            }
+        }
+        while let Some((write, _)) = self.held.front()
+            && *write <= number
+        {
+            let (_, outbound) = self.held.pop_front().expect("there is a front");
+            self.out.send.extend(outbound);
+        }
+    }
+
+    /// Turns raft's messages into packets with a destination.
+    fn address(&mut self, now: Moment, messages: Vec<Message>) -> Vec<Outbound> {
+        let mut outbound = Vec::with_capacity(messages.len());
+        for message in messages {
+            let to = RaftId(message.to);
+            let place = match self.tables.members.get(&to) {
+                Some(m) => Some((m.node, m.addr.clone())),
+                None => self.heard.get(&to).map(|node| (*node, String::new())),
+            };
+            let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+            match (place, packets::outgoing(&message)) {
+                (Some((node, addr)), Some(mut packet)) if is_snapshot => {
+                    let job = self.snapshot_job();
+                    packet.snapshot = Some(job.head(0, [0; 32]));
+                    self.seat.as_mut().expect("messages come from a seat").sending.insert(to.0, now);
+                    self.out.notices.push(Notice::Sending { to, index: job.index });
+                    self.out.send_snapshots.push(OutboundSnapshot { node, addr, packet, job });
+                }
+                (Some((node, addr)), Some(packet)) => outbound.push(Outbound { node, addr, packet }),
+                _ => {
+                    *self.counters.entry("sent_nowhere").or_default() += 1;
+                    if is_snapshot {
+                        let seat = self.seat.as_mut().expect("messages come from a seat");
+                        seat.raw.report_snapshot(to.0, SnapshotStatus::Failure);
+                    }
+                }
+            }
+        }
+        outbound
+    }
+
+    /// The state as applied. Newer than what raft asked for does no harm: it is committed.
+    fn snapshot_job(&self) -> SnapshotJob {
+        let log = self.seat.as_ref().expect("a snapshot has a seat").raw.store();
+        let (at, conf) = (log.applied(), log.conf());
+        debug_assert_eq!(at.index, self.tables.revision.0);
+        SnapshotJob { index: at.index, term: at.term, voters: conf.voters.clone(), learners: conf.learners.clone(), tables: self.tables.clone() }
+    }
+
+    fn consider_snapshot(&mut self) {
+        let Some(seat) = self.seat.as_ref() else { return };
+        let since = self.tables.revision.0.saturating_sub(self.snapshot_index);
+        let due = since >= self.config.snapshot_entries || (since > 0 && self.bytes_since_snapshot >= self.config.snapshot_bytes);
+        if due && !self.taking_snapshot && seat.installing.is_none() {
+            self.taking_snapshot = true;
+            self.bytes_since_snapshot = 0;
+            self.out.take_snapshot = Some(self.snapshot_job());
+        }
+    }
+
+    /// The snapshot file is durable: start from it, and let go of most of the log before it.
+    pub(super) fn snapshot_taken(&mut self, now: Moment, head: Option<SnapshotHead>) {
+        if !std::mem::take(&mut self.taking_snapshot) {
+            return;
+        }
+        let Some(seat) = self.seat.as_mut() else { return };
+        let Some(head) = head.filter(|h| h.index > self.snapshot_index && seat.installing.is_none()) else { return };
+        let keep_after = seat.raw.store().cut_for(head.index, self.config.keep_entries, self.config.keep_bytes);
+        seat.raw.mut_store().cut(keep_after);
+        self.snapshot_index = head.index;
+        let write = Durable { sync: true, compact: Some(Compaction { head, keep_after }), ..self.new_write() };
+        self.write(now, write, 0, Settling::Nothing);
+    }
+}
+
+/// The round that a read context of ours names.
+fn read_round(context: &[u8], seat: RaftId, nonce: u64) -> Option<u64> {
+    let (own, round) = context.split_at_checked(16)?;
+    let ours = own[..8] == seat.0.to_be_bytes() && own[8..] == nonce.to_be_bytes();
+    ours.then_some(u64::from_be_bytes(round.try_into().ok()?))
+}

@@ -1,0 +1,202 @@
+//! What goes into a member's core and what comes out of it.
+
+use std::sync::Arc;
+
+use muster_messages::protocol::{Applied, ProposeError, ReadError};
+use muster_messages::wire::{RaftPacket, SnapshotHead};
+use muster_messages::{Command, Member, Moment, NodeId, RaftId, Replica, SeatChange, Tables, Term};
+pub use raft::eraftpb::Entry;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Names a parked reply port. The core never sees the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AskId(pub u64);
+
+/// What a core hears. Absorbed by `step`; the consequences come out of the next `turn`.
+#[derive(Debug)]
+pub enum Input {
+    /// Every [`RaftConfig::tick`](super::RaftConfig). After a pause the missed ones are not made up.
+    Tick,
+    /// The moment that [`Batch::wake_at`] named.
+    Woke,
+    Propose { ask: AskId, command: Box<Command>, deadline: Moment },
+    ProposeSeat { ask: AskId, change: Box<SeatChange> },
+    Read { ask: AskId, deadline: Moment },
+    /// From an authenticated peer; `peer_seat` is the seat that its hello named.
+    Packets { node: NodeId, peer_seat: Option<RaftId>, packets: Vec<RaftPacket> },
+    /// A snapshot that arrived whole, its digest verified.
+    SnapshotReceived { node: NodeId, peer_seat: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
+    /// A snapshot of ours arrived at `to`, or did not.
+    SnapshotSent { to: RaftId, ok: bool },
+    /// The file of [`Batch::take_snapshot`] is written and synced; `None`: it could not be.
+    SnapshotTaken { head: Option<SnapshotHead> },
+    /// Every [`Durable`] up to this number is on disk.
+    Persisted { number: u64 },
+    /// A mesh session with this node began or ended.
+    PeerSession { node: NodeId, up: bool },
+    Unreachable { to: RaftId },
+    /// The session with the leader broke and its address refuses connections at once.
+    LeaderGone { node: NodeId },
+    TransferLeadership { ask: AskId, to: Option<NodeId> },
+}
+
+/// One turn's consequences. Whatever must not be known before it is durable is not in here: the core holds it
+/// back until `Persisted` says so, and a crash loses it together with what was not written.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// May leave at once.
+    pub send: Vec<Outbound>,
+    /// May leave at once: encode, cut into chunks, then the packet.
+    pub send_snapshots: Vec<OutboundSnapshot>,
+    /// To be written in this order; each is answered by `Persisted`, or several by the last one's number.
+    pub make_durable: Vec<Durable>,
+    /// Encode and write a snapshot file, away from this thread; answered by `SnapshotTaken`.
+    pub take_snapshot: Option<SnapshotJob>,
+    /// Each ask is answered exactly once.
+    pub answers: Vec<Answer>,
+    /// The newest level, if it changed.
+    pub publish: Option<Arc<Replica>>,
+    /// The members changed.
+    pub members: Option<(Vec<Member>, Option<RaftId>)>,
+    /// Say `Woke` then, if nothing newer was said.
+    pub wake_at: Option<Moment>,
+    /// There is more to do: take another turn after the inputs that wait by now.
+    pub again: bool,
+    /// For the log.
+    pub notices: Vec<Notice>,
+}
+
+/// A packet and where it goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outbound {
+    pub node: NodeId,
+    /// Where the node is dialled; empty if only a session that it opened can reach it.
+    pub addr: String,
+    pub packet: RaftPacket,
+}
+
+/// A snapshot and where it goes. `packet.snapshot` lacks length and digest until the job has run.
+#[derive(Clone, Debug)]
+pub struct OutboundSnapshot {
+    pub node: NodeId,
+    pub addr: String,
+    pub packet: RaftPacket,
+    pub job: SnapshotJob,
+}
+
+/// The tables at one point of the log, to be encoded: the work of milliseconds to tens of them, so not a core's.
+#[derive(Clone, Debug)]
+pub struct SnapshotJob {
+    pub index: u64,
+    pub term: u64,
+    pub voters: Vec<u64>,
+    pub learners: Vec<u64>,
+    pub tables: Tables,
+}
+
+impl SnapshotJob {
+    /// Encodes. Pure; run it where blocking is allowed.
+    pub fn run(&self) -> (SnapshotHead, Vec<u8>) {
+        let data = muster_store::snapshot::encode(&self.tables);
+        (self.head(data.len(), digest(&data)), data)
+    }
+    pub(crate) fn head(&self, bytes: usize, digest: [u8; 32]) -> SnapshotHead {
+        SnapshotHead {
+            index: self.index,
+            term: self.term,
+            voters: self.voters.clone(),
+            learners: self.learners.clone(),
+            bytes: bytes as u64,
+            digest,
+        }
+    }
+}
+
+/// SHA-256 of snapshot data.
+pub fn digest(data: &[u8]) -> [u8; 32] {
+    Sha256::digest(data).into()
+}
+
+/// Term, vote and commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardMark {
+    pub term: u64,
+    pub vote: u64,
+    pub commit: u64,
+}
+
+/// A place in the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LogPoint {
+    pub index: u64,
+    pub term: u64,
+}
+
+/// One write. Its parts are written in the order of the fields, as one atom.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Durable {
+    /// Grows by one with each write of this core.
+    pub number: u64,
+    /// Must be on disk before `Persisted`; otherwise reaching the operating system is enough.
+    pub sync: bool,
+    /// Forget everything: from now on this is the data of this seat.
+    pub start_over: Option<RaftId>,
+    /// A snapshot that replaces the log.
+    pub install: Option<(SnapshotHead, Arc<Vec<u8>>)>,
+    pub hard: HardMark,
+    /// The first one's index and everything after it is replaced.
+    pub entries: Vec<Entry>,
+    /// The snapshot of this head is on disk: it is now the one to start from, and the entries up to `keep_after` may go.
+    pub compact: Option<Compaction>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compaction {
+    pub head: SnapshotHead,
+    pub keep_after: LogPoint,
+}
+
+/// What a disk gave back.
+#[derive(Clone, Debug, Default)]
+pub struct Recovered {
+    /// `None`: this node has never held a seat in this data.
+    pub seat: Option<RaftId>,
+    pub hard: HardMark,
+    /// The state to start from, and what it stands for.
+    pub snapshot: Option<(SnapshotHead, Tables)>,
+    /// The entry before the first of `entries`.
+    pub truncated: LogPoint,
+    pub entries: Vec<Entry>,
+}
+
+/// What became of an ask.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    Proposed(AskId, Result<Applied, ProposeError>),
+    Read(AskId, Result<Arc<Replica>, ReadError>),
+    Transferred(AskId, Result<NodeId, ProposeError>),
+}
+
+/// Something for the log of the node. Levels are the shell's choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    Leads { term: Term },
+    Follows { term: Term, leader: RaftId, node: Option<NodeId> },
+    LostLeader { term: Term },
+    /// A disk write took too long; leadership was given up.
+    DiskTooSlow { term: Term },
+    /// A leader's packet gave this node a seat.
+    Seated { raft_id: RaftId },
+    /// This member's seat was removed.
+    Unseated { raft_id: RaftId },
+    Installed { index: u64 },
+    SeatRefused { why: String },
+    SnapshotUnreadable { index: u64, why: String },
+    Sending { to: RaftId, index: u64 },
+}
+
+/// The core cannot go on: its data contradict themselves or what is written cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CoreFault(pub String);
