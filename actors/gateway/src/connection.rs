@@ -69,7 +69,6 @@ impl ConnectionPermit {
     pub fn uncounted() -> Self {
         Self { _held: None }
     }
-    #[allow(dead_code, reason = "used by the accept path")]
     pub(crate) fn holding(held: impl Send + Sync + 'static) -> Self {
         Self { _held: Some(Box::new(held)) }
     }

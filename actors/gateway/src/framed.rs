@@ -21,7 +21,7 @@ pub enum FrameError {
     Io(#[source] io::Error),
     #[error("the connection ended inside a frame")]
     Cut,
-    #[error("frame of {0} bytes, the limit is {MAX_FRAME}")]
+    #[error("a frame of {0} bytes is too large")]
     TooLarge(usize),
     #[error("bad frame: {0}")]
     Wire(WireError),
@@ -32,9 +32,16 @@ const HEADER: usize = 4;
 const STEP: usize = 16 * 1024;
 
 /// The frame that is arriving.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inbound {
     bytes: BytesMut,
+    limit: usize,
+}
+
+impl Default for Inbound {
+    fn default() -> Self {
+        Self { bytes: BytesMut::new(), limit: MAX_FRAME }
+    }
 }
 
 impl Inbound {
@@ -45,7 +52,7 @@ impl Inbound {
                 None => HEADER,
                 Some(header) => {
                     let length = u32::from_be_bytes(*header) as usize;
-                    if length > MAX_FRAME {
+                    if length > self.limit {
                         return Err(FrameError::TooLarge(length));
                     }
                     HEADER + length
@@ -121,6 +128,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
     /// Frames over `stream`.
     pub fn new(stream: S) -> Self {
         Self { stream, inbound: Inbound::default(), outbound: Outbound::default() }
+    }
+    /// With a smaller limit for what is received: for peers that nobody has authenticated.
+    #[must_use]
+    pub fn with_limit(mut self, limit: usize) -> Self {
+        self.inbound.limit = limit.min(MAX_FRAME);
+        self
     }
     /// Sends one value and flushes. Dropped half-way: the rest leaves with the next `send` or `flush`.
     pub async fn send<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {

@@ -4,6 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -79,6 +80,55 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Killable<S> {
         if self.write_cut.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// A stream with bytes put back in front of it.
+pub struct Prefixed<S> {
+    prefix: Bytes,
+    stream: S,
+}
+
+impl<S> Prefixed<S> {
+    /// Reads `prefix` first, then `stream`.
+    pub fn new(prefix: Bytes, stream: S) -> Self {
+        Self { prefix, stream }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Prefixed<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.prefix.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let take = self.prefix.len().min(buf.remaining());
+        buf.put_slice(&self.prefix.split_to(take));
+        if self.prefix.is_empty() {
+            self.prefix = Bytes::new(); // lets go of the memory
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Prefixed<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

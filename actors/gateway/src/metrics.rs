@@ -1,0 +1,63 @@
+//! What the gateway counts.
+
+use std::collections::BTreeMap;
+
+use muster_messages::RefusalReason;
+use muster_messages::protocol::Service;
+use serde::Serialize;
+
+/// A snapshot: counters since the process started, then gauges.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GatewayMetrics {
+    /// TCP connections accepted.
+    pub accepted: u64,
+    /// Handed to a service.
+    pub admitted: BTreeMap<Service, u64>,
+    /// Of these: on the certificate alone, because the local copy was too old.
+    pub on_certificate: u64,
+    /// Decisions that first waited for the local copy.
+    pub caught_up: u64,
+    /// Refused after the handshake, by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Handshakes that failed: not TLS, a certificate of another cluster, an expired one.
+    pub handshake_failed: u64,
+    /// Strangers that did not get on in time.
+    pub timed_out: u64,
+    /// Strangers that had to go for newer ones.
+    pub evicted: u64,
+    /// Join frames that were no join frames.
+    pub malformed: u64,
+    /// Live connections cut, by reason.
+    pub cut: BTreeMap<&'static str, u64>,
+    /// Connections that ended with their certificate.
+    pub expired: u64,
+    /// Accepting failed (no file descriptors, say).
+    pub accept_failed: u64,
+    /// Connection tasks that panicked: a bug each.
+    pub panicked: u64,
+    /// Now: not served yet.
+    pub waiting: usize,
+    /// Now: served without a certificate.
+    pub anonymous: usize,
+    /// Now: with a certificate.
+    pub identified: usize,
+    /// Now: by service.
+    pub live: BTreeMap<Service, usize>,
+}
+
+/// The reason's fixed word.
+pub(crate) fn word(reason: RefusalReason) -> &'static str {
+    match reason {
+        RefusalReason::Blocked => "blocked",
+        RefusalReason::Demoted => "demoted",
+        RefusalReason::Removed => "removed",
+        RefusalReason::NotKnownHereYet => "not_known_here_yet",
+        RefusalReason::NotAManager => "not_a_manager",
+        RefusalReason::Unauthenticated => "unauthenticated",
+        RefusalReason::Forbidden => "forbidden",
+        RefusalReason::OldIncarnation => "old_incarnation",
+        RefusalReason::TooManyRequests => "too_many_requests",
+        RefusalReason::Protocol => "protocol",
+        RefusalReason::ShuttingDown => "shutting_down",
+    }
+}

@@ -1,0 +1,296 @@
+//! The port: everything of the gateway that outlives an incarnation of its actor. A gateway that crashes and comes back
+//! finds its listener, its connections and its counters where they were.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use muster_kernel::Clock;
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::Refusal;
+use muster_messages::{CertIdentity, Incarnation, Principal, RefusalReason, Replica, Revision};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::copy::LocalCopy;
+use crate::core::admission::{self, Admission, HereIs};
+use crate::core::connections::{ConnectionId, Connections, Full, Limits, Stage};
+use crate::core::offenders::{Line, Offender, Offenders};
+use crate::core::rate::{Buckets, Rate};
+use crate::core::source_of;
+use crate::kill::Kill;
+use crate::managers::KnownManagers;
+use crate::metrics::{GatewayMetrics, word};
+use crate::services::Services;
+use crate::tls::ServerTls;
+
+/// Limits and deadlines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayConfig {
+    /// Connections with a certificate. 10,000 agents on three managers of which one is down are 5,000 each.
+    pub max_identified: usize,
+    /// Connections of one principal. A load generator with 256 clients shares one.
+    pub max_per_principal: usize,
+    /// Connections served without a certificate (bearer tokens, joins). Each costs up to 64 KiB.
+    pub max_anonymous: usize,
+    /// Connections not served yet. At 5,000 new ones a second a stranger still has 200 ms for a handshake of three.
+    pub max_waiting: usize,
+    /// From the first packet to the end of the handshake.
+    pub handshake_deadline: Duration,
+    /// From the handshake of a stranger to the first byte (a whole frame on `muster-join/1`).
+    pub first_byte_deadline: Duration,
+    /// How long a decision may wait for a copy that is too old.
+    pub catch_up: Duration,
+    /// Join requests per source. (Only well-formed ones count: garbage ends its connection and costs others nothing.)
+    pub join_rate: Rate,
+    /// How long an offender is worth one line.
+    pub log_window: Duration,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            max_identified: 8_192,
+            max_per_principal: 1_024,
+            max_anonymous: 512,
+            max_waiting: 1_024,
+            handshake_deadline: Duration::from_secs(5),
+            first_byte_deadline: Duration::from_secs(10),
+            catch_up: Duration::from_secs(1),
+            // A rack behind one address that joins at once is 100 machines; tokens hold 128 bits, so nothing is guessed
+            // at any rate. The limit protects the signing key's time.
+            join_rate: Rate { per_second: 20, burst: 100 },
+            log_window: Duration::from_secs(60),
+        }
+    }
+}
+
+/// How many sources the rate limit tells apart, and how many offenders the log: well above any honest number.
+const MAX_SOURCES: usize = 16_384;
+const MAX_OFFENDERS: usize = 1_024;
+
+/// The listening port with its connections. Clones are the same port.
+#[derive(Clone, Debug)]
+pub struct Port {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) config: GatewayConfig,
+    pub(crate) listener: TcpListener,
+    pub(crate) credentials: watch::Receiver<Arc<NodeCredentials>>,
+    pub(crate) services: Services,
+    pub(crate) copy: LocalCopy,
+    pub(crate) managers: KnownManagers,
+    pub(crate) tls: ServerTls,
+    connections: Mutex<Connections<Kill>>,
+    joins: Mutex<Buckets>,
+    offenders: Mutex<Offenders>,
+    counters: Mutex<GatewayMetrics>,
+    /// The newest copy by which live connections were judged. An older one (a raft member that starts again replays its
+    /// log) must not judge: it would miss what was granted since.
+    judged: Mutex<Revision>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Port {
+    /// A port on a listener that is bound already, perhaps long before this node had an identity.
+    pub fn new(
+        config: GatewayConfig,
+        listener: TcpListener,
+        credentials: watch::Receiver<Arc<NodeCredentials>>,
+        services: Services,
+        copy: LocalCopy,
+        managers: KnownManagers,
+    ) -> Self {
+        let limits = Limits {
+            identified: config.max_identified,
+            per_principal: config.max_per_principal,
+            anonymous: config.max_anonymous,
+            waiting: config.max_waiting,
+        };
+        let inner = Inner {
+            connections: Mutex::new(Connections::new(limits)),
+            joins: Mutex::new(Buckets::new(config.join_rate, MAX_SOURCES)),
+            offenders: Mutex::new(Offenders::new(config.log_window, MAX_OFFENDERS)),
+            counters: Mutex::default(),
+            judged: Mutex::default(),
+            tls: ServerTls::default(),
+            config,
+            listener,
+            credentials,
+            services,
+            copy,
+            managers,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+    /// Where it listens.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.listener.local_addr()
+    }
+    /// What it has counted.
+    pub fn metrics(&self) -> GatewayMetrics {
+        let mut metrics = locked(&self.inner.counters).clone();
+        let connections = locked(&self.inner.connections);
+        (metrics.waiting, metrics.anonymous, metrics.identified) = connections.counts();
+        metrics.live = connections.by_service();
+        metrics
+    }
+    /// Cuts the live connections of a principal, on the named services (none: on all). Returns how many there were.
+    pub fn cut(&self, principal: &Principal, services: &[Service], reason: RefusalReason) -> usize {
+        let switches = locked(&self.inner.connections).of_principal(principal, services);
+        self.inner.throw(switches.into_iter().map(|k| (k, reason)))
+    }
+}
+
+impl Inner {
+    pub(crate) fn count(&self, count: impl FnOnce(&mut GatewayMetrics)) {
+        count(&mut locked(&self.counters));
+    }
+
+    /// Writes a line about an offender, unless it is not its turn.
+    pub(crate) fn complain(&self, offender: Offender, what: &'static str) {
+        let line = locked(&self.offenders).note(Clock.now(), offender, what);
+        if let Some(line) = line {
+            write_line(&line);
+        }
+    }
+
+    pub(crate) fn write_due_lines(&self) {
+        let due = locked(&self.offenders).due(Clock.now());
+        due.iter().for_each(write_line);
+    }
+
+    /// Who decides, and with what in hand.
+    pub(crate) fn here(&self, replica: Option<&Replica>) -> HereIs {
+        let credentials = self.credentials.borrow();
+        let known = replica.and_then(|r| r.tables.cluster.as_ref()).map_or(Incarnation(0), |c| c.incarnation);
+        let manager_half = [Service::Mesh, Service::Agent, Service::Join];
+        HereIs {
+            cluster: credentials.identity.cluster,
+            incarnation: credentials.identity.incarnation.max(known),
+            manager: manager_half.into_iter().any(|s| self.services.serves(s)),
+        }
+    }
+
+    pub(crate) fn judge(
+        &self,
+        identity: Option<&CertIdentity>,
+        service: Service,
+        replica: Option<&Replica>,
+    ) -> Admission {
+        admission::admit(identity, service, replica, &self.here(replica), Clock.wall())
+    }
+
+    /// Judges the live connections by a newer copy. Every connection, every time the copy changes: a level cannot be
+    /// missed, as a message could. (A few thousand look-ups in persistent maps take about a millisecond.)
+    pub(crate) fn judge_live(&self) {
+        let Some(replica) = self.copy.get() else { return };
+        let (here, now) = (self.here(Some(&replica)), Clock.wall());
+        {
+            let mut judged = locked(&self.judged);
+            if !here.manager || replica.tables.revision <= *judged {
+                return;
+            }
+            *judged = replica.tables.revision;
+        }
+        let ending = locked(&self.connections).judge_again(|identity, service, by_copy| {
+            admission::standing(identity, service, by_copy, &replica, &here, now)
+        });
+        self.throw(ending);
+    }
+
+    /// Ends connections whose certificate has expired.
+    pub(crate) fn end_expired(&self) {
+        let expired = locked(&self.connections).expired(Clock.wall());
+        let fresh = expired.iter().filter(|k| k.cut_reason().is_none()).count();
+        expired.iter().for_each(|k| k.cut(RefusalReason::Unauthenticated));
+        self.count(|c| c.expired += fresh as u64);
+    }
+
+    fn throw(&self, switches: impl IntoIterator<Item = (Kill, RefusalReason)>) -> usize {
+        let mut thrown = 0;
+        for (switch, reason) in switches {
+            if switch.cut_reason().is_none() {
+                switch.cut(reason);
+                self.count(|c| *c.cut.entry(word(reason)).or_default() += 1);
+                thrown += 1;
+            }
+        }
+        thrown
+    }
+
+    pub(crate) fn take_join(&self, address: IpAddr) -> Result<(), Duration> {
+        locked(&self.joins).take(Clock.now(), source_of(address))
+    }
+
+    /// The managers to send somebody on to.
+    pub(crate) fn known_managers(&self) -> Vec<String> {
+        let copy = self.copy.get();
+        let from_copy: Vec<String> =
+            copy.iter().flat_map(|r| r.tables.managers()).map(|node| node.addr.clone()).collect();
+        if from_copy.is_empty() { self.managers.get() } else { from_copy }
+    }
+
+    pub(crate) fn refusal(&self, reason: RefusalReason, message: String) -> Refusal {
+        let retry_after_ms = match reason {
+            // The copy changes with every heartbeat of its leader; a full inbox empties in milliseconds.
+            RefusalReason::NotKnownHereYet | RefusalReason::TooManyRequests => Some(200),
+            _ => None,
+        };
+        Refusal { reason, message, managers: self.known_managers(), retry_after_ms }
+    }
+}
+
+fn write_line(line: &Line) {
+    tracing::warn!(offender = %line.offender, what = line.what, count = line.count, "connections turned away");
+}
+
+/// A connection's place in the table, until dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    port: Arc<Inner>,
+    id: ConnectionId,
+    pub(crate) kill: Kill,
+}
+
+impl Place {
+    pub(crate) fn take(port: &Arc<Inner>, address: IpAddr) -> Self {
+        let kill = Kill::new();
+        let (id, evicted) = locked(&port.connections).open(source_of(address), kill.clone());
+        if let Some(evicted) = evicted {
+            evicted.cut(RefusalReason::TooManyRequests);
+        }
+        Self { port: port.clone(), id, kill }
+    }
+    pub(crate) fn advance(&self, to: Stage) {
+        locked(&self.port.connections).advance(self.id, to);
+    }
+    pub(crate) fn identify(&self, identity: &CertIdentity, service: Service) -> Result<(), Full> {
+        locked(&self.port.connections).identify(self.id, identity, service)
+    }
+    pub(crate) fn confirmed(&self, by_copy: bool) {
+        locked(&self.port.connections).confirmed(self.id, by_copy);
+    }
+    pub(crate) fn anonymous(&self, service: Service) {
+        let evicted = locked(&self.port.connections).anonymous(self.id, service);
+        if let Some(evicted) = evicted {
+            evicted.cut(RefusalReason::TooManyRequests);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        locked(&self.port.connections).close(self.id);
+        if std::thread::panicking() {
+            self.port.count(|c| c.panicked += 1);
+        }
+    }
+}
