@@ -1,2 +1,6 @@
 //! The daemon. A thin main over the library.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    muster::cli::parent::obey();
+    muster::daemon::main(std::env::args_os())
+}

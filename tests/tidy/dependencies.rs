@@ -1,0 +1,108 @@
+//! What this repository builds upon, judged against `deny.toml`, and who may depend on whom inside it.
+//!
+//! `cargo tree` and not `cargo metadata`: only the former tells which packages are really built, and optional ones
+//! that nobody switched on (`ring`, above all) stay in the latter for ever.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use super::licence::is_allowed;
+use super::{report, texts, top};
+
+fn policy() -> toml::Table {
+    let text = std::fs::read_to_string(top().join("deny.toml")).expect("deny.toml is there");
+    text.parse().expect("deny.toml is TOML")
+}
+
+fn strings(value: &toml::Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
+}
+
+/// Name, version and licence of every package that is built on this platform, tests and build scripts included.
+fn packages() -> BTreeSet<(String, String, String)> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["tree", "--workspace", "--locked", "-e", "normal,build,dev", "--prefix", "none"])
+        .args(["--format", "{p}|{l}"])
+        .current_dir(top())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("cargo prints text");
+    let package = |line: &str| {
+        let (package, licence) = line.split_once('|')?;
+        let mut words = package.split_whitespace();
+        // `(*)` marks a package that the listing has shown before.
+        let licence = licence.trim_end_matches(" (*)");
+        Some((words.next()?.to_owned(), words.next()?.to_owned(), licence.to_owned()))
+    };
+    let found: BTreeSet<_> = text.lines().filter_map(package).collect();
+    assert!(found.len() > 50, "cargo tree lists {} packages only", found.len());
+    found
+}
+
+#[test]
+fn every_licence_is_on_the_list_and_nothing_banned_is_built() {
+    let policy = policy();
+    let allowed = strings(&policy["licenses"]["allow"]);
+    let banned = policy["bans"]["deny"].as_array().cloned().unwrap_or_default();
+    let mut violations = Vec::new();
+    for (name, version, licence) in packages() {
+        if !is_allowed(&licence, &allowed) {
+            violations.push(format!("{name} {version}: licence {licence:?}"));
+        }
+        if let Some(ban) = banned.iter().find(|ban| ban["crate"].as_str() == Some(&name)) {
+            violations.push(format!("{name} {version} is banned: {}", ban["reason"]));
+        }
+    }
+    report("deny.toml says what this repository builds upon", &violations);
+}
+
+#[test]
+fn every_package_comes_from_the_default_registry() {
+    let lock = std::fs::read_to_string(top().join("Cargo.lock")).expect("Cargo.lock is there");
+    let sources: BTreeSet<&str> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
+    assert_eq!(sources.len(), 1, "{sources:?}");
+    assert!(sources.iter().all(|source| source.starts_with("\"registry+")), "{sources:?}");
+    assert_eq!(policy()["sources"]["unknown-registry"].as_str(), Some("deny"));
+    assert_eq!(policy()["sources"]["unknown-git"].as_str(), Some("deny"));
+}
+
+#[test]
+fn each_accepted_advisory_names_a_package_in_use_and_its_reason() {
+    let lock = std::fs::read_to_string(top().join("Cargo.lock")).expect("Cargo.lock is there");
+    let policy = policy();
+    let accepted = policy["advisories"]["ignore"].as_array().cloned().unwrap_or_default();
+    let mut violations = Vec::new();
+    for entry in &accepted {
+        let id = entry.get("id").and_then(toml::Value::as_str).unwrap_or("");
+        let reason = entry.get("reason").and_then(toml::Value::as_str).unwrap_or("");
+        // The reason begins with the package: `protobuf 2: …`.
+        let package = reason.split([' ', ':']).next().unwrap_or("");
+        if !id.starts_with("RUSTSEC-") || reason.len() < 40 || !lock.contains(&format!("name = \"{package}\"")) {
+            violations.push(format!("{id}: {reason}"));
+        }
+    }
+    report("an accepted advisory has an id, a package that is still in use, and a reason", &violations);
+}
+
+#[test]
+fn the_vocabulary_depends_on_no_actor() {
+    let manifest = std::fs::read_to_string(top().join("messages/Cargo.toml")).expect("messages has a manifest");
+    let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
+    let names: Vec<&String> = manifest["dependencies"].as_table().into_iter().flat_map(toml::Table::keys).collect();
+    assert!(!names.iter().any(|name| name.starts_with("muster")), "{names:?}");
+}
+
+#[test]
+fn every_package_obeys_the_workspaces_lints() {
+    let mut violations = Vec::new();
+    for file in texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml") {
+        let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
+        let obeys = manifest.get("lints").and_then(|lints| lints.get("workspace")).and_then(toml::Value::as_bool);
+        if obeys != Some(true) {
+            violations.push(file.path);
+        }
+    }
+    report("lints are set once, for all", &violations);
+}

@@ -1,0 +1,153 @@
+//! Rules for Rust sources.
+
+use super::{Text, has_word, report, texts};
+
+/// What a core may not know: runtimes, clocks, concurrency, unordered collections, hidden randomness.
+const NOT_IN_A_CORE: [&str; 16] = [
+    "tokio",
+    "ractor",
+    "Instant",
+    "SystemTime",
+    "spawn",
+    "async",
+    "await",
+    "HashMap",
+    "HashSet",
+    "thread_rng",
+    "rng",
+    "random",
+    "sleep",
+    "File",
+    "TcpStream",
+    "Mutex",
+];
+
+/// The longest a source file may be.
+const MOST_LINES: usize = 600;
+
+/// Longer files, each with the length that it may not outgrow. This list only shrinks.
+const LONGER: [(&str, usize); 0] = [];
+
+fn rust(path: &str) -> bool {
+    path.ends_with(".rs")
+}
+
+fn is_core(path: &str) -> bool {
+    let in_actors = path.starts_with("actors/") && rust(path);
+    in_actors && (path.contains("/core/") || path.ends_with("/core.rs") || path.starts_with("actors/store/src/"))
+}
+
+/// Test code by its place.
+fn is_test_file(path: &str) -> bool {
+    path.starts_with("tests/")
+        || path.contains("/tests/")
+        || path.contains("/benches/")
+        || path.ends_with("/tests.rs")
+        || path.ends_with("_tests.rs")
+}
+
+/// The lines that ship, with their numbers: without comments, and without items under `#[cfg(test)]`.
+fn shipped(file: &Text) -> Vec<(usize, &str)> {
+    let mut shipped = Vec::new();
+    let mut lines = file.text.lines().enumerate();
+    while let Some((index, line)) = lines.next() {
+        if line.trim_start().starts_with("#[cfg(test)]") {
+            skip_item(&mut lines);
+            continue;
+        }
+        let code = line.find("//").map_or(line, |at| &line[..at]);
+        shipped.push((index + 1, code));
+    }
+    shipped
+}
+
+/// Passes over the item that follows an attribute: to its `;`, or to the brace that closes it.
+fn skip_item<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>) {
+    let mut depth = 0usize;
+    for (_, line) in lines {
+        if depth == 0 && line.trim_start().starts_with("#[") {
+            continue;
+        }
+        let opened = line.matches('{').count();
+        let closed = line.matches('}').count();
+        let was_open = depth > 0 || opened > 0;
+        depth = (depth + opened).saturating_sub(closed);
+        if depth == 0 && (was_open || line.trim_end().ends_with(';')) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn cores_are_pure() {
+    let mut violations = Vec::new();
+    for file in texts(is_core).iter().filter(|file| !is_test_file(&file.path)) {
+        for (number, line) in shipped(file) {
+            for word in NOT_IN_A_CORE.iter().filter(|word| has_word(line, word)) {
+                violations.push(format!("{}:{number}: {word}", file.path));
+            }
+        }
+    }
+    report(
+        "a core speaks only in values, without runtime, clock, concurrency, unordered iteration or hidden chance",
+        &violations,
+    );
+}
+
+#[test]
+fn nothing_that_ships_unwraps() {
+    let call = concat!(".unw", "rap()");
+    let mut violations = Vec::new();
+    for file in texts(rust).iter().filter(|file| !is_test_file(&file.path)) {
+        let bad = shipped(file).into_iter().filter(|(_, line)| line.contains(call));
+        violations.extend(bad.map(|(number, _)| format!("{}:{number}", file.path)));
+    }
+    report("outside tests a value is expected with the invariant's name, or its absence is an error", &violations);
+}
+
+#[test]
+fn exceptions_to_lints_give_their_reason() {
+    let mut violations = Vec::new();
+    for file in texts(rust).iter().filter(|file| !is_test_file(&file.path)) {
+        let joined = file.text.replace('\n', " ");
+        for attribute in ["#[allow(", "#![allow(", "#[expect(", "#![expect("] {
+            for (at, _) in joined.match_indices(attribute) {
+                let end = joined[at..].find(")]").map_or(joined.len(), |length| at + length);
+                if !joined[at..end].contains("reason = ") {
+                    violations.push(format!("{}: {}", file.path, &joined[at..end]));
+                }
+            }
+        }
+    }
+    report("each exception to a lint says why", &violations);
+}
+
+#[test]
+fn files_stay_readable() {
+    let mut violations = Vec::new();
+    for file in texts(rust) {
+        let lines = file.text.lines().count();
+        let most = LONGER.iter().find(|(path, _)| *path == file.path).map_or(MOST_LINES, |(_, most)| *most);
+        if lines > most {
+            violations.push(format!("{}: {lines} lines, at most {most}", file.path));
+        }
+    }
+    report("a file that outgrows the limit holds state that could be owned apart", &violations);
+}
+
+#[test]
+fn every_module_says_what_it_is() {
+    let bare = |file: &&Text| !file.text.trim_start().starts_with("//!");
+    let files = texts(rust);
+    let ships = |file: &&Text| !is_test_file(&file.path);
+    let violations: Vec<String> = files.iter().filter(ships).filter(bare).map(|file| file.path.clone()).collect();
+    report("a file opens with what it owns", &violations);
+}
+
+#[test]
+fn code_under_test_configuration_does_not_ship() {
+    let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() { c() }\n}\nfn d() {} // e\n#[cfg(test)]\nuse f;\nfn g() {}\n";
+    let file = Text { path: "x.rs".into(), text: text.into() };
+    let lines: Vec<&str> = shipped(&file).into_iter().map(|(_, line)| line.trim_end()).collect();
+    assert_eq!(lines, ["fn a() {}", "fn d() {}", "fn g() {}"]);
+}
