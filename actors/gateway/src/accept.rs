@@ -274,13 +274,7 @@ impl Newcomer {
         self.hand_over(arrival, first.freeze(), None, sink);
     }
 
-    fn hand_over(
-        self,
-        arrival: Arrival,
-        first: Bytes,
-        refused: Option<Refusal>,
-        sink: mpsc::OwnedPermit<Connection>,
-    ) {
+    fn hand_over(self, arrival: Arrival, first: Bytes, refused: Option<Refusal>, sink: mpsc::OwnedPermit<Connection>) {
         let kill = self.place.kill.clone();
         let stream: BoxStream = if first.is_empty() {
             Box::pin(Killable::new(arrival.tls, &kill))

@@ -13,10 +13,13 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
+/// A configuration and the credentials that it was built for.
+type Built<C> = (Arc<NodeCredentials>, Arc<C>);
+
 /// The accepting side's configuration, built once per certificate.
 #[derive(Debug, Default)]
 pub(crate) struct ServerTls {
-    built: Mutex<Option<(Arc<NodeCredentials>, Arc<ServerConfig>)>>,
+    built: Mutex<Option<Built<ServerConfig>>>,
 }
 
 impl ServerTls {
@@ -37,7 +40,7 @@ impl ServerTls {
 /// The dialling side's configurations, built once per service and certificate.
 #[derive(Debug, Default)]
 pub(crate) struct ClientTls {
-    built: Mutex<BTreeMap<Service, (Arc<NodeCredentials>, Arc<ClientConfig>)>>,
+    built: Mutex<BTreeMap<Service, Built<ClientConfig>>>,
 }
 
 impl ClientTls {
