@@ -181,8 +181,8 @@ fn creation(wish: &JoinWish, name: Name, token: &Token, wall: WallTime) -> Comma
 fn rekeying(wish: &JoinWish, token: &Token, wall: WallTime) -> Command {
     let reason = format!("re-keyed with token {}", token.id);
     Command::idempotent(wall, Principal::Node(wish.node), reason)
-        .guard(Guard::NodeExists(wish.node))
         .guard(Guard::NotBlocked(wish.node))
+        .guard(Guard::NodeExists(wish.node))
         .guard(Guard::TokenUsable(token.id.clone()))
         .change(Change::UseToken(token.id.clone()))
 }

@@ -228,8 +228,8 @@ impl CertAuthority {
             state: CertificateState::Issued,
         };
         let command = Command::idempotent(wall, Principal::Node(node), "certificate signed")
-            .guard(Guard::NodeExists(node))
             .guard(Guard::NotBlocked(node))
+            .guard(Guard::NodeExists(node))
             .guard(Guard::Granted { node, granted })
             .change(Change::RecordCertificate { node, certificate });
         let step = self.next_step(ask);
