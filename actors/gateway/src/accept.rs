@@ -86,7 +86,6 @@ impl Newcomer {
             biased;
             // Before a service has it, only eviction and a cut of its principal end it from outside.
             reason = kill.wait() => if reason == RefusalReason::TooManyRequests {
-                port.count(|c| c.evicted += 1);
                 port.complain(Offender::Address(source_of(remote.ip())), "too many unauthenticated connections");
             },
             () = self.proceed(tcp) => {}

@@ -61,3 +61,37 @@ pub(crate) fn word(reason: RefusalReason) -> &'static str {
         RefusalReason::ShuttingDown => "shutting_down",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_an_object_with_the_words_of_the_contract() {
+        let mut metrics = GatewayMetrics::default();
+        metrics.admitted.insert(Service::Mesh, 1);
+        metrics.refused.insert(word(RefusalReason::NotAManager), 2);
+        let json = serde_json::to_value(&metrics).unwrap();
+        assert_eq!((&json["admitted"]["mesh"], &json["refused"]["not_a_manager"]), (&1.into(), &2.into()));
+    }
+
+    #[test]
+    fn each_reason_has_the_same_word_here_and_on_the_wire() {
+        use RefusalReason as R;
+        for reason in [
+            R::Blocked,
+            R::Demoted,
+            R::Removed,
+            R::NotKnownHereYet,
+            R::NotAManager,
+            R::Unauthenticated,
+            R::Forbidden,
+            R::OldIncarnation,
+            R::TooManyRequests,
+            R::Protocol,
+            R::ShuttingDown,
+        ] {
+            assert_eq!(word(reason), reason.to_string());
+        }
+    }
+}

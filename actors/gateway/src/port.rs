@@ -264,9 +264,7 @@ impl Place {
     pub(crate) fn take(port: &Arc<Inner>, address: IpAddr) -> Self {
         let kill = Kill::new();
         let (id, evicted) = locked(&port.connections).open(source_of(address), kill.clone());
-        if let Some(evicted) = evicted {
-            evicted.cut(RefusalReason::TooManyRequests);
-        }
+        evict(port, evicted);
         Self { port: port.clone(), id, kill }
     }
     pub(crate) fn advance(&self, to: Stage) {
@@ -280,9 +278,14 @@ impl Place {
     }
     pub(crate) fn anonymous(&self, service: Service) {
         let evicted = locked(&self.port.connections).anonymous(self.id, service);
-        if let Some(evicted) = evicted {
-            evicted.cut(RefusalReason::TooManyRequests);
-        }
+        evict(&self.port, evicted);
+    }
+}
+
+fn evict(port: &Inner, stranger: Option<Kill>) {
+    if let Some(stranger) = stranger {
+        stranger.cut(RefusalReason::TooManyRequests);
+        port.count(|c| c.evicted += 1);
     }
 }
 

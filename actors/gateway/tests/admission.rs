@@ -1,5 +1,7 @@
 //! Who comes in, over real sockets.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too")]
+
 mod support;
 
 use std::sync::Arc;
