@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 
-use super::settings::Settings;
+use super::settings::{self, Settings};
 
 /// The daemon: one node of a Muster cluster.
 #[derive(Debug, Parser)]
@@ -96,8 +96,12 @@ struct File {
     socket: Option<PathBuf>,
     log: Option<String>,
     log_format: Option<LogFormat>,
-    #[serde(flatten)]
-    settings: Settings,
+    // The sections one by one: serde cannot refuse unknown keys behind `flatten`.
+    debug: settings::Debug,
+    agent: settings::Agent,
+    raft: settings::Raft,
+    gateway: settings::Gateway,
+    certificates: settings::Certificates,
 }
 
 /// The configuration in force.
@@ -168,6 +172,9 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     if init && !join.is_empty() {
         return Err(bad("--init founds a cluster and --join enters one: give one of them"));
     }
+    let (debug, agent, raft, gateway, certificates) =
+        (file.debug, file.agent, file.raft, file.gateway, file.certificates);
+    let settings = Settings { debug, agent, raft, gateway, certificates };
     let config = Config {
         socket: args.socket.or(file.socket).unwrap_or_else(|| data_dir.join("muster.sock")),
         data_dir,
@@ -183,7 +190,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         metrics: args.metrics.or(file.metrics).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
-        settings: file.settings.checked().map_err(bad)?,
+        settings: settings.checked().map_err(bad)?,
     };
     Ok((config, args.print_config))
 }

@@ -1,10 +1,105 @@
-//! The daemon.
+//! The daemon: reads its configuration, finds its identity, builds the supervision tree, runs until it is told to stop.
+
+mod boot;
+mod config;
+mod leader;
+mod lock;
+mod logging;
+mod manager;
+mod metrics;
+mod node;
+mod ready;
+mod router;
+mod seat;
+mod settings;
+mod switch;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::boot::Exit;
+use self::config::{Args, Config};
+use self::lock::DirLock;
+use self::node::Node;
+
+/// The contract gives an orderly stop 10 s.
+const STOP_LIMIT: Duration = Duration::from_millis(9_500);
 
 /// Runs the daemon with these arguments, the program's name first.
-pub fn main(_args: impl Iterator<Item = OsString>) -> ExitCode {
-    eprintln!("musterd: not wired yet");
-    ExitCode::FAILURE
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let args = match Args::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            let _closed = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let (config, only_print) = match config::load(args) {
+        Ok(loaded) => loaded,
+        Err(bad) => return Exit::new(2, bad.to_string()).report(),
+    };
+    if only_print {
+        return print_config(&config);
+    }
+    if let Err(bad) = logging::install(&config.log, config.log_format) {
+        return Exit::new(2, bad).report();
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("musterd").build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Exit::new(1, format!("cannot start the runtime: {error}")).report(),
+    };
+    let ended = runtime.block_on(run(config));
+    // Blocking work that is stuck (a hung disk) must not hold up the exit.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(exit) => exit.report(),
+    }
+}
+
+fn print_config(config: &Config) -> ExitCode {
+    match toml::to_string(config) {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => Exit::new(1, error.to_string()).report(),
+    }
+}
+
+async fn run(config: Config) -> Result<(), Exit> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
+    let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
+    let starting = Node::start(config);
+    let node = tokio::select! {
+        started = starting => started?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    tokio::select! {
+        exit = node.ended() => {
+            node.stop().await;
+            return Err(exit);
+        }
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("stopping");
+    tokio::select! {
+        stopped = tokio::time::timeout(STOP_LIMIT, node.stop()) => {
+            if stopped.is_err() {
+                tracing::warn!(limit = ?STOP_LIMIT, "stopped without waiting for everything");
+            }
+        }
+        // A second signal: at once.
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
 }

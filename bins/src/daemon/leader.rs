@@ -1,0 +1,189 @@
+//! The leader's subtree: role manager, certificate authority, dispatcher. It runs while this member leads and has
+//! applied an entry of its own term; another term is another subtree.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use muster_api::ManagerPorts;
+use muster_cert_authority::CertAuthorityShell;
+use muster_kernel::{Address, Backoff, Intensity, Recipient, Slot, Spec};
+use muster_mesh::MeshHandle;
+use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::{Change, Command, Generation, Guard, Liveness, NodeRecord, Principal, Replica, Revision, Role, RoleView, Token};
+use muster_role_manager::RoleManagerShell;
+use muster_sessions::{DispatcherConfig, DispatcherShell};
+use tokio::sync::watch;
+
+use super::node::Shared;
+use super::switch::Plan;
+
+/// Where the leader's actors are reached, whichever incarnation runs. `Down` while this member does not lead.
+#[derive(Clone)]
+pub struct LeaderAddresses {
+    pub roles: Address<muster_role_manager::Msg>,
+    pub authority: Address<muster_cert_authority::Msg>,
+    pub dispatcher: Address<muster_sessions::DispatcherShellMsg>,
+}
+
+/// Mailboxes: each message is one person's or node's request; more than these are refused with a time to retry.
+pub fn addresses() -> LeaderAddresses {
+    LeaderAddresses { roles: Address::new(1024), authority: Address::new(1024), dispatcher: Address::new(1024) }
+}
+
+/// Starts and stops the leader's subtree.
+pub struct LeaderPlan {
+    shared: Shared,
+    addresses: LeaderAddresses,
+    ports: Arc<ManagerPorts>,
+    mesh: MeshHandle,
+    raft: Recipient<RaftMemberMsg>,
+    view: Arc<watch::Sender<Arc<RoleView>>>,
+}
+
+impl LeaderPlan {
+    pub fn new(
+        shared: Shared,
+        addresses: LeaderAddresses,
+        ports: Arc<ManagerPorts>,
+        mesh: MeshHandle,
+        raft: Recipient<RaftMemberMsg>,
+        view: Arc<watch::Sender<Arc<RoleView>>>,
+    ) -> Self {
+        Self { shared, addresses, ports, mesh, raft, view }
+    }
+}
+
+impl Plan<Arc<Replica>> for LeaderPlan {
+    fn wanted(&self, level: &Arc<Replica>) -> Option<u64> {
+        level.raft.leading.then_some(level.raft.term.0)
+    }
+
+    fn child(&self, level: &Arc<Replica>) -> Spec {
+        tracing::info!(term = level.raft.term.0, "this manager leads");
+        let founding = self.shared.founding.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(founding) = founding {
+            tokio::spawn(write_first_entry(self.shared.clone(), founding, self.raft.clone()));
+        }
+        let config = &self.shared.config;
+        let mut authority_config = muster_cert_authority::Config::default();
+        if let Some(lifetime) = config.settings.certificates.lifetime {
+            authority_config.node_lifetime = lifetime.0;
+        }
+        let mut dispatcher_config = DispatcherConfig::default();
+        if let Some(heartbeat) = config.settings.agent.heartbeat {
+            dispatcher_config.heartbeat = heartbeat.0;
+        }
+        let (addresses, ports, mesh, raft, view, me) = (
+            self.addresses.clone(),
+            Arc::clone(&self.ports),
+            self.mesh.clone(),
+            self.raft.clone(),
+            Arc::clone(&self.view),
+            self.shared.me,
+        );
+        // One slot per leadership: what an earlier leadership was about to do, a fresh look decides anew.
+        let slot = Slot::new();
+        Spec::group("leader", Intensity::default(), move |children| {
+            let (raft, replica) = (raft.clone(), ports.replica.clone());
+            let (view, slot, probe) = (Arc::clone(&view), slot.clone(), mesh.recipient());
+            let (r, c) = (raft.clone(), replica.clone());
+            children.start(Spec::actor("role-manager", addresses.roles.clone(), move || {
+                let ports = muster_role_manager::Ports {
+                    raft: r.clone(),
+                    mesh: probe.clone(),
+                    replica: c.clone(),
+                    view: Arc::clone(&view),
+                };
+                Ok(RoleManagerShell::new(me, muster_role_manager::Config::default(), ports, slot.clone()))
+            }));
+            let (r, c, config) = (raft.clone(), replica.clone(), authority_config.clone());
+            children.start(Spec::actor("cert-authority", addresses.authority.clone(), move || {
+                Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()))
+            }));
+            let config = dispatcher_config.clone();
+            children.start(Spec::actor("dispatcher", addresses.dispatcher.clone(), move || {
+                Ok(DispatcherShell::new(config.clone(), raft.clone(), replica.clone()))
+            }));
+            Ok(())
+        })
+        .backoff(Backoff::QUICK)
+    }
+
+    fn after_stop(&self, _level: Arc<Replica>) -> BoxFuture<'static, ()> {
+        let view = Arc::clone(&self.view);
+        Box::pin(async move {
+            view.send_replace(Arc::new(RoleView::default()));
+        })
+    }
+
+    fn name(&self) -> &'static str {
+        "leader"
+    }
+}
+
+/// How often the first entry is proposed again until it is applied.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// Founding, last step: the first entry writes the cluster, its root and its founder. Repeated until it is applied; the
+/// guard `NotFounded` makes it happen once.
+async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft: Recipient<RaftMemberMsg>) {
+    loop {
+        let mut command = Command::idempotent(founding.at, Principal::Operator, "founded").guard(Guard::NotFounded);
+        command = command.change(Change::Found {
+            cluster: Box::new(founding.cluster_record()),
+            founder: Box::new(founder(&shared, &founding)),
+            tokens: [Role::Worker, Role::Manager].map(|role| default_token(role, &founding)).to_vec(),
+        });
+        let command = Box::new(command);
+        let deadline = Duration::from_secs(5);
+        let done = raft.ask(deadline, |reply| RaftMemberMsg::Propose { command, deadline_ms: 5000, reply }).await;
+        match done {
+            Ok(Ok(_)) => break,
+            Ok(Err(muster_messages::protocol::ProposeError::Refused(muster_messages::CommandRefusal::AlreadyFounded))) => break,
+            other => tracing::debug!(?other, "the first entry is not applied yet"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    let store = shared.memory.store().clone();
+    let finished = tokio::task::spawn_blocking(move || store.finish_founding()).await;
+    *shared.founding.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    match finished {
+        Ok(Ok(())) => tracing::info!(cluster = %founding.cluster, "cluster founded"),
+        other => tracing::error!(?other, "the cluster is founded, but its founding file cannot be removed"),
+    }
+}
+
+fn founder(shared: &Shared, founding: &muster_pki::Founding) -> NodeRecord {
+    NodeRecord {
+        id: founding.node,
+        name: muster_messages::Name::sanitized(&shared.config.name),
+        addr: shared.advertise.clone(),
+        release: shared.config.release.clone(),
+        labels: shared.config.labels.clone(),
+        desired_role: Role::Manager,
+        role: Role::Manager,
+        granted: Revision(0),
+        removing: None,
+        certificate: None,
+        last_not_after: shared.credentials.borrow().identity.not_after,
+        liveness: Liveness::Unknown,
+        liveness_since: founding.at,
+        created_at: founding.at,
+        generation: Generation(1),
+        revision: Revision(0),
+    }
+}
+
+fn default_token(role: Role, founding: &muster_pki::Founding) -> Token {
+    Token {
+        id: format!("default-{role}"),
+        role,
+        secret: muster_pki::new_token_secret(),
+        default: true,
+        created_at: founding.at,
+        expires_at: None,
+        uses_left: None,
+        revision: Revision(0),
+    }
+}

@@ -1,0 +1,231 @@
+//! The manager half: mesh, raft member, blocklist, sessions, join service, the seat, and the switch of the leader's
+//! subtree. It runs while the certificate says manager; its failure never takes the agent half down.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use muster_agent::ManagerWanted;
+use muster_api::{LeaderPorts, ManagerPorts};
+use muster_blocklist::BlocklistShell;
+use muster_join::{JoinPorts, JoinService};
+use muster_kernel::{Address, Backoff, Children, Fault, Intensity, Slot, Spec};
+use muster_mesh::{Mesh, MeshConfig, MeshHandle, MeshWiring};
+use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::{Replica, RoleView};
+use muster_raft_member::{RaftArgs, RaftConfig, RaftMember, disk};
+use muster_sessions::{SessionsConfig, SessionsPorts, SessionsShell};
+use tokio::sync::{mpsc, watch};
+
+use super::boot::RaftData;
+use super::leader::LeaderPlan;
+use super::node::{Shared, for_good};
+use super::router::Router;
+use super::seat::{SeatKeeper, SeatMsg};
+use super::switch::{Plan, Switch, SwitchMsg};
+
+/// Starts and stops the manager half.
+pub struct ManagerPlan {
+    shared: Shared,
+}
+
+impl ManagerPlan {
+    pub fn new(shared: Shared) -> Self {
+        Self { shared }
+    }
+}
+
+impl Plan<ManagerWanted> for ManagerPlan {
+    fn wanted(&self, level: &ManagerWanted) -> Option<u64> {
+        level.wanted.then_some(1)
+    }
+    fn child(&self, _level: &ManagerWanted) -> Spec {
+        tracing::info!("starting the manager half");
+        let shared = self.shared.clone();
+        // Its failures are its own: it may restart as often as it likes without ending the process.
+        let limit = Intensity { max: 10, window: Duration::from_secs(60) };
+        Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(Backoff::SLOW)
+    }
+    fn after_stop(&self, level: ManagerWanted) -> BoxFuture<'static, ()> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            shared.manager.send_replace(None);
+            shared.raft_trouble.send_replace(None);
+            tracing::info!(because = ?level.because, "the manager half has stopped");
+            if !level.wanted && for_good(&level) {
+                let wiped = tokio::task::spawn_blocking(move || wipe(&shared)).await;
+                if let Ok(Err(why)) = wiped {
+                    tracing::error!(%why, "cannot wipe the Raft data of a seat that is gone");
+                }
+            }
+        })
+    }
+    fn name(&self) -> &'static str {
+        "manager"
+    }
+}
+
+/// The seat is gone for good: its data is worthless, and must not look like a lost one later.
+pub fn wipe(shared: &Shared) -> Result<(), Fault> {
+    disk::wipe(&shared.config.data_dir.join("raft"))?;
+    shared.memory.update(|node| node.held_seat = None)?;
+    *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::None;
+    Ok(())
+}
+
+/// Builds one incarnation of the manager half.
+fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
+    let raft: Address<muster_raft_member::Msg> = Address::new(16_384);
+    let replica = Arc::new(watch::Sender::new(Arc::new(Replica::default())));
+    let copy = Arc::new(shared.copy.attach(replica.subscribe()));
+    let (calls, incoming) = mpsc::channel(1024);
+    let mesh = Mesh::new(
+        MeshConfig::default(),
+        MeshWiring {
+            credentials: shared.credentials.clone(),
+            replica: replica.subscribe(),
+            raft: raft.recipient(),
+            calls,
+            agent: shared.agent.clone(),
+            dialer: Arc::new(shared.dialer.clone()),
+            services: shared.services.clone(),
+        },
+    );
+    let handle = mesh.handle();
+    let view = Arc::new(watch::Sender::new(Arc::new(RoleView::default())));
+    let leader = super::leader::addresses();
+    let sessions: Address<muster_sessions::Msg> = Address::new(4096);
+    let ports = Arc::new(ManagerPorts {
+        node: shared.me,
+        replica: replica.subscribe(),
+        raft: raft.recipient(),
+        mesh: handle.recipient(),
+        sessions: sessions.recipient(),
+        peers: peers_of(&handle),
+        leader: LeaderPorts {
+            roles: leader.roles.recipient(),
+            authority: leader.authority.recipient(),
+            dispatcher: leader.dispatcher.recipient(),
+            view: view.subscribe(),
+        },
+    });
+    let router = Router::new(shared.api.clone(), Arc::clone(&ports), handle.clone());
+
+    children.start(mesh.spec());
+    children.start(raft_spec(shared, &raft, &handle, &replica));
+    let (gateway, raft_port, slot) = (shared.gateway.clone(), raft.recipient::<RaftMemberMsg>(), Slot::new());
+    let copies = replica.subscribe();
+    children.start(Spec::actor("blocklist", Address::new(1024), move || {
+        Ok(BlocklistShell::new(copies.clone(), gateway.clone(), raft_port.clone(), slot.clone()))
+    }));
+    children.start(sessions_spec(shared, &sessions, &router, &replica));
+    let join = JoinPorts {
+        services: shared.services.clone(),
+        leader: router.leader_calls(),
+        root_pem: root_of(shared),
+    };
+    children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
+    children.start(router.spec(incoming));
+    let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, raft.recipient(), view);
+    let (plan, siblings, levels) = (Arc::new(plan), children.clone(), replica.subscribe());
+    let switch: Address<SwitchMsg<Arc<Replica>>> = Address::new(64);
+    children.start(Spec::actor("leader-switch", switch, move || {
+        Ok(Switch::new(Arc::clone(&plan), siblings.clone(), levels.clone()))
+    }));
+    let seat: Address<SeatMsg> = Address::new(64);
+    let (shared_for_seat, ports_for_seat, group) = (shared.clone(), Arc::clone(&ports), children.clone());
+    children.start(Spec::actor("seat", seat, move || {
+        // The copy stays attached exactly as long as something of this incarnation lives.
+        let _attached = &copy;
+        Ok(SeatKeeper::new(shared_for_seat.clone(), Arc::clone(&ports_for_seat), group.clone()))
+    }));
+    shared.manager.send_replace(Some(ports));
+    Ok(())
+}
+
+fn root_of(shared: &Shared) -> Arc<dyn Fn() -> String + Send + Sync> {
+    let credentials = shared.credentials.clone();
+    Arc::new(move || credentials.borrow().root_pem.clone())
+}
+
+fn peers_of(handle: &MeshHandle) -> Arc<dyn Fn() -> std::collections::BTreeSet<muster_messages::NodeId> + Send + Sync> {
+    let handle = handle.clone();
+    Arc::new(move || handle.connected())
+}
+
+fn raft_spec(
+    shared: &Shared,
+    address: &Address<muster_raft_member::Msg>,
+    mesh: &MeshHandle,
+    replica: &Arc<watch::Sender<Arc<Replica>>>,
+) -> Spec {
+    let (shared, mesh, replica) = (shared.clone(), mesh.clone(), Arc::clone(replica));
+    let mut config = RaftConfig::default();
+    let settings = &shared.config.settings.raft;
+    if let Some(heartbeat) = settings.heartbeat {
+        config.heartbeat = heartbeat.0;
+    }
+    if let Some(timeout) = settings.election_timeout {
+        config.election_timeout = timeout.0;
+    }
+    if let Some(entries) = settings.snapshot_entries {
+        config.snapshot_entries = entries;
+    }
+    Spec::actor("raft-member", address.clone(), move || {
+        let founding = shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        RaftMember::open(RaftArgs {
+            data_dir: shared.config.data_dir.join("raft"),
+            config: config.clone(),
+            transport: Arc::new(mesh.clone()),
+            publish: Arc::clone(&replica),
+            node: shared.me,
+            advertise: shared.advertise.clone(),
+            founding,
+        })
+    })
+}
+
+fn sessions_spec(
+    shared: &Shared,
+    address: &Address<muster_sessions::Msg>,
+    router: &Router,
+    replica: &Arc<watch::Sender<Arc<Replica>>>,
+) -> Spec {
+    let mut config = SessionsConfig::default();
+    let settings = &shared.config.settings.agent;
+    if let Some(heartbeat) = settings.heartbeat {
+        config.heartbeat = heartbeat.0;
+    }
+    if let Some(per_second) = settings.registrations_per_second {
+        config.registrations_per_second = per_second;
+    }
+    let ports = SessionsPorts {
+        node: shared.me,
+        services: shared.services.clone(),
+        replica: replica.subscribe(),
+        leader: Arc::new(router.clone()),
+    };
+    let address_of_children = address.clone();
+    Spec::actor("sessions", address.clone(), move || {
+        let _same = &address_of_children;
+        Ok(SessionsShell::new(config.clone(), ports.clone()))
+    })
+}
+
+/// Before a process stops: if it leads, somebody else should, without waiting for an election timeout.
+pub async fn hand_over(shared: &Shared) {
+    let Some(manager) = shared.manager.borrow().clone() else { return };
+    let others = {
+        let replica = manager.replica.borrow();
+        let voters = replica.tables.members.values().filter(|m| m.voter && m.node != shared.me).count();
+        replica.raft.leading && voters > 0
+    };
+    if !others {
+        return;
+    }
+    let asked = manager.raft.ask(Duration::from_secs(2), |reply| RaftMemberMsg::TransferLeadership { to: None, reply }).await;
+    match asked {
+        Ok(Ok(heir)) => tracing::info!(%heir, "handed leadership over"),
+        other => tracing::warn!(?other, "stopping as leader: nobody took leadership over in time"),
+    }
+}

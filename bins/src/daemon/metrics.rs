@@ -1,0 +1,130 @@
+//! Plain HTTP for machines that watch machines: `/metrics` (Prometheus), `/livez`, `/readyz`.
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use muster_messages::{ActorState, Liveness};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+
+use super::boot::Exit;
+use super::node::Shared;
+use super::ready::Readiness;
+
+type Number = Gauge<u64, AtomicU64>;
+
+/// Binds, unless it is `off`.
+pub async fn listen(addr: &str) -> Result<Option<TcpListener>, Exit> {
+    if addr == "off" {
+        return Ok(None);
+    }
+    let listener = TcpListener::bind(addr).await;
+    listener.map(Some).map_err(|e| Exit::new(1, format!("cannot listen on {addr} for metrics: {e}; --metrics off runs without")))
+}
+
+/// Serves until the process ends.
+pub fn serve(listener: Option<TcpListener>, shared: Shared, readiness: Readiness) -> Option<SocketAddr> {
+    let listener = listener?;
+    let addr = listener.local_addr().ok();
+    let router = Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route(
+            "/readyz",
+            get(move || {
+                let ready = readiness.now();
+                async move {
+                    match ready {
+                        Some(role) => (StatusCode::OK, format!("{role}\n")),
+                        None => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
+                    }
+                }
+            }),
+        )
+        .route("/metrics", get(move || render(shared.clone())));
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%error, "the metrics port ended");
+        }
+    });
+    addr
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Path {
+    path: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct State {
+    state: &'static str,
+}
+
+/// Built anew for each scrape: a path that is gone leaves no series.
+async fn render(shared: Shared) -> impl IntoResponse {
+    let mut registry = Registry::with_prefix("muster");
+    actors(&mut registry, &shared);
+    replica(&mut registry, &shared);
+    let mut text = String::new();
+    let status = match encode(&mut text, &registry) {
+        Ok(()) => StatusCode::OK,
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    (status, [(header::CONTENT_TYPE, kind)], text)
+}
+
+fn actors(registry: &mut Registry, shared: &Shared) {
+    let families: [(&str, &str, Family<Path, Number>); 5] = [
+        ("actor_mailbox", "Messages waiting", Family::default()),
+        ("actor_handled", "Messages handled", Family::default()),
+        ("actor_restarts", "Restarts", Family::default()),
+        ("actor_healthy", "1 while the actor is healthy", Family::default()),
+        ("actor_handling_ms", "How long the message in progress has been", Family::default()),
+    ];
+    for actor in shared.tree.flat() {
+        let values = [
+            actor.mailbox,
+            actor.handled,
+            actor.restarts,
+            u64::from(actor.state == ActorState::Healthy),
+            actor.handling.map_or(0, |h| h.for_ms),
+        ];
+        for ((_, _, family), value) in families.iter().zip(values) {
+            family.get_or_create(&Path { path: actor.path.clone() }).set(value);
+        }
+    }
+    for (name, help, family) in families {
+        registry.register(name, help, family);
+    }
+}
+
+fn replica(registry: &mut Registry, shared: &Shared) {
+    let Some(manager) = shared.manager.borrow().clone() else { return };
+    let replica = manager.replica.borrow().clone();
+    let gauges = [
+        ("raft_term", "The Raft term", replica.raft.term.0),
+        ("raft_commit", "The last committed index", replica.raft.commit.0),
+        ("raft_applied", "The last applied index", replica.raft.applied.0),
+        ("raft_leading", "1 while this manager leads", u64::from(replica.raft.leading)),
+        ("raft_members", "Members of the Raft configuration", replica.tables.members.len() as u64),
+        ("blocklist_entries", "Blocked node ids", replica.tables.blocklist.len() as u64),
+    ];
+    for (name, help, value) in gauges {
+        let gauge = Number::default();
+        gauge.set(value);
+        registry.register(name, help, gauge);
+    }
+    let nodes: Family<State, Number> = Family::default();
+    for (state, liveness) in [("ready", Liveness::Ready), ("down", Liveness::Down), ("unknown", Liveness::Unknown)] {
+        let count = replica.tables.nodes.values().filter(|n| n.liveness == liveness).count();
+        nodes.get_or_create(&State { state }).set(count as u64);
+    }
+    registry.register("nodes", "Nodes by state", nodes);
+}

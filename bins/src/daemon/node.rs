@@ -1,0 +1,279 @@
+//! The tree of a node: gateway, agent, api, and the switch of the manager half. Wiring only.
+
+use std::sync::Arc;
+
+use muster_agent::{AgentConfig, AgentPorts, AgentSetup, ManagerWanted, WantedBecause, agent_address, agent_spec, trouble_of};
+use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
+use muster_gateway::{Dialer, Gateway, GatewayConfig, KnownManagers, LocalCopy, Port, Services};
+use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};
+use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
+use muster_messages::wire::ActorsAsk;
+use muster_messages::{NodeId, Principal, Role};
+use tokio::net::TcpListener;
+use tokio::sync::{Mutex, mpsc, watch};
+
+use super::boot::{Booted, Exit, RaftData, boot};
+use super::config::Config;
+use super::manager::ManagerPlan;
+use super::metrics;
+use super::ready::{self, Readiness};
+use super::switch::{Switch, SwitchMsg};
+
+/// What every part of this node shares. Made once; outlives the restarts of all of them.
+#[derive(Clone)]
+pub struct Shared {
+    pub config: Arc<Config>,
+    pub me: NodeId,
+    pub advertise: String,
+    pub credentials: watch::Receiver<Arc<NodeCredentials>>,
+    pub dialer: Dialer,
+    pub services: Services,
+    pub copy: LocalCopy,
+    pub managers: KnownManagers,
+    pub agent: Recipient<AgentMsg>,
+    pub memory: muster_agent::NodeMemory,
+    pub gateway: Recipient<GatewayMsg>,
+    pub api: Api,
+    /// The manager half's ports while it runs.
+    pub manager: Arc<watch::Sender<Option<Arc<ManagerPorts>>>>,
+    /// What is wrong with this node's Raft data, as `status` shows it.
+    pub raft_trouble: Arc<watch::Sender<Option<String>>>,
+    /// How the manager half found its Raft data when this process started.
+    pub raft_data: Arc<std::sync::Mutex<RaftData>>,
+    pub founding: Arc<std::sync::Mutex<Option<muster_pki::Founding>>>,
+    pub tree: Tree,
+}
+
+/// A running node.
+pub struct Node {
+    root: Supervisor,
+    shared: Shared,
+    fatal: Arc<watch::Sender<Option<String>>>,
+}
+
+impl Node {
+    /// Boots and starts everything. Returns once the tree stands; the ready line follows when the node can serve.
+    pub async fn start(config: Config) -> Result<Self, Exit> {
+        let listener = TcpListener::bind(&config.listen)
+            .await
+            .map_err(|e| Exit::new(1, format!("cannot listen on {}: {e}", config.listen)))?;
+        let listens = listener.local_addr()?;
+        let advertise = ready::advertised(&config, listens);
+        let booted = boot(&config, &advertise).await?;
+        let socket = Arc::new(AdminSocket::bind(&config.socket).map_err(|e| Exit::new(1, Fault::from(e).0))?);
+        let metrics_listener = metrics::listen(&config.metrics).await?;
+
+        let tree = Tree::new();
+        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.map_err(|f| Exit::new(1, f.0))?;
+        let wired = wire(config, advertise, booted, tree)?;
+        let shared = wired.shared.clone();
+        let readiness = Readiness::new(&shared, wired.agent_ports.session());
+        let fatal = Arc::new(watch::Sender::new(None));
+
+        start_tree(&root, &wired, listener, Arc::clone(&socket));
+        let metrics_addr = metrics::serve(metrics_listener, shared.clone(), readiness.clone());
+        ready::announce_when_ready(readiness, listens, metrics_addr, shared.config.socket.clone());
+        Ok(Self { root, shared, fatal })
+    }
+
+    /// Returns when the root supervisor gave up.
+    pub async fn ended(&self) -> Exit {
+        let mut fatal = self.fatal.subscribe();
+        tokio::select! {
+            () = self.root.ended() => Exit::new(1, "the root supervisor gave up; the log says which actor kept failing"),
+            why = fatal.wait_for(Option::is_some) => {
+                Exit::new(1, why.ok().and_then(|w| w.clone()).unwrap_or_default())
+            }
+        }
+    }
+
+    /// Hands leadership over, closes sessions, stops everything in reverse start order.
+    pub async fn stop(&self) {
+        super::manager::hand_over(&self.shared).await;
+        self.root.shut_down().await;
+    }
+}
+
+struct Wired {
+    shared: Shared,
+    agent: Address<muster_agent::Msg>,
+    agent_ports: AgentPorts,
+    gateway: Address<muster_gateway::Msg>,
+}
+
+fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result<Wired, Exit> {
+    let Booted { memory, credentials, founding, raft } = booted;
+    let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
+    let local = memory.load()?;
+    let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
+    let config = Arc::new(config);
+    let dialer = Dialer::new(credentials.subscribe());
+
+    let mut seeds = config.join.clone();
+    // A manager may be the only one: its agent must find its own host.
+    if role == Role::Manager {
+        seeds.push(advertise.clone());
+    }
+    let mut known = local.managers.clone();
+    known.extend(seeds.iter().filter(|s| !local.managers.contains(s)).cloned());
+    let managers = KnownManagers::new(known);
+
+    let agent = agent_address();
+    let gateway: Address<muster_gateway::Msg> = Address::new(1024);
+    let manager = Arc::new(watch::Sender::new(None));
+    let raft_trouble = Arc::new(watch::Sender::new(None));
+    let trouble = Arc::new(std::sync::OnceLock::new());
+
+    let facts = {
+        let (config, managers, credentials) = (Arc::clone(&config), managers.clone(), credentials.subscribe());
+        let (trouble, raft_trouble) = (Arc::clone(&trouble), raft_trouble.subscribe());
+        move || {
+            let credentials = credentials.borrow();
+            let told: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
+            let told = told.and_then(|t| t.borrow().as_ref().map(|t| t.reason.word().to_owned()));
+            NodeFacts {
+                id: me,
+                name: muster_messages::Name::sanitized(&config.name),
+                role: credentials.identity.node().map_or(Role::Worker, |(_, role)| role),
+                managers: managers.get(),
+                cluster: credentials.identity.cluster.to_string(),
+                root_pem: credentials.root_pem.clone(),
+                trouble: told.or_else(|| raft_trouble.borrow().clone()),
+            }
+        }
+    };
+    let api = Api::new(ApiPorts {
+        facts: Arc::new(facts),
+        manager: manager.subscribe(),
+        tree: tree.clone(),
+        dialer: dialer.clone(),
+        crash_allowed: config.settings.debug.crash,
+    });
+    let inspector = {
+        let api = api.clone();
+        Arc::new(move |ask: ActorsAsk| -> futures_util::future::BoxFuture<'static, _> {
+            let api = api.clone();
+            Box::pin(async move { api.actors_here(&ask).await })
+        })
+    };
+    let mut agent_config = AgentConfig::default();
+    if let Some(heartbeat) = config.settings.agent.heartbeat {
+        agent_config.heartbeat = heartbeat.0;
+    }
+    let agent_ports = AgentPorts::new(AgentSetup {
+        config: agent_config,
+        memory: memory.clone(),
+        credentials: Arc::clone(&credentials),
+        dial: Arc::new(dialer.clone()),
+        inspector,
+        name: muster_messages::Name::sanitized(&config.name),
+        advertise: advertise.clone(),
+        release: config.release.clone(),
+        labels: config.labels.clone(),
+        seeds,
+    });
+    let _first = trouble.set(agent_ports.trouble());
+    let _kept = local.ended.as_ref().and_then(trouble_of);
+    let shared = Shared {
+        config,
+        me,
+        advertise,
+        credentials: credentials.subscribe(),
+        dialer,
+        services: Services::new(),
+        copy: LocalCopy::new(),
+        managers,
+        agent: agent.recipient(),
+        memory,
+        gateway: gateway.recipient(),
+        api,
+        manager,
+        raft_trouble,
+        raft_data: Arc::new(std::sync::Mutex::new(raft)),
+        founding: Arc::new(std::sync::Mutex::new(founding)),
+        tree,
+    };
+    Ok(Wired { shared, agent, agent_ports, gateway })
+}
+
+fn start_tree(root: &Supervisor, wired: &Wired, listener: TcpListener, socket: Arc<AdminSocket>) {
+    let shared = wired.shared.clone();
+    let children = root.children();
+    let mut limits = GatewayConfig::default();
+    let settings = &shared.config.settings.gateway;
+    if let Some(max) = settings.max_connections {
+        limits.max_identified = max;
+    }
+    if let Some(deadline) = settings.handshake_deadline {
+        limits.handshake_deadline = deadline.0;
+    }
+    if let Some(per_second) = settings.joins_per_second {
+        limits.join_rate = muster_gateway::Rate { per_second, burst: per_second.saturating_mul(5) };
+    }
+    let port = Port::new(
+        limits,
+        listener,
+        shared.credentials.clone(),
+        shared.services.clone(),
+        shared.copy.clone(),
+        shared.managers.clone(),
+    );
+    children.start(Spec::actor("gateway", wired.gateway.clone(), move || Ok(Gateway::on(port.clone()))));
+    children.start(api_spec(&shared, socket));
+    children.start(agent_spec(wired.agent.clone(), wired.agent_ports.clone()));
+    children.start(manager_switch(&shared, &wired.agent_ports, children.clone()));
+    follow_managers(&shared, wired.agent_ports.clone());
+}
+
+fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
+    let (sink, incoming) = mpsc::channel(256);
+    let incoming = Arc::new(Mutex::new(incoming));
+    let registrations = [Service::Api, Service::Http].map(|s| shared.services.register(s, sink.clone()));
+    let registrations = Arc::new(registrations);
+    let (api, credentials, me) = (shared.api.clone(), shared.credentials.clone(), shared.me);
+    let caller = Arc::new(move || match credentials.borrow().identity.node() {
+        Some((_, Role::Manager)) => Principal::Operator,
+        _ => Principal::Node(me),
+    });
+    Spec::actor("api", Address::new(64), move || {
+        let _held = &registrations;
+        Ok(ApiShell::new(api.clone(), Arc::clone(&incoming), Some(Arc::clone(&socket)), caller.clone()))
+    })
+}
+
+fn manager_switch(shared: &Shared, agent: &AgentPorts, siblings: muster_kernel::Children) -> Spec {
+    let (shared, wanted) = (shared.clone(), agent.wanted());
+    let address: Address<SwitchMsg<ManagerWanted>> = Address::new(64);
+    Spec::actor("manager-switch", address, move || {
+        Ok(Switch::new(Arc::new(ManagerPlan::new(shared.clone())), siblings.clone(), wanted.clone()))
+    })
+}
+
+/// Keeps the shared list of managers as the agent's sessions and the local copy tell it.
+fn follow_managers(shared: &Shared, _agent: AgentPorts) {
+    let (copy, managers) = (shared.copy.clone(), shared.managers.clone());
+    let memory = shared.memory.clone();
+    let mut watch = copy.watch();
+    tokio::spawn(async move {
+        loop {
+            match watch.get() {
+                Some(replica) => managers.set(replica.tables.members.values().map(|m| m.addr.clone()).collect()),
+                None => {
+                    let memory = memory.clone();
+                    if let Ok(Ok(local)) = tokio::task::spawn_blocking(move || memory.load()).await {
+                        managers.set(local.managers);
+                    }
+                }
+            }
+            tokio::select! {
+                () = watch.changed() => {}
+                () = tokio::time::sleep(std::time::Duration::from_secs(2)) => {}
+            }
+        }
+    });
+}
+
+/// Whether the manager half was told to go for good, so that its data may be wiped.
+pub fn for_good(wanted: &ManagerWanted) -> bool {
+    matches!(wanted.because, WantedBecause::CertificateSaysWorker | WantedBecause::Removed | WantedBecause::Blocked)
+}

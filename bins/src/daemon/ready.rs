@@ -1,0 +1,86 @@
+//! When a node can serve its role, and the one line that says so.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use muster_agent::SessionStatus;
+use muster_api::ManagerPorts;
+use muster_messages::protocol::NodeCredentials;
+use muster_messages::{Membership, NodeId, Role};
+use tokio::sync::watch;
+
+use super::config::Config;
+use super::node::Shared;
+
+/// What others dial: the advertised address with the port that the system chose, if it was asked to choose.
+pub fn advertised(config: &Config, listens: SocketAddr) -> String {
+    match config.advertise.rsplit_once(':') {
+        Some((host, "0")) => format!("{host}:{}", listens.port()),
+        _ => config.advertise.clone(),
+    }
+}
+
+/// Whether this node can serve its role: a worker has a session, a manager is a voter whose copy is current.
+#[derive(Clone)]
+pub struct Readiness {
+    me: NodeId,
+    credentials: watch::Receiver<Arc<NodeCredentials>>,
+    session: watch::Receiver<Option<SessionStatus>>,
+    manager: watch::Receiver<Option<Arc<ManagerPorts>>>,
+}
+
+impl Readiness {
+    pub fn new(shared: &Shared, session: watch::Receiver<Option<SessionStatus>>) -> Self {
+        Self { me: shared.me, credentials: shared.credentials.clone(), session, manager: shared.manager.subscribe() }
+    }
+
+    /// The role that is served right now, if it is.
+    pub fn now(&self) -> Option<Role> {
+        let (_, role) = self.credentials.borrow().identity.node()?;
+        let serves = match role {
+            Role::Worker => self.session.borrow().is_some(),
+            Role::Manager => self.manager.borrow().as_ref().is_some_and(|m| {
+                let replica = m.replica.borrow();
+                let raft = &replica.raft;
+                let voter = replica.tables.membership_of(self.me) == Membership::Voter;
+                voter && raft.leader.is_some() && replica.tables.cluster.is_some() && raft.applied >= raft.commit
+            }),
+        };
+        serves.then_some(role)
+    }
+
+    /// Returns with the role once it is served.
+    async fn reached(mut self) -> Role {
+        loop {
+            if let Some(role) = self.now() {
+                return role;
+            }
+            let replica = self.manager.borrow().as_ref().map(|m| m.replica.clone());
+            let copy_changed = async {
+                match replica {
+                    Some(mut replica) => drop(replica.changed().await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = self.session.changed() => {}
+                _ = self.manager.changed() => {}
+                _ = self.credentials.changed() => {}
+                () = copy_changed => {}
+                // A watch whose sender has gone resolves at once, for ever: never spin on it.
+                () = tokio::time::sleep(std::time::Duration::from_millis(500)) => {}
+            }
+        }
+    }
+}
+
+/// Prints the contract's line, once.
+pub fn announce_when_ready(readiness: Readiness, listens: SocketAddr, metrics: Option<SocketAddr>, socket: PathBuf) {
+    tokio::spawn(async move {
+        let me = readiness.me;
+        let role = readiness.reached().await;
+        let metrics = metrics.map_or_else(|| "off".to_owned(), |m| m.to_string());
+        println!("musterd ready node={me} role={role} listen={listens} socket={} metrics={metrics}", socket.display());
+    });
+}

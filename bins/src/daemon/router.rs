@@ -1,0 +1,185 @@
+//! Calls between managers: to whoever leads, and from other managers to the services of this one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use muster_api::{ManagerPorts, Service as Api};
+use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_mesh::MeshHandle;
+use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
+use muster_messages::wire::{self, PeerCall};
+use muster_messages::{ErrorBody, ErrorCode, NodeId};
+use muster_sessions::LeaderCalls;
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::time::Instant;
+
+/// A call between managers ends within this, whatever it is: longer than an election, shorter than a joiner's patience.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks for a leader.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Calls of other managers that may be in progress here.
+const IN_PROGRESS: usize = 1024;
+
+/// Routes calls. Cheap to clone.
+#[derive(Clone)]
+pub struct Router {
+    api: Api,
+    ports: Arc<ManagerPorts>,
+    mesh: MeshHandle,
+}
+
+impl Router {
+    pub fn new(api: Api, ports: Arc<ManagerPorts>, mesh: MeshHandle) -> Self {
+        Self { api, ports, mesh }
+    }
+
+    /// The child that answers other managers' calls.
+    pub fn spec(&self, incoming: mpsc::Receiver<IncomingCall>) -> Spec {
+        let (router, incoming) = (self.clone(), Arc::new(Mutex::new(incoming)));
+        Spec::actor("router", Address::new(16), move || {
+            Ok(RouterShell { router: router.clone(), incoming: Arc::clone(&incoming), room: Arc::new(Semaphore::new(IN_PROGRESS)) })
+        })
+    }
+
+    /// Asks the leader, wherever it is, as the services need it.
+    pub fn leader_calls(&self) -> muster_join::AskLeader {
+        let router = self.clone();
+        Arc::new(move |call| {
+            let router = router.clone();
+            Box::pin(async move { router.to_leader(call).await })
+        })
+    }
+
+    /// Asks whoever leads; waits for one through an election.
+    async fn to_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let (leading, leader) = {
+                let replica = self.ports.replica.borrow();
+                (replica.raft.leading, replica.raft.leader_node)
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer = match leader {
+                _ if leading => self.answer(self.ports.node, call.clone(), left).await,
+                Some(leader) if leader != self.ports.node => self.mesh.call(leader, left, call.clone()).await,
+                _ => Err(no_leader()),
+            };
+            match answer {
+                Err(error) if error.code == ErrorCode::Unreachable && left > PAUSE => tokio::time::sleep(PAUSE).await,
+                done => return done,
+            }
+        }
+    }
+
+    /// Answers a call on this manager. What only the leader may decide is refused elsewhere.
+    async fn answer(&self, forwarder: NodeId, call: PeerCall, left: Duration) -> Result<Vec<u8>, ErrorBody> {
+        let leader = &self.ports.leader;
+        let left = left.min(LIMIT);
+        if !matches!(call, PeerCall::Actors(_)) && !self.ports.replica.borrow().raft.leading {
+            return Err(no_leader());
+        }
+        match call {
+            PeerCall::Api { caller, request_id, timeout_ms, request } => {
+                self.api.answer_forwarded(caller, request_id, timeout_ms, request).await.map(String::into_bytes)
+            }
+            PeerCall::SignNode { identity, observed_addr, csr_pem } => {
+                let make = |reply| CertAuthorityMsg::SignNode { identity: Box::new(identity), observed_addr, csr_pem, reply };
+                encoded(leader.authority.ask(left, make).await.map_err(gone)?)
+            }
+            PeerCall::Join { observed_addr, request } => {
+                let make = |reply| CertAuthorityMsg::Join { observed_addr, request: Box::new(request), reply };
+                encoded(leader.authority.ask(left, make).await.map_err(gone)?)
+            }
+            PeerCall::Seat { node, request } => {
+                encoded(leader.roles.ask(left, |reply| RoleManagerMsg::RequestSeat { node, request, reply }).await.map_err(gone)?)
+            }
+            PeerCall::Sessions(digest) => {
+                let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
+                leader.dispatcher.ask(left, make).await.map_err(gone)?.map(|()| Vec::new())
+            }
+            PeerCall::Actors(call) => self.api.answer_actors(&call, left).await.map(String::into_bytes),
+        }
+    }
+}
+
+/// The leader's actor is starting or restarting: like a leader that is not there yet.
+fn gone(error: muster_kernel::AskError) -> ErrorBody {
+    match error {
+        muster_kernel::AskError::Down | muster_kernel::AskError::Closed => no_leader(),
+        other => other.into(),
+    }
+}
+
+fn no_leader() -> ErrorBody {
+    ErrorBody::new(ErrorCode::Unreachable, "no leader at the moment; retry").retry_after(Duration::from_millis(200))
+}
+
+fn encoded<T: serde::Serialize>(answer: Result<T, ErrorBody>) -> Result<Vec<u8>, ErrorBody> {
+    wire::encode(&answer?).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
+}
+
+impl LeaderCalls for Router {
+    fn call(&self, call: PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> {
+        let router = self.clone();
+        Box::pin(async move { router.to_leader(call).await })
+    }
+}
+
+/// What the router's actor hears.
+pub enum RouterMsg {
+    Call(Box<IncomingCall>),
+}
+impl Named for RouterMsg {
+    fn name(&self) -> &'static str {
+        "call"
+    }
+}
+
+struct RouterShell {
+    router: Router,
+    incoming: Arc<Mutex<mpsc::Receiver<IncomingCall>>>,
+    room: Arc<Semaphore>,
+}
+
+impl Shell for RouterShell {
+    type Msg = RouterMsg;
+    const KIND: &'static str = "Router";
+
+    async fn started(&mut self, cx: &Cx<RouterMsg>) -> Result<(), Fault> {
+        let (incoming, me) = (Arc::clone(&self.incoming), cx.me().clone());
+        cx.spawn(async move {
+            let mut incoming = incoming.lock().await;
+            while let Some(call) = incoming.recv().await {
+                if me.tell(RouterMsg::Call(Box::new(call))).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<RouterMsg>, msg: RouterMsg) -> Result<(), Fault> {
+        let RouterMsg::Call(call) = msg;
+        let place = Arc::clone(&self.room).try_acquire_owned();
+        let router = self.router.clone();
+        cx.spawn(async move {
+            let IncomingCall { forwarder, call, reply } = *call;
+            let answer = match &place {
+                Ok(_) => router.answer(forwarder, call, LIMIT).await,
+                Err(_) => {
+                    let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many calls from other managers are in progress; retry");
+                    Err(busy.retry_after(Duration::from_millis(200)))
+                }
+            };
+            let _gave_up = reply.send(answer);
+            drop(place);
+        });
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        json!({"in_progress": IN_PROGRESS - self.room.available_permits()})
+    }
+}

@@ -1,0 +1,232 @@
+//! SeatKeeper: gets this manager its Raft seat and keeps it right.
+//!
+//! Hears  the local copy; the answers to its requests.     Says  `RequestSeat` through the agent's session.
+//! Keeps  SEAT-1  a manager whose Raft data is missing or damaged never reuses its seat: it asks for a new one, and the
+//!                old one is removed first.
+//! A manager asks once after each start, also with its data in place: its address may have changed, or its seat may be
+//! gone. What it waits for is in the log, once per change, and in `status`.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use muster_api::ManagerPorts;
+use muster_kernel::{Children, Cx, Fault, Shell};
+use muster_messages::protocol::{AgentMsg, Named};
+use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
+use muster_messages::{ErrorBody, RaftId};
+use muster_raft_member::disk;
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use super::boot::RaftData;
+use super::node::Shared;
+
+/// How long one request may take; the leader may be dialling back or waiting for a quorum.
+const ASK_LIMIT: Duration = Duration::from_secs(10);
+/// Between requests that failed for lack of a session or a leader: quick at first, a joining manager waits for it.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// What the keeper hears.
+pub enum SeatMsg {
+    Ask,
+    Answered(Result<SeatReply, ErrorBody>),
+    /// The raft member has this seat.
+    Holds(Option<RaftId>),
+    /// The old data is out of the way and the raft member runs on an empty copy.
+    Emptied(Result<(), String>),
+}
+impl Named for SeatMsg {
+    fn name(&self) -> &'static str {
+        match self {
+            SeatMsg::Ask => "ask",
+            SeatMsg::Answered(_) => "answered",
+            SeatMsg::Holds(_) => "holds",
+            SeatMsg::Emptied(_) => "emptied",
+        }
+    }
+}
+
+/// The keeper's shell.
+pub struct SeatKeeper {
+    shared: Shared,
+    ports: Arc<ManagerPorts>,
+    group: Children,
+    pause: Duration,
+    holds: Option<RaftId>,
+    seated: Option<RaftId>,
+    said: String,
+}
+
+impl SeatKeeper {
+    pub fn new(shared: Shared, ports: Arc<ManagerPorts>, group: Children) -> Self {
+        Self { shared, ports, group, pause: FIRST_PAUSE, holds: None, seated: None, said: String::new() }
+    }
+
+    fn data(&self) -> RaftData {
+        self.shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn request(&self) -> SeatRequest {
+        let (held, data_lost) = match self.data() {
+            RaftData::None | RaftData::Present => (self.holds, None),
+            RaftData::Missing { held } => {
+                let file = self.shared.config.data_dir.join("raft").display().to_string();
+                (Some(held), Some(DataLoss { damaged: false, file }))
+            }
+            RaftData::Damaged { held, file, .. } => (held, Some(DataLoss { damaged: true, file })),
+        };
+        SeatRequest { advertise: self.shared.advertise.clone(), held, data_lost }
+    }
+
+    /// One line per change, to whoever looks at why a manager is not there yet.
+    fn say(&mut self, text: String) {
+        if self.said != text {
+            info!("{text}");
+            self.said = text;
+        }
+    }
+
+    fn again(&mut self, cx: &Cx<SeatMsg>, pause: Duration) {
+        cx.after(pause, SeatMsg::Ask);
+        self.pause = (self.pause.mul_f64(1.5)).min(LONGEST_PAUSE);
+    }
+
+    fn answered(&mut self, cx: &Cx<SeatMsg>, answer: Result<SeatReply, ErrorBody>) {
+        match answer {
+            Ok(SeatReply::Seated { raft_id }) => {
+                self.pause = FIRST_PAUSE;
+                self.seated = Some(raft_id);
+                self.say(format!("this manager has raft seat {raft_id}"));
+                // Another seat than the data on disk is of: that data is worthless now.
+                if self.holds.is_some_and(|held| held != raft_id) && self.data() == RaftData::Present {
+                    self.empty(cx);
+                } else {
+                    self.settle();
+                }
+            }
+            Ok(SeatReply::Wait { reason, message, retry_after_ms }) => {
+                self.say(format!("waiting for a raft seat: {reason:?}: {message}"));
+                let pause = Duration::from_millis(retry_after_ms).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+                self.again(cx, pause);
+            }
+            Ok(SeatReply::NotWanted { message }) => {
+                // The agent hears the same from its view and will stop this half; until then there is nothing to do.
+                self.say(format!("this node is not wanted as a manager: {message}"));
+                self.again(cx, LONGEST_PAUSE);
+            }
+            Err(error) => {
+                self.say(format!("cannot ask for a raft seat yet: {error}"));
+                let pause = self.pause;
+                self.again(cx, pause);
+            }
+        }
+    }
+
+    /// Data loss is over once the new seat holds data.
+    fn settle(&mut self) {
+        let mut data = self.shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.holds.is_some() && self.holds == self.seated && *data != RaftData::Present {
+            *data = RaftData::Present;
+            drop(data);
+            self.shared.raft_trouble.send_replace(None);
+            info!("the raft data is back");
+        }
+    }
+
+    /// Stops the raft member, wipes its data, starts it again on an empty copy.
+    fn empty(&mut self, cx: &Cx<SeatMsg>) {
+        self.say("this seat's data is of an older seat: starting from an empty copy".to_owned());
+        let (shared, group, me) = (self.shared.clone(), self.group.clone(), cx.me().clone());
+        cx.spawn(async move {
+            let wiped = tokio::task::spawn_blocking(move || disk::mark_for_wipe(&shared.config.data_dir.join("raft"))).await;
+            let result = match wiped {
+                Ok(Ok(())) => {
+                    group.restart("raft-member");
+                    Ok(())
+                }
+                Ok(Err(error)) => Err(Fault::from(error).0),
+                Err(error) => Err(error.to_string()),
+            };
+            let _stopping = me.tell(SeatMsg::Emptied(result));
+        });
+    }
+
+    fn remember(&self, held: RaftId) {
+        let memory = self.shared.memory.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = memory.update(|node| node.held_seat = Some(held)) {
+                warn!(%error, "cannot remember the raft seat");
+            }
+        });
+    }
+}
+
+impl Shell for SeatKeeper {
+    type Msg = SeatMsg;
+    const KIND: &'static str = "SeatKeeper";
+
+    async fn started(&mut self, cx: &Cx<SeatMsg>) -> Result<(), Fault> {
+        let trouble = match self.data() {
+            RaftData::Missing { held } => Some(("raft_data_missing", format!("the data of raft seat {held} is missing"))),
+            RaftData::Damaged { file, why, .. } => Some(("raft_data_damaged", format!("{file} is damaged: {why}"))),
+            RaftData::None | RaftData::Present => None,
+        };
+        if let Some((word, text)) = trouble {
+            warn!("{word}: {text}; asking for a new raft seat");
+            self.shared.raft_trouble.send_replace(Some(word.to_owned()));
+        }
+        let (me, mut replica) = (cx.me().clone(), self.ports.replica.clone());
+        cx.spawn(async move {
+            loop {
+                let holds = replica.borrow_and_update().raft.raft_id;
+                if me.tell(SeatMsg::Holds(holds)).is_err() {
+                    return;
+                }
+                // Only another seat is news.
+                if replica.wait_for(|r| r.raft.raft_id != holds).await.is_err() {
+                    return;
+                }
+            }
+        });
+        cx.after(Duration::ZERO, SeatMsg::Ask);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<SeatMsg>, msg: SeatMsg) -> Result<(), Fault> {
+        match msg {
+            SeatMsg::Ask => {
+                let (agent, request, me) = (self.shared.agent.clone(), self.request(), cx.me().clone());
+                cx.spawn(async move {
+                    let asked = agent.ask(ASK_LIMIT, |reply| AgentMsg::RequestSeat { request, reply }).await;
+                    let _stopping = me.tell(SeatMsg::Answered(asked.unwrap_or_else(|e| Err(e.into()))));
+                });
+            }
+            SeatMsg::Answered(answer) => self.answered(cx, answer),
+            SeatMsg::Holds(holds) => {
+                let lost_it = self.holds.is_some() && holds.is_none();
+                self.holds = holds;
+                match holds {
+                    Some(held) => {
+                        self.remember(held);
+                        self.settle();
+                    }
+                    // The seat was removed under us: a new one is needed, if we are still wanted.
+                    None if lost_it => cx.after(FIRST_PAUSE, SeatMsg::Ask),
+                    None => {}
+                }
+            }
+            SeatMsg::Emptied(result) => {
+                if let Err(why) = result {
+                    return Err(Fault::new(format!("cannot empty the raft data: {why}")));
+                }
+                cx.after(FIRST_PAUSE, SeatMsg::Ask);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        json!({"holds": self.holds, "seated": self.seated, "waiting": self.said, "data": format!("{:?}", self.data())})
+    }
+}
