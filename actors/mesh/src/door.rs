@@ -270,8 +270,13 @@ impl Actor for DoorActor {
     }
 }
 
-/// News of a new door: its pid.
-pub struct DoorOpened(pub u64);
+/// News of a door.
+pub enum DoorNews {
+    /// A door is open, under this pid.
+    Opened(u64),
+    /// It is gone: what named it is void.
+    Closed(u64),
+}
 
 /// What the door's shell hears.
 pub enum DoorShellMsg {
@@ -291,21 +296,30 @@ impl Named for DoorShellMsg {
 /// sessions: a peer may announce only the door that its hello named.
 pub struct DoorShell {
     hall: Arc<Hall>,
-    opened: Recipient<DoorOpened>,
-    actor: Option<Stop>,
+    news: Recipient<DoorNews>,
+    running: Option<Running>,
 }
 
-/// Stops the actor when dropped.
-struct Stop(ActorRef<DoorMsg>);
-impl Drop for Stop {
+/// Stops the actor when dropped, on every way out.
+struct Running {
+    actor: ActorRef<DoorMsg>,
+    news: Recipient<DoorNews>,
+}
+impl Running {
+    fn pid(&self) -> u64 {
+        self.actor.get_id().pid()
+    }
+}
+impl Drop for Running {
     fn drop(&mut self) {
-        self.0.stop(None);
+        let _stopping = self.news.tell(DoorNews::Closed(self.pid()));
+        self.actor.stop(None);
     }
 }
 
 impl DoorShell {
-    pub fn new(hall: Arc<Hall>, opened: Recipient<DoorOpened>) -> Self {
-        Self { hall, opened, actor: None }
+    pub fn new(hall: Arc<Hall>, news: Recipient<DoorNews>) -> Self {
+        Self { hall, news, running: None }
     }
 }
 
@@ -320,9 +334,9 @@ impl Shell for DoorShell {
             let _how = joined.await;
             let _gone = me.tell(DoorShellMsg::Ended);
         });
-        let pid = actor.get_id().pid();
-        self.actor = Some(Stop(actor));
-        self.opened.tell(DoorOpened(pid))?;
+        let running = Running { actor, news: self.news.clone() };
+        self.news.tell(DoorNews::Opened(running.pid()))?;
+        self.running = Some(running);
         Ok(())
     }
     async fn handle(&mut self, _cx: &Cx<DoorShellMsg>, msg: DoorShellMsg) -> Result<(), Fault> {
@@ -331,7 +345,7 @@ impl Shell for DoorShell {
         }
     }
     fn view(&self) -> Value {
-        let pid = self.actor.as_ref().map(|a| a.0.get_id().pid());
+        let pid = self.running.as_ref().map(Running::pid);
         let mut view = self.hall.counters.view();
         view["pid"] = json!(pid);
         view

@@ -27,9 +27,9 @@ use crate::core::filter::Side;
 use crate::core::hello::Own;
 use crate::core::links::{DialOutcome, Effect, Input, Links, SessionNumber};
 use crate::dial::{Dial, DialFailure};
-use crate::door::{Counters, DoorMsg, DoorOpened, DoorShell, DoorShellMsg, Hall};
+use crate::door::{Counters, DoorMsg, DoorNews, DoorShell, DoorShellMsg, Hall};
 use crate::handle::{MeshHandle, Peers};
-use crate::handshake::{Agreed, HelloError, exchange};
+use crate::handshake::{Agreed, HELLO_DEADLINE, HelloError, exchange};
 use crate::offences::Offences;
 use crate::peer::{Link, PeerMsg, PeerShell, PeerStarted, no_session};
 use crate::session::{Ending, Facts, Session, Sessions};
@@ -118,8 +118,7 @@ pub enum Msg {
     /// The replica changed.
     Replica,
     Connection(Box<Connection>),
-    /// The door is open, under this pid.
-    Door(u64),
+    Door(DoorNews),
     /// A peer actor is there, for the first time or again.
     PeerStarted(NodeId),
     /// A hello ended.
@@ -136,9 +135,9 @@ impl From<MeshMsg> for Msg {
         Msg::Protocol(msg)
     }
 }
-impl From<DoorOpened> for Msg {
-    fn from(DoorOpened(pid): DoorOpened) -> Self {
-        Msg::Door(pid)
+impl From<DoorNews> for Msg {
+    fn from(news: DoorNews) -> Self {
+        Msg::Door(news)
     }
 }
 impl From<PeerStarted> for Msg {
@@ -169,12 +168,12 @@ impl Named for Msg {
 pub struct Greeted {
     /// The node that was dialled; `None`: it came to us.
     dialed: Option<NodeId>,
-    /// What we said of ourselves.
-    own: Option<Own>,
     result: Result<Opened, NotOpened>,
 }
 
 struct Opened {
+    /// What we said of ourselves.
+    own: Own,
     agreed: Agreed,
     stream: muster_gateway::BoxStream,
     identity: CertIdentity,
@@ -231,7 +230,8 @@ pub(crate) struct MeshShell {
     server: Option<Server>,
     registration: Option<Registration>,
     door: Option<u64>,
-    said: Option<Own>,
+    /// What this side says of itself; nothing while its door is closed. Hellos wait for it.
+    said: watch::Sender<Option<Own>>,
     next_session: SessionNumber,
     greeting: usize,
     /// Doors of sessions that are ready.
@@ -264,7 +264,7 @@ impl MeshShell {
             server: None,
             registration: None,
             door: None,
-            said: None,
+            said: watch::Sender::new(None),
             next_session: 1,
             greeting: 0,
             doors: BTreeMap::new(),
@@ -369,11 +369,11 @@ impl MeshShell {
     }
 
     fn dial(&mut self, cx: &Cx<Msg>, node: NodeId, addr: String) {
-        let (me, own) = (cx.me().clone(), self.own());
+        let me = cx.me().clone();
         let opening = self.opening(addr, node, false);
         cx.spawn(async move {
             let result = opening.await;
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: Some(node), own, result })));
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: Some(node), result })));
         });
     }
 
@@ -384,52 +384,48 @@ impl MeshShell {
         node: NodeId,
         probe: bool,
     ) -> impl Future<Output = Result<Opened, NotOpened>> + Send + 'static {
-        let (own, dialer, replica) = (self.own(), Arc::clone(&self.wiring.dialer), self.wiring.replica.clone());
+        let (said, dialer) = (self.said.subscribe(), Arc::clone(&self.wiring.dialer));
+        let replica = self.wiring.replica.clone();
         let opening = async move {
-            let own = own.ok_or(HelloError::Starting)?;
             let dialed = dialer.dial(&addr, node).await?;
+            let own = current(said).await?;
             let copy = replica.borrow().tables.clone();
             let (agreed, stream) = exchange(dialed.stream, own, &dialed.identity, copy, probe).await?;
             let (identity, remote) = (dialed.identity, dialed.remote);
-            Ok(Opened { agreed, stream, identity, remote, kill: None, permit: None })
+            Ok(Opened { own, agreed, stream, identity, remote, kill: None, permit: None })
         };
         async move { tokio::time::timeout(DIAL_DEADLINE, opening).await.unwrap_or(Err(NotOpened::TimedOut)) }
     }
 
     fn accept(&mut self, cx: &Cx<Msg>, connection: Connection) {
-        let (Some(own), Some(identity)) = (self.own(), connection.identity) else {
-            return; // dropped: the other side dials again
-        };
+        let Some(identity) = connection.identity else { return };
         if self.greeting >= GREETING {
-            return;
+            return; // dropped: the other side dials again
         }
         self.greeting += 1;
-        let (me, copy) = (cx.me().clone(), self.wiring.replica.borrow().tables.clone());
+        let (me, said, replica) = (cx.me().clone(), self.said.subscribe(), self.wiring.replica.clone());
         let (kill, permit, remote) = (connection.kill, connection.permit, connection.remote.to_string());
         let stream = connection.stream;
+        let greeting = async move {
+            let own = current(said).await?;
+            let copy = replica.borrow().tables.clone();
+            let (agreed, stream) = exchange(stream, own, &identity, copy, false).await?;
+            Ok(Opened { own, agreed, stream, identity, remote, kill: Some(kill), permit: Some(permit) })
+        };
         cx.spawn(async move {
-            let greeted = exchange(stream, own, &identity, copy, false).await;
-            let result = greeted
-                .map(|(agreed, stream)| Opened {
-                    agreed,
-                    stream,
-                    identity,
-                    remote,
-                    kill: Some(kill),
-                    permit: Some(permit),
-                })
-                .map_err(NotOpened::Hello);
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: None, own: Some(own), result })));
+            let result = greeting.await;
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: None, result })));
         });
     }
 
     fn greeted(&mut self, cx: &Cx<Msg>, greeted: Greeted) {
-        let Greeted { dialed, own, result } = greeted;
+        let Greeted { dialed, result } = greeted;
         if dialed.is_none() {
             self.greeting -= 1;
         }
         let outcome = match result {
-            Ok(opened) if own != self.own() && !opened.agreed.probe => DialOutcome::Failed, // said with an old hello
+            // Said with an old hello: the door or the seat has changed since.
+            Ok(opened) if *self.said.borrow() != Some(opened.own) => DialOutcome::Failed,
             Ok(opened) => {
                 if !opened.agreed.probe {
                     self.open(cx, dialed.is_some(), opened);
@@ -511,7 +507,9 @@ impl MeshShell {
     fn ended(&mut self, cx: &Cx<Msg>, session: &Session) {
         let ending = session.ending();
         *self.endings.entry(ending.word()).or_default() += 1;
-        if let Ending::Violation(violation) = ending {
+        if let Ending::Violation(violation) = ending
+            && violation.is_offence()
+        {
             self.last_errors.insert(session.node, violation.to_string());
             self.hall.offences.note(cx.now(), session.node, violation.word());
         } else {
@@ -522,19 +520,15 @@ impl MeshShell {
     /// Takes in who the members are and what this side says of itself.
     fn look(&mut self, cx: &Cx<Msg>) {
         let own = self.own();
-        let renewed = self.said.is_some() && self.said != own;
-        self.said = own;
-        if renewed {
+        let said = self.said.send_replace(own);
+        if said.is_some() && said != own {
             self.step(cx, Input::Renew);
-        }
-        if own.is_none() {
-            return; // no door yet: nobody is dialled
         }
         let replica = self.wiring.replica.borrow().clone();
         let seats = self.handle.seats.get().unwrap_or_default();
         let members = replica.tables.members.values().chain(seats.members.iter());
         let wanted: BTreeMap<NodeId, String> = members.map(|m| (m.node, m.addr.clone())).collect();
-        for node in wanted.keys().filter(|n| own.is_some_and(|o| o.node != **n)) {
+        for node in wanted.keys().filter(|n| own.is_none_or(|o| o.node != **n)) {
             self.peer(cx, *node);
         }
         self.step(cx, Input::Wanted(wanted));
@@ -594,6 +588,13 @@ fn session_view(session: &Session) -> Value {
         "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
         "gated": session.meter.gated(),
     })
+}
+
+/// What this side says of itself, once its door is open.
+async fn current(mut said: watch::Receiver<Option<Own>>) -> Result<Own, HelloError> {
+    let opening = said.wait_for(Option::is_some);
+    let own = tokio::time::timeout(HELLO_DEADLINE, opening).await.ok().and_then(Result::ok);
+    own.and_then(|own| *own).ok_or(HelloError::Starting)
 }
 
 fn peer_name(node: NodeId) -> String {
@@ -658,8 +659,11 @@ impl Shell for MeshShell {
             Msg::Protocol(msg) => self.protocol(cx, msg),
             Msg::Members | Msg::Replica => self.look(cx),
             Msg::Connection(connection) => self.accept(cx, *connection),
-            Msg::Door(pid) => {
-                self.door = Some(pid);
+            Msg::Door(news) => {
+                match news {
+                    DoorNews::Opened(pid) => self.door = Some(pid),
+                    DoorNews::Closed(pid) => self.door = self.door.filter(|open| *open != pid),
+                }
                 self.look(cx);
             }
             Msg::PeerStarted(node) => self.link(node),
@@ -682,7 +686,7 @@ impl Shell for MeshShell {
     }
 
     fn view(&self) -> Value {
-        let own = self.own();
+        let own = *self.said.borrow();
         let peers: Vec<Value> = self
             .links
             .each()

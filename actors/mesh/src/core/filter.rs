@@ -88,6 +88,13 @@ impl Violation {
     }
 }
 
+impl Violation {
+    /// Whether the peer did wrong.
+    pub fn is_offence(self) -> bool {
+        self != Violation::DoorStopped
+    }
+}
+
 impl From<Malformed> for Violation {
     fn from(_: Malformed) -> Self {
         Violation::Malformed

@@ -1,0 +1,167 @@
+//! A manager with a good certificate, gone bad. Each attack costs it its session and is counted; the other managers
+//! never notice.
+
+use muster_messages::wire::{PeerMessage, PeerReply};
+use serde_json::Value;
+
+use crate::client::{Client, DOOR, announce, call, control, envelope, nested, number};
+use crate::harness::{Node, connect};
+use crate::node::packet;
+
+/// Two managers in session, and the address of the first one.
+fn pair() -> (Vec<Node>, String) {
+    let mut nodes = vec![Node::start(1), Node::start(2)];
+    connect(&mut nodes);
+    let addr = nodes[0].addr.clone();
+    (nodes, addr)
+}
+fn offences(view: &Value, kind: &str) -> u64 {
+    let rows = view["offences"].as_array().into_iter().flatten();
+    rows.filter(|r| r["offence"] == kind).filter_map(|r| r["count"].as_u64()).sum()
+}
+fn still_in_session(nodes: &mut [Node]) {
+    nodes[1].tell("call 1 still");
+    assert_eq!(nodes[1].wait_for("answer"), "answer ok still");
+    assert!(nodes[1].heard("session 1 down").is_empty());
+}
+/// One attack, from a session of its own: it ends the session, and is counted as `kind`.
+async fn check(nodes: &mut [Node], addr: &str, kind: &str, payload: impl FnOnce(&Client) -> Vec<u8>) {
+    let before = offences(&nodes[0].view("node/mesh"), kind);
+    let mut client = Client::join(addr, 9).await;
+    let payload = payload(&client);
+    client.send(&payload).await;
+    client.wait_end().await;
+    nodes[0].wait_view("node/mesh", |v| offences(v, kind) == before + 1);
+}
+
+#[tokio::test]
+async fn what_a_bad_manager_says_costs_it_its_session_and_nobody_elses() {
+    let (mut nodes, addr) = pair();
+    let nodes = nodes.as_mut_slice();
+    check(nodes, &addr, "foreign_actor", |_| announce([DOOR + 1])).await;
+    check(nodes, &addr, "foreign_actor", |_| announce([DOOR, DOOR + 1])).await;
+    let group = [nested(1, b"managers"), nested(2, &number(1, DOOR)), nested(3, b"mesh")].concat();
+    check(nodes, &addr, "group", |_| control(5, &group)).await;
+    check(nodes, &addr, "sessions", |_| control(7, &nested(1, b"me"))).await;
+    check(nodes, &addr, "sessions", |_| control(8, &nested(1, &nested(3, b"127.0.0.1:1")))).await;
+    check(nodes, &addr, "cast", |c| nested(2, &nested(1, &number(1, c.victim.door_pid)))).await;
+    for pid in 0..40 {
+        if pid != 20 {
+            continue; // one foreign pid is like the other; all of them are covered by the filter's own tests
+        }
+        let message = envelope(1, PeerMessage::Raft(vec![]));
+        check(nodes, &addr, "foreign_door", |c| call(c.victim.door_pid + 1 + pid, &message, 1, 100)).await;
+    }
+    check(nodes, &addr, "wrong_tag", |c| {
+        let message = envelope(c.victim.tag ^ 1, PeerMessage::Raft(vec![packet(9, 1, 1, 1)]));
+        call(c.victim.door_pid, &message, 1, 100)
+    })
+    .await;
+    check(nodes, &addr, "unasked_reply", |_| {
+        nested(2, &nested(3, &[number(1, DOOR), number(2, 1), nested(3, b"x")].concat()))
+    })
+    .await;
+    check(nodes, &addr, "malformed", |_| vec![0xff; 50]).await;
+    still_in_session(nodes);
+    assert!(nodes[0].heard("packets").is_empty());
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_announcements_cost_the_session_and_little_memory() {
+    let (mut nodes, addr) = pair();
+    let before = nodes[0].rss_mib();
+    // In one frame: as many as a frame holds, and one at a time.
+    check(&mut nodes, &addr, "foreign_actor", |_| announce(0..100_000)).await;
+    let mut client = Client::join(&addr, 9).await;
+    let frame = announce([DOOR + 1]);
+    let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
+    client.send_raw(&one.repeat(100_000)).await;
+    client.wait_end().await;
+    nodes[0].wait_view("node/mesh", |v| offences(v, "foreign_actor") == 2);
+    let grown = nodes[0].rss_mib().saturating_sub(before);
+    assert!(grown < 16, "100,000 announcements cost {grown} MiB");
+    still_in_session(&mut nodes);
+}
+
+#[tokio::test]
+async fn a_frame_over_the_limit_ends_the_session_before_it_is_read() {
+    let (mut nodes, addr) = pair();
+    for length in [2 << 20, u64::MAX / 2, u64::MAX] {
+        let mut client = Client::join(&addr, 9).await;
+        client.send_raw(&length.to_be_bytes()).await;
+        client.wait_end().await;
+    }
+    nodes[0].wait_view("node/mesh", |v| offences(v, "oversized") == 3);
+    still_in_session(&mut nodes);
+}
+
+#[tokio::test]
+async fn a_flood_of_pings_ends_the_session() {
+    let (mut nodes, addr) = pair();
+    let mut client = Client::join(&addr, 9).await;
+    let frame = control(3, &nested(1, &number(1, 5)));
+    let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
+    client.send_raw(&one.repeat(100_000)).await;
+    client.wait_end().await;
+    nodes[0].wait_view("node/mesh", |v| offences(v, "flood") == 1);
+    still_in_session(&mut nodes);
+}
+
+#[tokio::test]
+async fn another_nodes_name_opens_no_session() {
+    let (mut nodes, addr) = pair();
+    let mut client = Client::greet(&addr, 9).await;
+    client.authenticate(2).await;
+    client.wait_end().await;
+    nodes[0].wait_view("node/mesh", |v| offences(v, "handshake") == 1);
+    still_in_session(&mut nodes);
+}
+
+#[tokio::test]
+async fn a_raft_message_in_another_name_and_bytes_that_lie_are_dropped_and_counted() {
+    let (mut nodes, addr) = pair();
+    let mut client = Client::join(&addr, 9).await;
+    let tag = client.victim.tag;
+    let forged = envelope(tag, PeerMessage::Raft(vec![packet(2, 1, 1, 1), packet(2, 1, 2, 1)]));
+    assert_eq!(client.ask(&forged).await, Some(PeerReply::Taken));
+    nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"] == 2);
+    // A message that is right up to its tag, then claims 2^46 packets.
+    let mut bomb = envelope(tag, PeerMessage::Raft(vec![]));
+    bomb.pop();
+    bomb.extend([253, 0, 0, 0, 0, 0, 64, 0, 0]);
+    let refused = PeerReply::Refused { reason: "malformed".into() };
+    assert_eq!(client.ask(&bomb).await, Some(refused.clone()));
+    let mut garbage = envelope(tag, PeerMessage::Raft(vec![]));
+    garbage.extend([0xff; 1000]);
+    assert_eq!(client.ask(&garbage).await, Some(refused));
+    nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["malformed"] == 2);
+    assert!(nodes[0].heard("packets").is_empty());
+    // Its own name still works: nothing of this ended the session.
+    let own = envelope(tag, PeerMessage::Raft(vec![packet(9, 1, 1, 1)]));
+    assert_eq!(client.ask(&own).await, Some(PeerReply::Taken));
+    assert_eq!(nodes[0].wait_for("packets"), "packets 9 1 1");
+    still_in_session(&mut nodes);
+}
+
+#[tokio::test]
+async fn calls_without_end_are_gated_and_cost_bounded_memory() {
+    let (mut nodes, addr) = pair();
+    let mut client = Client::join(&addr, 9).await;
+    let before = nodes[0].rss_mib();
+    let request = muster_messages::wire::SeatRequest { advertise: "hold".into(), held: None, data_lost: None };
+    let asked = muster_messages::wire::PeerCall::Seat { node: crate::node::node(9), request };
+    let message = envelope(client.victim.tag, PeerMessage::Call(asked));
+    let frame = call(client.victim.door_pid, &message, 1, 60_000);
+    let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
+    let many = one.repeat(1000);
+    // 100,000 calls that nobody answers, from a client that reads nothing.
+    let flooding = async {
+        for _ in 0..100 {
+            client.send_raw(&many).await;
+        }
+    };
+    let _stuck = tokio::time::timeout(std::time::Duration::from_secs(3), flooding).await;
+    let grown = nodes[0].rss_mib().saturating_sub(before);
+    assert!(grown < 48, "unanswered calls cost {grown} MiB");
+    still_in_session(&mut nodes);
+}

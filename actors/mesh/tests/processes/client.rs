@@ -1,0 +1,156 @@
+//! A manager gone bad: a client of the mesh protocol written by hand, which says whatever a test wants.
+
+use std::time::Duration;
+
+use muster_gateway::{BoxStream, Framed};
+use muster_messages::wire::{self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply};
+use muster_messages::{ClusterId, Incarnation, RaftId};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::node::{CLUSTER, node};
+
+/// The pid that the client's hello names for its door.
+pub const DOOR: u64 = 4242;
+
+pub fn varint(mut n: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    while n >= 0x80 {
+        out.push((n & 0x7f) as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+    out
+}
+pub fn number(field: u32, n: u64) -> Vec<u8> {
+    [varint(u64::from(field) << 3), varint(n)].concat()
+}
+pub fn nested(field: u32, body: &[u8]) -> Vec<u8> {
+    [varint(u64::from(field) << 3 | 2), varint(body.len() as u64), body.to_vec()].concat()
+}
+pub fn control(kind: u32, body: &[u8]) -> Vec<u8> {
+    nested(3, &nested(kind, body))
+}
+pub fn announce(pids: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    let actors: Vec<Vec<u8>> = pids.into_iter().map(|p| nested(1, &number(1, p))).collect();
+    control(1, &actors.concat())
+}
+pub fn call(to: u64, what: &[u8], tag: u64, timeout_ms: u64) -> Vec<u8> {
+    let fields = [number(1, to), nested(2, what), number(3, tag), number(4, timeout_ms), nested(5, b"Call")];
+    nested(2, &nested(2, &fields.concat()))
+}
+pub fn envelope(tag: u128, message: PeerMessage) -> Vec<u8> {
+    wire::encode(&PeerEnvelope { tag, message }).expect("small")
+}
+
+pub struct Client {
+    stream: BoxStream,
+    /// What the victim's hello said.
+    pub victim: MeshHello,
+    calls: u64,
+}
+
+impl Client {
+    /// A stream with a certificate of node `own`, and the hello done.
+    pub async fn greet(addr: &str, own: u8) -> Self {
+        let mut tcp = TcpStream::connect(addr).await.expect("the victim listens");
+        tcp.write_u8(own).await.expect("writable");
+        tcp.read_u8().await.expect("readable");
+        let mut framed = Framed::new(Box::pin(tcp) as BoxStream);
+        let hello = MeshHello {
+            protocol: MESH_PROTOCOL,
+            cluster: ClusterId::from_entropy(CLUSTER),
+            incarnation: Incarnation(0),
+            node: node(own.into()),
+            raft_id: Some(RaftId(own.into())),
+            door_pid: DOOR,
+            tag: 1,
+            probe: false,
+        };
+        framed.send(&hello).await.expect("writable");
+        let victim = framed.recv().await.expect("a hello").expect("a hello");
+        framed.send(&HelloVerdict::Accepted).await.expect("writable");
+        let verdict: Option<HelloVerdict> = framed.recv().await.expect("a verdict");
+        assert_eq!(verdict, Some(HelloVerdict::Accepted));
+        Self { stream: framed.into_inner(), victim, calls: 0 }
+    }
+    /// As far as the second handshake, under the name of node `name`.
+    pub async fn authenticate(&mut self, name: u128) {
+        let text = node(name).to_string();
+        let fields = [nested(1, text.as_bytes()), nested(3, text.as_bytes()), number(4, 99)];
+        self.send(&nested(1, &nested(1, &fields.concat()))).await;
+        let Some(_status) = self.next().await else { return };
+        let challenge = self.next().await.expect("a challenge follows the status");
+        let asked = challenge_in(&challenge);
+        let digest = Sha256::digest([&asked.to_be_bytes()[..], b"muster-mesh"].concat());
+        let fields = [number(1, 5), nested(2, &digest)];
+        self.send(&nested(1, &nested(5, &fields.concat()))).await;
+        self.next().await.expect("an acknowledgement");
+    }
+    /// A session like any other, until it misbehaves.
+    pub async fn join(addr: &str, own: u8) -> Self {
+        let mut client = Self::greet(addr, own).await;
+        client.authenticate(own.into()).await;
+        client.send(&announce([DOOR])).await;
+        client.send(&control(9, b"")).await;
+        client
+    }
+    pub async fn send(&mut self, payload: &[u8]) {
+        let frame = [&(payload.len() as u64).to_be_bytes()[..], payload].concat();
+        // A victim that has ended the session may close while we write.
+        let _ended = self.stream.write_all(&frame).await;
+    }
+    pub async fn send_raw(&mut self, bytes: &[u8]) {
+        let _ended = self.stream.write_all(bytes).await;
+    }
+    /// The next frame; `None` when the victim has ended the session.
+    pub async fn next(&mut self) -> Option<Vec<u8>> {
+        let reading = async {
+            let length = self.stream.read_u64().await.ok()?;
+            let mut payload = vec![0; usize::try_from(length).expect("the victim is honest")];
+            self.stream.read_exact(&mut payload).await.ok()?;
+            Some(payload)
+        };
+        tokio::time::timeout(Duration::from_secs(30), reading).await.expect("it answers or ends")
+    }
+    /// Reads until the victim ends the session.
+    pub async fn wait_end(&mut self) {
+        while self.next().await.is_some() {}
+    }
+    /// Calls the victim's door and waits for the reply.
+    pub async fn ask(&mut self, what: &[u8]) -> Option<PeerReply> {
+        self.calls += 1;
+        let tag = self.calls;
+        self.send(&call(self.victim.door_pid, what, tag, 5000)).await;
+        loop {
+            let frame = self.next().await?;
+            // node = 2 { reply = 3 { to = 1, tag = 2, what = 3 } }; everything else is control traffic.
+            if let Some(reply) = reply_in(&frame) {
+                return wire::decode(&reply).ok();
+            }
+        }
+    }
+}
+
+use muster_mesh::core::frames::{Fields, Value};
+
+fn challenge_in(frame: &[u8]) -> u32 {
+    let (_, auth) = Fields::only(frame).expect("a frame");
+    let (kind, body) = Fields::only(auth).expect("a handshake");
+    assert_eq!(kind, 4);
+    let found = Fields::of(body).find_map(|f| match f {
+        Ok((3, Value::Number(n))) => Some(n),
+        _ => None,
+    });
+    u32::try_from(found.unwrap_or(0)).expect("32 bits")
+}
+
+fn reply_in(frame: &[u8]) -> Option<Vec<u8>> {
+    let (2, message) = Fields::only(frame).ok()? else { return None };
+    let (3, reply) = Fields::only(message).ok()? else { return None };
+    Fields::of(reply).find_map(|f| match f {
+        Ok((3, Value::Bytes(what))) => Some(what.to_vec()),
+        _ => None,
+    })
+}

@@ -1,0 +1,270 @@
+//! A node in a process of its own: a real mesh over loopback TCP with made-up identities, driven by lines on stdin,
+//! telling what it hears in lines on stdout. (Pids and process groups are process-wide: one mesh per process.)
+
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_gateway::{Connection, Services};
+use muster_kernel::{Intensity, Recipient, Supervisor, Tree};
+use muster_mesh::{Dial, DialFailure, DialedPeer, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
+use muster_messages::protocol::{IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service};
+use muster_messages::wire::{EntryKind, PacketKind, PeerCall, RaftEntry, RaftPacket, SeatRequest, SnapshotHead};
+use muster_messages::*;
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+
+pub const CLUSTER: u128 = 77;
+
+pub fn node(n: u128) -> NodeId {
+    NodeId::from_entropy(n)
+}
+fn number_of(id: NodeId) -> u128 {
+    (0..100).find(|n| node(*n) == id).expect("tests use small numbers")
+}
+/// What a certificate would say. The private part of each connection is one byte: the number of who speaks.
+pub fn identity(n: u128) -> CertIdentity {
+    CertIdentity {
+        cluster: ClusterId::from_entropy(CLUSTER),
+        subject: Subject::Node { node: node(n), role: Role::Manager },
+        serial: format!("{n:02x}"),
+        granted: None,
+        incarnation: Incarnation(0),
+        not_after: WallTime(i64::MAX),
+    }
+}
+fn say(line: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "@{line}").and_then(|()| out.flush()).expect("the parent reads");
+}
+
+struct PlainDial(u8);
+impl Dial for PlainDial {
+    fn dial<'a>(&'a self, addr: &'a str, expect: NodeId) -> Dialing<'a> {
+        Box::pin(async move {
+            let failure = |e: std::io::Error| DialFailure {
+                text: e.to_string(),
+                refused_at_once: e.kind() == std::io::ErrorKind::ConnectionRefused,
+                refusal: None,
+            };
+            let mut stream = TcpStream::connect(addr).await.map_err(failure)?;
+            stream.write_u8(self.0).await.map_err(failure)?;
+            let theirs = stream.read_u8().await.map_err(failure)?;
+            if node(theirs.into()) != expect {
+                return Err(DialFailure { text: "another node".into(), refused_at_once: false, refusal: None });
+            }
+            Ok(DialedPeer { stream: Box::pin(stream), identity: identity(theirs.into()), remote: addr.to_owned() })
+        })
+    }
+}
+
+async fn listen(own: u8, services: Services) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        while let Ok((mut stream, remote)) = listener.accept().await {
+            let services = services.clone();
+            tokio::spawn(async move {
+                let theirs = stream.read_u8().await?;
+                stream.write_u8(own).await?;
+                let identity = Some(identity(theirs.into()));
+                let connection = Connection::detached(Box::pin(stream), Service::Mesh, identity, remote);
+                if let Some(sink) = services.sink(Service::Mesh) {
+                    let _gone = sink.send(connection).await;
+                }
+                std::io::Result::Ok(())
+            });
+        }
+    });
+    addr
+}
+
+pub fn packet(from: u64, to: u64, index: u64, bytes: usize) -> RaftPacket {
+    let entry = RaftEntry { kind: EntryKind::Normal, term: 1, index, data: vec![7; bytes], context: vec![] };
+    RaftPacket {
+        kind: PacketKind::Append,
+        from: RaftId(from),
+        to: RaftId(to),
+        term: 1,
+        log_term: 1,
+        index,
+        commit: 0,
+        commit_term: 0,
+        entries: vec![entry],
+        snapshot: None,
+        request_snapshot: 0,
+        reject: false,
+        reject_hint: 0,
+        context: vec![],
+        priority: 0,
+    }
+}
+
+fn raft_probe() -> Recipient<RaftMemberMsg> {
+    Recipient::new(|msg| {
+        match msg {
+            RaftMemberMsg::FromPeer { node, packets, .. } => {
+                let last = packets.last().map_or(0, |p| p.index);
+                say(format_args!("packets {} {} {last}", number_of(node), packets.len()));
+            }
+            RaftMemberMsg::SnapshotReceived { node, data, .. } => {
+                say(format_args!("snapshot {} {}", number_of(node), data.len()));
+            }
+            RaftMemberMsg::SnapshotSent { ok, .. } => say(format_args!("sent {ok}")),
+            RaftMemberMsg::PeerSession { node, up } => {
+                say(format_args!("session {} {}", number_of(node), if up { "up" } else { "down" }));
+            }
+            RaftMemberMsg::LeaderGone { node } => say(format_args!("leader_gone {}", number_of(node))),
+            _ => {}
+        }
+        Ok(())
+    })
+}
+
+fn call(text: &str) -> PeerCall {
+    PeerCall::Seat { node: node(0), request: SeatRequest { advertise: text.to_owned(), held: None, data_lost: None } }
+}
+
+async fn answer(mut calls: mpsc::Receiver<IncomingCall>) {
+    let mut held = Vec::new();
+    while let Some(IncomingCall { call, reply, .. }) = calls.recv().await {
+        let PeerCall::Seat { request, .. } = call else { continue };
+        if request.advertise.starts_with("hold") {
+            held.push(reply);
+        } else {
+            let _gone = reply.send(Ok(request.advertise.into_bytes()));
+        }
+    }
+}
+
+struct Running {
+    own: u64,
+    mesh: MeshHandle,
+    replica: watch::Sender<Arc<Replica>>,
+    tree: Tree,
+}
+
+pub fn run(own: u8, idle: Duration) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(serve(own, idle));
+}
+
+async fn serve(own: u8, idle: Duration) {
+    let services = Services::new();
+    let credentials = NodeCredentials {
+        cert_pem: String::new(),
+        key_pem: Secret::new(""),
+        root_pem: String::new(),
+        identity: identity(own.into()),
+    };
+    let (_renewals, credentials) = watch::channel(Arc::new(credentials));
+    let (replica, replica_rx) = watch::channel(Arc::new(Replica::default()));
+    let (calls, incoming) = mpsc::channel(256);
+    tokio::spawn(answer(incoming));
+    let wiring = MeshWiring {
+        credentials,
+        replica: replica_rx,
+        raft: raft_probe(),
+        calls,
+        agent: Recipient::new(|_| Ok(())),
+        dialer: Arc::new(PlainDial(own)),
+        services: services.clone(),
+    };
+    let mesh = Mesh::new(MeshConfig { idle, ..MeshConfig::default() }, wiring);
+    let tree = Tree::new();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.expect("a root");
+    root.children().start(mesh.spec());
+    while !services.serves(Service::Mesh) {
+        tokio::task::yield_now().await;
+    }
+    let addr = listen(own, services).await;
+    let running = Running { own: own.into(), mesh: mesh.handle(), replica, tree };
+    say(format_args!("listening {addr}"));
+
+    let (lines, mut commands) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            if lines.send(line).is_err() {
+                break;
+            }
+        }
+        std::process::exit(0); // the parent is gone
+    });
+    while let Some(line) = commands.recv().await {
+        let words: Vec<&str> = line.split(' ').collect();
+        running.obey(&words).await;
+    }
+}
+
+fn parse<T: std::str::FromStr>(word: &str) -> T {
+    word.parse().unwrap_or_else(|_| panic!("bad word {word}"))
+}
+
+impl Running {
+    async fn obey(&self, words: &[&str]) {
+        match words {
+            ["members", members @ ..] => {
+                let member = |word: &&str| {
+                    let (n, addr) = word.split_once('@').expect("n@addr");
+                    let seat = parse(n);
+                    Member { node: node(parse(n)), raft_id: RaftId(seat), addr: addr.to_owned(), voter: true }
+                };
+                self.mesh.members(members.iter().map(member).collect(), Some(RaftId(self.own)));
+            }
+            ["leader", n] => self.replica.send_modify(|r| Arc::make_mut(r).raft.leader_node = Some(node(parse(n)))),
+            ["raft", to, count, bytes] => {
+                let (to, bytes) = (parse(to), parse(bytes));
+                for index in 1..=parse(count) {
+                    self.mesh.send(node(to), "", vec![packet(self.own, to as u64, index, bytes)]);
+                    tokio::task::yield_now().await;
+                }
+            }
+            // In the name of another seat.
+            ["forge", to, seat] => {
+                let (to, seat) = (parse(to), parse(seat));
+                self.mesh.send(node(to), "", vec![packet(seat, to as u64, 1, 1)]);
+            }
+            ["snapshot", to, bytes] => {
+                let (to, data) = (parse(to), vec![9u8; parse(bytes)]);
+                let head = SnapshotHead {
+                    index: 5,
+                    term: 1,
+                    voters: vec![1, 2],
+                    learners: vec![],
+                    bytes: data.len() as u64,
+                    digest: Sha256::digest(&data).into(),
+                };
+                let mut packet = packet(self.own, to as u64, 5, 0);
+                packet.kind = PacketKind::Snapshot;
+                packet.entries.clear();
+                packet.snapshot = Some(head.clone());
+                self.mesh.send_snapshot(node(to), "", head, Arc::new(data), packet);
+            }
+            ["call", to, text] => {
+                let (mesh, to, text) = (self.mesh.clone(), node(parse(to)), (*text).to_owned());
+                tokio::spawn(async move {
+                    match mesh.call(to, Duration::from_secs(3), call(&text)).await {
+                        Ok(bytes) => say(format_args!("answer ok {}", String::from_utf8_lossy(&bytes))),
+                        Err(error) => say(format_args!("answer {}", error.code)),
+                    }
+                });
+            }
+            ["probe", addr, expect] => {
+                let (addr, expect) = ((*addr).to_owned(), node(parse(expect)));
+                let msg = |reply| protocol::MeshMsg::Probe { addr, expect, reply };
+                let probed = self.mesh.recipient().ask(Duration::from_secs(10), msg).await.expect("it answers");
+                say(format_args!("probe {}", probed.map_or_else(|e| e.code.to_string(), |()| "ok".to_owned())));
+            }
+            ["crash", path] => self.tree.crash(path, CrashHow::Panic).expect("it is there"),
+            ["view", path] => {
+                let view = self.tree.inspect(path).await.map(|n| n.view).unwrap_or_default();
+                say(format_args!("view {view}"));
+            }
+            _ => panic!("unknown command {words:?}"),
+        }
+    }
+}
