@@ -20,7 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::connection::{Connection, ConnectionPermit};
 use crate::core::admission::Admission;
-use crate::core::connections::{Full, Stage};
+use crate::core::connections::Full;
 use crate::core::offenders::Offender;
 use crate::core::source_of;
 use crate::framed::{FrameError, Framed};
@@ -96,7 +96,7 @@ impl Newcomer {
         let deadline = Instant::now() + self.port.config.handshake_deadline;
         // Nothing of TLS is allocated for a connection that says nothing.
         match timeout_at(deadline, tcp.readable()).await {
-            Ok(Ok(())) => self.place.advance(Stage::Handshake),
+            Ok(Ok(())) => self.place.moved_on(),
             Ok(Err(_)) => return,
             Err(_) => return self.too_slow("no handshake in time"),
         }
@@ -223,7 +223,7 @@ impl Newcomer {
     /// A joiner is handed over with its first frame, which must be one and, if it asks to become a node, must be within
     /// its source's rate.
     async fn welcome_joiner(self, mut arrival: Arrival) {
-        self.place.advance(Stage::FirstByte);
+        self.place.moved_on();
         let deadline = Instant::now() + self.port.config.first_byte_deadline;
         if send(&mut arrival.tls, &Greeting::Welcome { node: arrival.node }).await.is_err() {
             return;
@@ -260,7 +260,7 @@ impl Newcomer {
 
     /// A client without certificate is handed over with the first bytes of its first request.
     async fn welcome_stranger(self, mut arrival: Arrival) {
-        self.place.advance(Stage::FirstByte);
+        self.place.moved_on();
         let mut first = BytesMut::with_capacity(1024);
         let reading = arrival.tls.read_buf(&mut first);
         match timeout(self.port.config.first_byte_deadline, reading).await {

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::copy::LocalCopy;
 use crate::core::admission::{self, Admission, HereIs};
-use crate::core::connections::{ConnectionId, Connections, Full, Limits, Stage};
+use crate::core::connections::{ConnectionId, Connections, Full, Limits};
 use crate::core::offenders::{Line, Offender, Offenders};
 use crate::core::rate::{Buckets, Rate};
 use crate::core::source_of;
@@ -267,8 +267,8 @@ impl Place {
         evict(port, evicted);
         Self { port: port.clone(), id, kill }
     }
-    pub(crate) fn advance(&self, to: Stage) {
-        locked(&self.port.connections).advance(self.id, to);
+    pub(crate) fn moved_on(&self) {
+        locked(&self.port.connections).advance(self.id);
     }
     pub(crate) fn identify(&self, identity: &CertIdentity, service: Service) -> Result<(), Full> {
         locked(&self.port.connections).identify(self.id, identity, service)

@@ -40,7 +40,9 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
     replica = with_user(with_user(replica, &user), &admin);
     let mut gate = Gate::manager(&world, quick(), replica).await;
 
-    let expected: [(&str, &Arc<NodeCredentials>, [Option<R>; 3]); 8] = [
+    // The refusal at the mesh, the agent session, the API.
+    type Row<'a> = (&'a str, &'a Arc<NodeCredentials>, [Option<R>; 3]);
+    let expected: [Row<'_>; 8] = [
         ("manager", &manager, [None, None, None]),
         ("worker", &worker, [Some(R::Forbidden), None, None]),
         ("demoted", &demoted, [Some(R::Demoted), None, None]),

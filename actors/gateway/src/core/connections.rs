@@ -5,8 +5,9 @@
 //!        CONN-2  strangers never take a place from somebody who has shown a certificate: the waiting and the anonymous
 //!                have pools of their own.
 //!        CONN-3  a full pool of strangers still lets the next one in: the source with the most connections loses one,
-//!                and of those the one that has shown least, then the oldest. A legitimate client shows its hello at
-//!                once and is through in milliseconds; whoever floods evicts himself.
+//!                the one that has not moved on for the longest time. A legitimate client moves on within milliseconds;
+//!                whoever floods evicts himself. (To let those go first that have shown least looks better and is
+//!                worse: a pool full of half-finished handshakes then throws out every newcomer before its first byte.)
 //!
 //! `K` is the kill switch of a connection, which this module hands out and never throws itself.
 
@@ -34,17 +35,6 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
-/// How far a waiting connection has come. The first are the first to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// Not one byte.
-    Silent,
-    /// Between its first byte and the end of the handshake.
-    Handshake,
-    /// Encrypted, but without a certificate and without a first byte for its service.
-    FirstByte,
-}
-
 /// Which limit was in the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
@@ -54,9 +44,19 @@ pub enum Full {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    Waiting(Stage),
-    Anonymous(Service),
-    Identified { identity: Box<CertIdentity>, service: Service, by_copy: bool },
+    /// `moved`: counts up; the smallest has not moved on for the longest time.
+    Waiting {
+        moved: u64,
+    },
+    Anonymous {
+        service: Service,
+        since: u64,
+    },
+    Identified {
+        identity: Box<CertIdentity>,
+        service: Service,
+        by_copy: bool,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -70,6 +70,7 @@ struct Entry<K> {
 #[derive(Clone, Debug)]
 pub struct Connections<K> {
     limits: Limits,
+    /// Numbers connections and their moves.
     last: u64,
     entries: BTreeMap<ConnectionId, Entry<K>>,
     waiting: Pool,
@@ -94,22 +95,23 @@ impl<K: Clone> Connections<K> {
     /// A stranger connected. The second value: the stranger who must go for it.
     pub fn open(&mut self, source: IpAddr, switch: K) -> (ConnectionId, Option<K>) {
         let evicted = self.make_room(|c| (&c.waiting, c.limits.waiting));
-        self.last += 1;
-        let id = ConnectionId(self.last);
-        let phase = Phase::Waiting(Stage::Silent);
-        self.waiting.insert(source, Stage::Silent, id);
+        let moved = self.number();
+        let id = ConnectionId(moved);
+        let phase = Phase::Waiting { moved };
+        self.waiting.insert(source, moved, id);
         self.entries.insert(id, Entry { source, phase, switch });
         (id, evicted)
     }
 
-    /// A waiting connection has come further.
-    pub fn advance(&mut self, id: ConnectionId, to: Stage) {
+    /// A waiting connection has moved on: its first byte came, or its handshake is done.
+    pub fn advance(&mut self, id: ConnectionId) {
+        let to = self.number();
         if let Some(entry) = self.entries.get_mut(&id)
-            && let Phase::Waiting(from) = entry.phase
+            && let Phase::Waiting { moved } = &mut entry.phase
         {
-            self.waiting.remove(entry.source, from, id);
+            self.waiting.remove(entry.source, *moved, id);
             self.waiting.insert(entry.source, to, id);
-            entry.phase = Phase::Waiting(to);
+            *moved = to;
         }
     }
 
@@ -142,8 +144,9 @@ impl<K: Clone> Connections<K> {
     pub fn anonymous(&mut self, id: ConnectionId, service: Service) -> Option<K> {
         let source = self.entries.get(&id)?.source;
         let evicted = self.make_room(|c| (&c.anonymous, c.limits.anonymous));
-        if self.set_phase(id, Phase::Anonymous(service)) {
-            self.anonymous.insert(source, Stage::FirstByte, id);
+        let since = self.number();
+        if self.set_phase(id, Phase::Anonymous { service, since }) {
+            self.anonymous.insert(source, since, id);
         }
         evicted
     }
@@ -199,11 +202,16 @@ impl<K: Clone> Connections<K> {
     pub fn by_service(&self) -> BTreeMap<Service, usize> {
         let mut counts = BTreeMap::new();
         for entry in self.entries.values() {
-            if let Phase::Anonymous(service) | Phase::Identified { service, .. } = entry.phase {
+            if let Phase::Anonymous { service, .. } | Phase::Identified { service, .. } = entry.phase {
                 *counts.entry(service).or_default() += 1;
             }
         }
         counts
+    }
+
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
     }
 
     fn make_room(&mut self, of: impl Fn(&Self) -> (&Pool, usize)) -> Option<K> {
@@ -227,8 +235,8 @@ impl<K: Clone> Connections<K> {
 
     fn unlink(&mut self, id: ConnectionId, entry: &Entry<K>) {
         match &entry.phase {
-            Phase::Waiting(stage) => self.waiting.remove(entry.source, *stage, id),
-            Phase::Anonymous(_) => self.anonymous.remove(entry.source, Stage::FirstByte, id),
+            Phase::Waiting { moved } => self.waiting.remove(entry.source, *moved, id),
+            Phase::Anonymous { since, .. } => self.anonymous.remove(entry.source, *since, id),
             Phase::Identified { identity, .. } => {
                 self.by_expiry.remove(&(identity.not_after, id));
                 let principal = identity.principal();
@@ -247,20 +255,20 @@ impl<K: Clone> Connections<K> {
 #[derive(Clone, Debug, Default)]
 struct Pool {
     len: usize,
-    by_source: BTreeMap<IpAddr, BTreeSet<(Stage, ConnectionId)>>,
+    by_source: BTreeMap<IpAddr, BTreeSet<(u64, ConnectionId)>>,
 }
 
 impl Pool {
-    fn insert(&mut self, source: IpAddr, stage: Stage, id: ConnectionId) {
-        if self.by_source.entry(source).or_default().insert((stage, id)) {
+    fn insert(&mut self, source: IpAddr, number: u64, id: ConnectionId) {
+        if self.by_source.entry(source).or_default().insert((number, id)) {
             self.len += 1;
         }
     }
-    fn remove(&mut self, source: IpAddr, stage: Stage, id: ConnectionId) {
+    fn remove(&mut self, source: IpAddr, number: u64, id: ConnectionId) {
         let Some(ids) = self.by_source.get_mut(&source) else {
             return;
         };
-        if ids.remove(&(stage, id)) {
+        if ids.remove(&(number, id)) {
             self.len -= 1;
         }
         if ids.is_empty() {
@@ -302,12 +310,22 @@ mod tests {
         assert_eq!(none, None);
         let (b, _) = all.open(ip(2), "b");
         assert_eq!(all.open(ip(2), "c").1, Some("a"), "the oldest of the greediest");
-        all.advance(b, Stage::Handshake);
-        assert_eq!(all.open(ip(3), "d").1, Some("c"), "the one that has shown least");
+        all.advance(b);
+        assert_eq!(all.open(ip(3), "d").1, Some("c"), "the one that has not moved on");
         assert_eq!(all.counts().0, 3);
-        all.advance(honest, Stage::Handshake);
+        all.advance(honest);
         assert!(all.identify(honest, &node(1, 9), Service::Agent).is_ok());
         assert_eq!(all.counts(), (2, 0, 1));
+    }
+
+    #[test]
+    fn a_flood_throws_out_its_own_oldest_and_not_the_newcomer() {
+        let mut all = Connections::new(Limits { waiting: 50, ..LIMITS });
+        for n in 0..1000 {
+            let (id, evicted) = all.open(ip(1), n);
+            assert_eq!(evicted, (n >= 50).then(|| n - 50));
+            all.advance(id); // half a handshake, each of them
+        }
     }
 
     #[test]
