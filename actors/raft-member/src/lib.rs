@@ -5,3 +5,4 @@
 //! - [`RaftMember`]: the actor that joins the two with the network.
 
 pub mod core;
+pub mod disk;

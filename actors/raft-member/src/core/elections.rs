@@ -156,6 +156,25 @@ impl RaftCore {
         self.settle(now);
     }
 
+    /// Somebody else got the vote: likely a second candidate, and neither will win. The sooner one of us tries again
+    /// the better, and again at random.
+    pub(super) fn vote_refused(&mut self, now: Moment) {
+        let delay = self.dice.delay(self.config.hint_spread);
+        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
+        if let Some(hint) = seat.hint.as_mut() {
+            hint.at = hint.at.min(now + delay);
+        }
+    }
+
+    /// Somebody who may win asks for our vote: two of us would only split it.
+    pub(super) fn vote_asked(&mut self, now: Moment, index: u64, log_term: u64) {
+        let delay = self.dice.delay(self.config.hint_again);
+        let Some(seat) = self.seat.as_mut() else { return };
+        if let Some(hint) = seat.hint.as_mut().filter(|_| seat.raw.raft.raft_log.is_up_to_date(index, log_term)) {
+            hint.at = hint.at.max(now + self.config.hint_again + delay);
+        }
+    }
+
     /// Raft ignores an impossible target silently, so we judge it first and watch for the outcome.
     pub(super) fn transfer_leadership(&mut self, now: Moment, ask: AskId, to: Option<NodeId>) {
         match self.transfer_target(now, to) {
@@ -163,6 +182,7 @@ impl RaftCore {
                 self.out.answers.push(Answer::Transferred(ask, Ok(self.me)));
             }
             Ok(target) => {
+                self.flush_proposals(now); // raft takes none while it transfers; these came before
                 let seat = self.seat.as_mut().expect("a leader has a seat");
                 seat.raw.transfer_leader(target.0);
                 self.transfer = Some(Transfer { ask, until: now + self.config.transfer_wait });

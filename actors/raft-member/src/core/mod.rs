@@ -356,9 +356,10 @@ impl RaftCore {
         };
         let seat = self.seat.as_mut().expect("take_seat leaves a seat");
         self.heard.insert(packet.from, node);
-        let (from, kind) = (packet.from.0, packet.kind);
+        let (from, kind, index, log_term) = (packet.from.0, packet.kind, packet.index, packet.log_term);
         let acknowledges = packet.term == seat.raw.raft.term
             && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
+        let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;
         // An unknown sender's answer is an error to raft and nothing to us: it was removed meanwhile.
         let _stranger = seat.raw.step(packets::incoming(packet));
         if acknowledges && seat.raw.raft.state == StateRole::Leader {
@@ -369,6 +370,12 @@ impl RaftCore {
         let wanted = seat.raw.raft.snap().map(|s| s.get_metadata().index);
         seat.incoming = received.into_iter().chain(seat.incoming.take()).find(|(head, ..)| Some(head.index) == wanted);
         self.settle(now);
+        if vote_refused {
+            self.vote_refused(now);
+        }
+        if matches!(kind, PacketKind::RequestVote | PacketKind::RequestPreVote) {
+            self.vote_asked(now, index, log_term);
+        }
         Ok(())
     }
 

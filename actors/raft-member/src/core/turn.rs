@@ -41,7 +41,7 @@ impl RaftCore {
     }
 
     /// All proposals of a turn enter the log as one message to raft: one append per follower, one write.
-    fn flush_proposals(&mut self, now: Moment) {
+    pub(super) fn flush_proposals(&mut self, now: Moment) {
         if !self.proposals.has_queued() {
             return;
         }

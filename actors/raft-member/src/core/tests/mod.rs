@@ -1,1 +1,6 @@
-
+mod elections;
+mod membership;
+mod packets;
+mod replication;
+mod snapshots;
+mod world;

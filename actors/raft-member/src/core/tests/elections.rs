@@ -1,0 +1,138 @@
+use muster_messages::RaftRole;
+
+use super::world::*;
+use crate::core::{Answer, Input, Notice};
+
+#[test]
+fn a_dead_leader_is_replaced_after_the_ordinary_timeout() {
+    let mut w = World::cluster(21, 3);
+    w.run(ms(500));
+    w.crash(1, 0);
+    let died = w.now;
+    w.until("another leads", |w| w.leading().is_some());
+    assert!(w.now.since(died) < ms(3000));
+}
+
+#[test]
+fn a_leader_loss_hint_elects_within_200_ms() {
+    for seed in 0..100 {
+        let mut w = World::cluster(400 + seed, 3);
+        w.run(ms(500));
+        w.crash(1, 0);
+        let died = w.now;
+        w.tell(2, Input::LeaderGone { node: node_id(1) });
+        w.tell(3, Input::LeaderGone { node: node_id(1) });
+        w.until("another leads", |w| w.leading().is_some());
+        let took = w.now.since(died);
+        assert!(took < ms(200), "seed {seed}: {took:?}");
+    }
+}
+
+#[test]
+fn one_broken_link_elects_nobody() {
+    let mut w = World::cluster(22, 3);
+    w.run(ms(500));
+    let term = w.core(1).status(w.now).term;
+    w.cut.insert((1, 2));
+    w.cut.insert((2, 1));
+    w.tell(2, Input::LeaderGone { node: node_id(1) });
+    w.run(ms(400));
+    w.cut.clear();
+    w.run(ms(1000));
+    assert_eq!((w.leading(), w.core(1).status(w.now).term), (Some(1), term));
+}
+
+#[test]
+fn leadership_is_handed_over_on_request() {
+    let mut w = World::cluster(23, 3);
+    w.run(ms(500));
+    let ask = w.ask();
+    w.tell(1, Input::TransferLeadership { ask, to: Some(node_id(3)) });
+    let asked = w.now;
+    w.until("answered", |w| w.answer(ask).is_some());
+    assert!(matches!(w.answer(ask), Some(Answer::Transferred(_, Ok(node))) if *node == node_id(3)));
+    assert!(w.now.since(asked) < ms(100));
+    w.until("it leads", |w| w.leading() == Some(3));
+}
+
+#[test]
+fn leadership_goes_to_the_most_caught_up_voter_when_none_is_named() {
+    let mut w = World::cluster(24, 3);
+    w.run(ms(500));
+    w.isolate(2);
+    let write = w.propose(1, label("a", "1"));
+    w.applied(write);
+    let ask = w.ask();
+    w.tell(1, Input::TransferLeadership { ask, to: None });
+    w.until("answered", |w| w.answer(ask).is_some());
+    assert!(matches!(w.answer(ask), Some(Answer::Transferred(_, Ok(node))) if *node == node_id(3)));
+}
+
+#[test]
+fn proposals_made_during_a_transfer_end_and_definite_refusals_are_true() {
+    let mut w = World::cluster(25, 3);
+    w.run(ms(500));
+    let before: Vec<_> = (0..10).map(|i| w.propose(1, label("a", &i.to_string()))).collect();
+    let ask = w.ask();
+    w.tell(1, Input::TransferLeadership { ask, to: Some(node_id(2)) });
+    let after: Vec<_> = (0..10).map(|i| w.propose(1, label("b", &i.to_string()))).collect();
+    let outcomes: Vec<_> = before.into_iter().map(|a| w.outcome(a)).collect();
+    assert!(outcomes.iter().all(Result::is_ok), "in the log before the transfer: {outcomes:?}");
+    after.into_iter().for_each(|a| drop(w.outcome(a)));
+}
+
+#[test]
+fn a_transfer_to_an_unreachable_voter_fails_and_the_leader_goes_on() {
+    let mut w = World::cluster(26, 3);
+    w.run(ms(500));
+    w.isolate(3);
+    w.run(ms(50));
+    let behind = w.propose(1, label("a", "0"));
+    w.applied(behind);
+    let ask = w.ask();
+    w.tell(1, Input::TransferLeadership { ask, to: Some(node_id(3)) });
+    w.until("answered", |w| w.answer(ask).is_some());
+    assert!(matches!(w.answer(ask), Some(Answer::Transferred(_, Err(_)))));
+    let write = w.propose(1, label("a", "1"));
+    w.applied(write);
+}
+
+#[test]
+fn a_leader_whose_disk_hangs_steps_down_and_another_serves() {
+    let mut w = World::cluster(27, 3);
+    w.run(ms(500));
+    w.nodes.get_mut(&1).unwrap().disk_takes = None;
+    let _never = w.propose(1, label("a", "1"));
+    w.until("another leads", |w| w.leading().is_some_and(|l| l != 1));
+    assert!(w.nodes[&1].notices.iter().any(|(_, n)| matches!(n, Notice::DiskTooSlow { .. })));
+    let l = w.leading().unwrap();
+    let write = w.propose(l, label("a", "2"));
+    w.applied(write);
+}
+
+#[test]
+fn an_isolated_leader_steps_down_and_a_returning_member_disturbs_nobody() {
+    let mut w = World::cluster(28, 3);
+    w.run(ms(500));
+    w.isolate(1);
+    w.until("it steps down", |w| w.core(1).status(w.now).role != RaftRole::Leader);
+    w.until("another leads", |w| w.leading().is_some());
+    let (l, term) = (w.leading().unwrap(), w.core(w.leading().unwrap()).status(w.now).term);
+    w.run(ms(5000));
+    w.heal();
+    w.run(ms(3000));
+    assert_eq!((w.leading(), w.core(l).status(w.now).term), (Some(l), term), "pre-vote");
+    assert_eq!(w.core(1).status(w.now).leader_node, Some(node_id(l)));
+}
+
+#[test]
+fn acknowledgement_ages_tell_who_is_alive() {
+    let mut w = World::cluster(29, 3);
+    w.run(ms(1000));
+    let age = |w: &World, n: usize| w.core(1).status(w.now).progress.iter().find(|p| p.node == Some(node_id(n))).unwrap().acked_ago;
+    assert!(age(&w, 2).unwrap() < ms(200));
+    w.isolate(3);
+    w.run(ms(900));
+    assert!(age(&w, 2).unwrap() < ms(200));
+    assert!(age(&w, 3).unwrap() > ms(600));
+}

@@ -1,0 +1,179 @@
+use muster_messages::protocol::ProposeError;
+use muster_messages::{Change, CommandRefusal, Membership, RaftId, Role, SeatChangeKind};
+
+use super::world::*;
+use crate::core::Notice;
+
+#[test]
+fn a_newcomer_becomes_learner_then_voter() {
+    let mut w = World::cluster(41, 1);
+    w.create(2);
+    w.start_empty(2);
+    assert_eq!(w.core(2).status(w.now).raft_id, None, "no seat until a leader speaks");
+    let id = w.add_learner(2);
+    assert_eq!(id, RaftId(2));
+    w.until("it learns", |w| w.core(2).tables().membership_of(node_id(2)) == Membership::Learner);
+    assert_eq!(w.core(2).status(w.now).raft_id, Some(id));
+    let ask = w.propose_seat(1, SeatChangeKind::PromoteLearner { node: node_id(2), raft_id: id });
+    w.applied(ask);
+    assert_eq!(w.core(1).configuration(), (vec![1, 2], vec![]));
+}
+
+#[test]
+fn an_empty_copy_campaigns_for_nobody() {
+    let mut w = World::seeded(42);
+    w.start_empty(2);
+    w.run(ms(5000));
+    assert_eq!((w.packets, w.core(2).status(w.now).raft_id), (0, None));
+}
+
+#[test]
+fn a_refused_seat_change_is_a_no_op_on_all() {
+    let mut w = World::cluster(43, 3);
+    w.create(4);
+    // Proposed while it holds, refused when it is applied: the demotion is before it in the log.
+    let demote = w.propose(1, command().change(Change::SetDesiredRole { node: node_id(4), role: Role::Worker }));
+    let raft_id = w.core(1).tables().next_raft_id;
+    let ask = w.propose_seat(1, SeatChangeKind::AddLearner { node: node_id(4), raft_id, addr: "x:1".into() });
+    w.applied(demote);
+    assert!(matches!(w.outcome(ask), Err(ProposeError::Refused(_))));
+    w.run(ms(500));
+    for n in 1..=3 {
+        assert_eq!(w.core(n).configuration(), (vec![1, 2, 3], vec![]));
+        assert_eq!(w.core(n).tables().next_raft_id, raft_id);
+    }
+    let write = w.propose(1, label("a", "1"));
+    w.applied(write);
+}
+
+#[test]
+fn one_membership_change_at_a_time() {
+    let mut w = World::cluster(44, 3);
+    w.run(ms(200));
+    w.create(4);
+    w.create(5);
+    let raft_id = w.core(1).tables().next_raft_id;
+    let first = w.propose_seat(1, SeatChangeKind::AddLearner { node: node_id(4), raft_id, addr: "x:1".into() });
+    let second = w.propose_seat(1, SeatChangeKind::AddLearner { node: node_id(5), raft_id, addr: "x:1".into() });
+    assert_eq!(w.outcome(second), Err(ProposeError::MembershipBusy));
+    w.applied(first);
+}
+
+#[test]
+fn a_removed_follower_stops_campaigning_and_knows_it() {
+    let mut w = World::cluster(45, 3);
+    w.run(ms(200));
+    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(3) });
+    w.applied(ask);
+    w.until("it knows", |w| w.nodes[&3].notices.iter().any(|(_, n)| matches!(n, Notice::Unseated { .. })));
+    assert_eq!(w.core(3).status(w.now).raft_id, None);
+    let term = w.core(1).status(w.now).term;
+    w.run(ms(5000));
+    assert_eq!((w.core(3).status(w.now).term, w.core(1).status(w.now).term), (term, term));
+}
+
+#[test]
+fn a_leader_that_removes_itself_steps_down_and_the_rest_goes_on() {
+    for voters in [2, 3] {
+        let mut w = World::cluster(46, voters);
+        w.run(ms(300));
+        let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(1) });
+        w.applied(ask);
+        w.until("another leads", |w| w.leading().is_some_and(|l| l != 1));
+        let l = w.leading().unwrap();
+        let write = w.propose(l, label("a", "1"));
+        w.applied(write);
+        assert!(!w.core(l).configuration().0.contains(&1));
+    }
+}
+
+#[test]
+fn the_last_voter_cannot_be_removed() {
+    let mut w = World::cluster(47, 1);
+    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(1) });
+    assert_eq!(w.outcome(ask), Err(ProposeError::Refused(CommandRefusal::LastManager)));
+}
+
+#[test]
+fn a_node_that_lost_its_seat_while_away_takes_the_new_one() {
+    let mut w = World::cluster(48, 3);
+    w.run(ms(300));
+    w.isolate(3);
+    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(3) });
+    w.applied(ask);
+    let id = w.add_learner(3);
+    assert_eq!(id, RaftId(4), "RAFTID-1");
+    w.heal();
+    w.until("it sits on the new seat", |w| w.core(3).status(w.now).raft_id == Some(id) && w.core(3).tables().membership_of(node_id(3)) == Membership::Learner);
+    let at = w.core(1).tables().revision;
+    w.until("it catches up", |w| w.core(3).tables().revision >= at);
+    w.crash(3, 0);
+    w.restart(3);
+    w.run(ms(1000));
+    assert_eq!(w.core(3).status(w.now).raft_id, Some(id), "the seat is remembered on disk");
+}
+
+#[test]
+fn an_old_copy_still_hears_a_leader_that_was_seated_anew() {
+    let mut w = World::cluster(49, 4);
+    w.run(ms(300));
+    w.isolate(4);
+    // Node 2 loses seat 2, gets seat 5, and leads. Node 4 knows nothing of it.
+    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(2) });
+    w.applied(ask);
+    let id = w.add_learner(2);
+    w.until("it learns", |w| w.core(2).status(w.now).raft_id == Some(id) && w.core(2).tables().membership_of(node_id(2)) == Membership::Learner);
+    let ask = w.propose_seat(1, SeatChangeKind::PromoteLearner { node: node_id(2), raft_id: id });
+    w.applied(ask);
+    w.run(ms(300));
+    let ask = w.ask();
+    w.tell(1, crate::core::Input::TransferLeadership { ask, to: Some(node_id(2)) });
+    w.until("node 2 leads", |w| w.leading() == Some(2));
+    w.heal();
+    let write = w.propose(2, label("a", "1"));
+    let at = w.applied(write);
+    w.until("node 4 hears it", |w| w.core(4).tables().revision >= at);
+}
+
+#[test]
+fn random_membership_and_crashes_keep_every_invariant() {
+    for seed in 0..8 {
+        let mut w = World::cluster(500 + seed, 3);
+        w.loss_percent = 3;
+        for i in 0..25 {
+            w.run(ms(150));
+            let Some(l) = w.leading() else { continue };
+            let members: Vec<_> = w.core(l).tables().members.values().cloned().collect();
+            let pick = members[(w.dice.roll() as usize) % members.len()].clone();
+            match w.dice.roll() % 5 {
+                0 if members.len() > 2 && World::number_of(pick.node) != l => {
+                    w.propose_seat(l, SeatChangeKind::Remove { raft_id: pick.raft_id });
+                }
+                1 => {
+                    let free = (1..=3).find(|n| !members.iter().any(|m| m.node == node_id(*n)));
+                    if let Some(n) = free {
+                        let raft_id = w.core(l).tables().next_raft_id;
+                        w.propose_seat(l, SeatChangeKind::AddLearner { node: node_id(n), raft_id, addr: "x:1".into() });
+                    }
+                }
+                2 => {
+                    for m in members.iter().filter(|m| !m.voter) {
+                        w.propose_seat(l, SeatChangeKind::PromoteLearner { node: m.node, raft_id: m.raft_id });
+                    }
+                }
+                3 => {
+                    let n = World::number_of(pick.node);
+                    w.crash(n, i % 3);
+                    w.run(ms(100));
+                    w.restart(n);
+                }
+                _ => drop(w.propose(l, label("a", &i.to_string()))),
+            }
+        }
+        w.loss_percent = 0;
+        w.until("it converges", |w| w.leading().is_some());
+        let l = w.leading().unwrap();
+        let write = w.propose(l, label("done", "yes"));
+        w.applied(write);
+    }
+}

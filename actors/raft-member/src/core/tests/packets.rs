@@ -1,0 +1,189 @@
+use muster_messages::RaftId;
+use muster_messages::wire::{EntryKind, PacketKind, RaftEntry, RaftPacket, SnapshotHead};
+
+use super::world::*;
+use crate::core::Input;
+
+const KINDS: [PacketKind; 13] = [
+    PacketKind::Append,
+    PacketKind::AppendResponse,
+    PacketKind::RequestVote,
+    PacketKind::RequestVoteResponse,
+    PacketKind::RequestPreVote,
+    PacketKind::RequestPreVoteResponse,
+    PacketKind::Heartbeat,
+    PacketKind::HeartbeatResponse,
+    PacketKind::Snapshot,
+    PacketKind::TransferLeader,
+    PacketKind::TimeoutNow,
+    PacketKind::ReadIndex,
+    PacketKind::ReadIndexResponse,
+];
+
+fn heartbeat(from: u64, to: u64, term: u64) -> RaftPacket {
+    RaftPacket {
+        kind: PacketKind::Heartbeat,
+        from: RaftId(from),
+        to: RaftId(to),
+        term,
+        log_term: 0,
+        index: 0,
+        commit: 0,
+        commit_term: 0,
+        entries: vec![],
+        snapshot: None,
+        request_snapshot: 0,
+        reject: false,
+        reject_hint: 0,
+        context: vec![],
+        priority: 0,
+    }
+}
+
+fn dropped(w: &World, n: usize, why: &str) -> u64 {
+    w.core(n).counters().get(why).copied().unwrap_or(0)
+}
+
+#[test]
+fn a_packet_must_come_from_the_seat_that_its_sender_holds() {
+    let mut w = World::cluster(81, 3);
+    w.run(ms(300));
+    let term = w.core(1).status(w.now).term;
+    let forged = |peer_seat, from| Input::Packets { node: node_id(3), peer_seat, packets: vec![heartbeat(from, 2, 99)] };
+    for input in [forged(Some(RaftId(3)), 1), forged(Some(RaftId(1)), 1), forged(None, 3)] {
+        w.tell(2, input);
+    }
+    w.run(ms(100));
+    assert_eq!(dropped(&w, 2, "not_its_seat"), 3);
+    assert_eq!(w.core(2).status(w.now).term, term);
+}
+
+#[test]
+fn a_peer_cannot_depose_the_leader_with_a_local_message() {
+    let mut w = World::cluster(82, 3);
+    w.run(ms(300));
+    let term = w.core(1).status(w.now).term.0;
+    let mut transfer = heartbeat(3, 1, term);
+    transfer.kind = PacketKind::TransferLeader;
+    let mut timeout = heartbeat(3, 2, term);
+    timeout.kind = PacketKind::TimeoutNow;
+    w.tell(1, Input::Packets { node: node_id(3), peer_seat: Some(RaftId(3)), packets: vec![transfer] });
+    w.tell(2, Input::Packets { node: node_id(3), peer_seat: Some(RaftId(3)), packets: vec![timeout] });
+    w.run(ms(1000));
+    assert_eq!(w.leading(), Some(1));
+    assert_eq!((dropped(&w, 1, "not_from_a_peer"), dropped(&w, 2, "out_of_place")), (1, 1));
+}
+
+#[test]
+fn nothing_a_peer_sends_panics_a_member() {
+    let mut w = World::cluster(83, 3);
+    w.run(ms(300));
+    let pick = |w: &mut World| -> u64 {
+        let last = w.core(1).log_span().1;
+        match w.dice.roll() % 7 {
+            0 => 0,
+            1 => 1,
+            2 => last,
+            3 => last + 1,
+            4 => last.saturating_sub(3),
+            5 => u64::MAX,
+            _ => w.dice.roll() % 40,
+        }
+    };
+    for _ in 0..30_000 {
+        let to = 1 + w.dice.roll() % 3;
+        let from = 1 + w.dice.roll() % 4;
+        let term = w.core(to as usize).status(w.now).term.0;
+        let mut p = heartbeat(from, to, 0);
+        p.kind = KINDS[(w.dice.roll() % 13) as usize];
+        p.term = match w.dice.roll() % 8 {
+            0 => term + 1,
+            1 => term.saturating_sub(1),
+            2 => 0,
+            _ => term,
+        };
+        p.log_term = if w.dice.roll() % 2 == 0 { term } else { pick(&mut w) };
+        p.index = pick(&mut w);
+        p.commit = pick(&mut w);
+        p.commit_term = pick(&mut w);
+        p.reject = w.dice.roll() % 2 == 0;
+        p.reject_hint = pick(&mut w);
+        p.request_snapshot = if w.dice.roll() % 9 == 0 { pick(&mut w) } else { 0 };
+        for i in 0..w.dice.roll() % 3 {
+            let kind = [EntryKind::Normal, EntryKind::ConfChange, EntryKind::ConfChangeV2][(w.dice.roll() % 3) as usize];
+            let index = if w.dice.roll() % 4 == 0 { pick(&mut w) } else { p.index.saturating_add(1 + i) };
+            p.entries.push(RaftEntry { kind, term: p.log_term, index, data: vec![], context: vec![] });
+        }
+        if w.dice.roll() % 3 == 0 {
+            let (index, term) = (pick(&mut w), pick(&mut w));
+            p.snapshot = Some(SnapshotHead { index, term, voters: vec![1, to], learners: vec![], bytes: 3, digest: [0; 32] });
+        }
+        let node = node_id(from as usize);
+        // Entries that carry nothing may well be accepted from the leader's own seat and conflict with the real log:
+        // a lying leader breaks the log, which no member can see. So the true leader's appends are not forged here.
+        let forges_log = matches!(p.kind, PacketKind::Append | PacketKind::AppendResponse | PacketKind::HeartbeatResponse) && !p.entries.is_empty()
+            || matches!(p.kind, PacketKind::Append | PacketKind::AppendResponse | PacketKind::RequestVoteResponse | PacketKind::ReadIndexResponse | PacketKind::Heartbeat);
+        if forges_log {
+            p.kind = PacketKind::RequestPreVote;
+        }
+        let input = if p.kind == PacketKind::Snapshot && w.dice.roll() % 2 == 0 {
+            Input::SnapshotReceived { node, peer_seat: Some(RaftId(from)), packet: Box::new(p), data: vec![1, 2, 3] }
+        } else {
+            Input::Packets { node, peer_seat: Some(RaftId(from)), packets: vec![p] }
+        };
+        w.tell(to as usize, input);
+        if w.dice.roll() % 20 == 0 {
+            w.run(ms(1));
+        }
+    }
+    w.until("it recovers", |w| w.leading().is_some());
+}
+
+/// Forged logs and acknowledgements may break agreement (a manager that lies cannot be defended against), but not a process.
+#[test]
+fn a_lying_leader_panics_nobody() {
+    for seed in 0..400u64 {
+        let mut w = World::cluster(90, 2);
+        w.run(ms(200));
+        w.isolate(1);
+        w.isolate(2);
+        let mut dice = crate::core::dice::Dice::seeded(seed);
+        for _ in 0..40 {
+            let to = 1 + dice.roll() % 2;
+            let from = 3 - to;
+            let core = w.nodes.get_mut(&(to as usize)).unwrap().core.as_mut().unwrap();
+            let (term, last) = (core.status(w.now).term.0, core.log_span().1);
+            let mut p = heartbeat(from, to, term + dice.roll() % 2);
+            let kinds = [
+                PacketKind::Append,
+                PacketKind::AppendResponse,
+                PacketKind::RequestVoteResponse,
+                PacketKind::RequestPreVoteResponse,
+                PacketKind::ReadIndexResponse,
+                PacketKind::Heartbeat,
+                PacketKind::TimeoutNow,
+            ];
+            p.kind = kinds[(dice.roll() % 7) as usize];
+            p.index = (last + dice.roll() % 4).saturating_sub(2);
+            p.commit = last + dice.roll() % 3;
+            p.log_term = dice.roll() % (term + 2);
+            p.reject = dice.roll() % 3 == 0;
+            p.reject_hint = dice.roll() % (last + 2);
+            let entries = if p.kind == PacketKind::Append { dice.roll() % 3 } else { u64::from(p.kind == PacketKind::ReadIndexResponse) };
+            for i in 0..entries {
+                p.entries.push(RaftEntry { kind: EntryKind::Normal, term: p.term, index: p.index + 1 + i, data: vec![], context: vec![] });
+            }
+            let now = w.now;
+            core.step(now, Input::Packets { node: node_id(from as usize), peer_seat: Some(RaftId(from)), packets: vec![p] });
+            let batch = core.turn(now).expect("no fault");
+            if let Some(last) = batch.make_durable.last()
+                && dice.roll() % 2 == 0
+            {
+                core.step(now, Input::Persisted { number: last.number });
+            }
+            if dice.roll() % 5 == 0 {
+                core.step(now, Input::Tick);
+            }
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! A small deterministic network of cores: virtual time, delays, cut links, disks that lose what they had not synced.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use muster_messages::protocol::{Applied, ProposeError, ReadError};
+use muster_messages::wire::RaftPacket;
+use muster_messages::{
+    Change, ClusterId, ClusterRecord, Command, Generation, Incarnation, Liveness, Moment, Name, NodeId, NodeRecord, Principal, RaftId,
+    Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
+};
+
+use crate::core::dice::Dice;
+use crate::core::{Answer, AskId, Input, LogPoint, Notice, RaftConfig, RaftCore, Recovered};
+use crate::disk::{LogDisk, SimDisk};
+
+pub fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+pub fn node_id(n: usize) -> NodeId {
+    NodeId::from_entropy(0xabcd_0000_0000 + n as u128)
+}
+
+pub fn record(n: usize, role: Role) -> NodeRecord {
+    NodeRecord {
+        id: node_id(n),
+        name: format!("n{n}").parse::<Name>().unwrap(),
+        addr: format!("10.0.0.{n}:4400"),
+        release: "0.1.0".into(),
+        labels: BTreeMap::new(),
+        desired_role: role,
+        role,
+        granted: Revision(0),
+        removing: None,
+        certificate: None,
+        last_not_after: WallTime(0),
+        liveness: Liveness::Ready,
+        liveness_since: WallTime(0),
+        created_at: WallTime(0),
+        generation: Generation(1),
+        revision: Revision(0),
+    }
+}
+
+pub fn found() -> Command {
+    let cluster = ClusterRecord {
+        id: ClusterId::from_entropy(7),
+        name: "test".parse().unwrap(),
+        incarnation: Incarnation(1),
+        feature_level: 1,
+        root_cert_pem: "root".into(),
+        root_key_pem: Secret::new("key"),
+        founded_at: WallTime(0),
+        revision: Revision(0),
+    };
+    let founder = Box::new(record(1, Role::Manager));
+    command().change(Change::Found { cluster: Box::new(cluster), founder, tokens: vec![] })
+}
+
+pub fn command() -> Command {
+    Command::idempotent(WallTime(0), Principal::Operator, "test")
+}
+
+pub fn label(key: &str, value: &str) -> Command {
+    command().change(Change::UpdateLabels { node: node_id(1), add: [(key.to_owned(), value.to_owned())].into(), remove: vec![] })
+}
+
+pub fn seat(kind: SeatChangeKind) -> SeatChange {
+    SeatChange { at: WallTime(0), by: Principal::Operator, kind }
+}
+
+pub struct Node {
+    pub core: Option<RaftCore>,
+    pub disk: SimDisk,
+    inbox: VecDeque<Input>,
+    /// Writes are synced this long after they were handed over; `None`: the disk hangs.
+    pub disk_takes: Option<Duration>,
+    busy: bool,
+    wake: Option<Moment>,
+    pub notices: Vec<(Moment, Notice)>,
+}
+
+enum Event {
+    Packets { to: NodeId, from: NodeId, seat: RaftId, packets: Vec<RaftPacket>, snapshot: Option<Vec<u8>> },
+    Synced { node: usize, life: u64, number: u64 },
+    Heard { node: usize, life: u64, input: Input },
+}
+
+pub struct World {
+    pub now: Moment,
+    pub nodes: BTreeMap<usize, Node>,
+    events: BTreeMap<(Moment, u64), Event>,
+    seq: u64,
+    lives: BTreeMap<usize, u64>,
+    pub dice: Dice,
+    pub config: RaftConfig,
+    /// Packets from one to the other are lost.
+    pub cut: BTreeSet<(usize, usize)>,
+    pub loss_percent: u64,
+    pub answers: BTreeMap<AskId, Vec<Answer>>,
+    next_ask: u64,
+    pub packets: u64,
+}
+
+impl World {
+    pub fn seeded(seed: u64) -> Self {
+        Self {
+            now: Moment(10_000_000),
+            nodes: BTreeMap::new(),
+            events: BTreeMap::new(),
+            seq: 0,
+            lives: BTreeMap::new(),
+            dice: Dice::seeded(seed),
+            config: RaftConfig::default(),
+            cut: BTreeSet::new(),
+            loss_percent: 0,
+            answers: BTreeMap::new(),
+            next_ask: 0,
+            packets: 0,
+        }
+    }
+
+    /// Node 1 founds; nodes up to `n` join one after the other and vote.
+    pub fn cluster(seed: u64, n: usize) -> Self {
+        let mut w = Self::seeded(seed);
+        w.grow(n);
+        w
+    }
+    pub fn grow(&mut self, n: usize) {
+        self.start_founder();
+        self.until("a founder leads", |w| w.leading() == Some(1));
+        let ask = self.propose(1, found());
+        self.applied(ask);
+        for i in 2..=n {
+            self.join(i);
+        }
+    }
+    pub fn start_founder(&mut self) {
+        let seed = self.dice.roll();
+        let core = RaftCore::found(self.config.clone(), node_id(1), seed, self.now, logger()).unwrap();
+        self.add(1, core, SimDisk::default());
+    }
+    pub fn start_empty(&mut self, n: usize) {
+        let seed = self.dice.roll();
+        let core = RaftCore::open(self.config.clone(), node_id(n), Recovered::default(), seed, self.now, logger()).unwrap();
+        self.add(n, core, SimDisk::default());
+    }
+    fn add(&mut self, n: usize, core: RaftCore, disk: SimDisk) {
+        *self.lives.entry(n).or_default() += 1;
+        let node = Node { core: Some(core), disk, inbox: VecDeque::new(), disk_takes: Some(ms(1)), busy: false, wake: None, notices: vec![] };
+        self.nodes.insert(n, node);
+        self.sessions(n, true);
+    }
+    pub fn create(&mut self, n: usize) {
+        let l = self.leading().expect("a leader");
+        let ask = self.propose(l, command().change(Change::CreateNode(Box::new(record(n, Role::Manager)))));
+        self.applied(ask);
+    }
+    pub fn join(&mut self, n: usize) -> RaftId {
+        self.create(n);
+        self.start_empty(n);
+        let id = self.add_learner(n);
+        let l = self.leading().unwrap();
+        self.until("the learner catches up", |w| w.core(n).tables().membership_of(node_id(n)) == muster_messages::Membership::Learner);
+        let ask = self.propose_seat(l, SeatChangeKind::PromoteLearner { node: node_id(n), raft_id: id });
+        self.applied(ask);
+        id
+    }
+    pub fn add_learner(&mut self, n: usize) -> RaftId {
+        let l = self.leading().expect("a leader");
+        let raft_id = self.core(l).tables().next_raft_id;
+        let addr = format!("10.0.0.{n}:4400");
+        let ask = self.propose_seat(l, SeatChangeKind::AddLearner { node: node_id(n), raft_id, addr });
+        self.applied(ask);
+        raft_id
+    }
+
+    // ---- asking
+
+    pub fn ask(&mut self) -> AskId {
+        self.next_ask += 1;
+        AskId(self.next_ask)
+    }
+    pub fn propose(&mut self, n: usize, command: Command) -> AskId {
+        self.propose_within(n, command, ms(5000))
+    }
+    pub fn propose_within(&mut self, n: usize, command: Command, within: Duration) -> AskId {
+        let ask = self.ask();
+        let deadline = self.now + within;
+        self.tell(n, Input::Propose { ask, command: Box::new(command), deadline });
+        ask
+    }
+    pub fn propose_seat(&mut self, n: usize, kind: SeatChangeKind) -> AskId {
+        let ask = self.ask();
+        self.tell(n, Input::ProposeSeat { ask, change: Box::new(seat(kind)) });
+        ask
+    }
+    pub fn read(&mut self, n: usize) -> AskId {
+        let ask = self.ask();
+        let deadline = self.now + ms(3000);
+        self.tell(n, Input::Read { ask, deadline });
+        ask
+    }
+    pub fn tell(&mut self, n: usize, input: Input) {
+        self.nodes.get_mut(&n).expect("a node").inbox.push_back(input);
+    }
+    pub fn answer(&self, ask: AskId) -> Option<&Answer> {
+        self.answers.get(&ask).map(|a| {
+            assert_eq!(a.len(), 1, "PROPOSE-1: {ask:?} ended {a:?}");
+            &a[0]
+        })
+    }
+    pub fn outcome(&mut self, ask: AskId) -> Result<Applied, ProposeError> {
+        self.until("an answer", |w| w.answer(ask).is_some());
+        match self.answer(ask) {
+            Some(Answer::Proposed(_, result)) => result.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+    pub fn applied(&mut self, ask: AskId) -> Revision {
+        self.outcome(ask).expect("applied").revision
+    }
+    pub fn read_outcome(&mut self, ask: AskId) -> Result<std::sync::Arc<muster_messages::Replica>, ReadError> {
+        self.until("a read's answer", |w| w.answer(ask).is_some());
+        match self.answer(ask) {
+            Some(Answer::Read(_, result)) => result.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    // ---- looking
+
+    pub fn core(&self, n: usize) -> &RaftCore {
+        self.nodes[&n].core.as_ref().expect("it runs")
+    }
+    pub fn up(&self) -> impl Iterator<Item = (usize, &RaftCore)> {
+        self.nodes.iter().filter_map(|(n, node)| Some((*n, node.core.as_ref()?)))
+    }
+    /// The leader of the highest term that may decide.
+    pub fn leading(&self) -> Option<usize> {
+        let leaders = self.up().map(|(n, c)| (n, c.status(self.now))).filter(|(_, s)| s.leading);
+        leaders.max_by_key(|(_, s)| s.term).map(|(n, _)| n)
+    }
+    pub fn label(&self, n: usize, key: &str) -> Option<String> {
+        self.core(n).tables().nodes.get(&node_id(1))?.labels.get(key).cloned()
+    }
+    pub fn number_of(node: NodeId) -> usize {
+        (1..100).find(|n| node_id(*n) == node).expect("a node of the test")
+    }
+
+    // ---- hurting
+
+    pub fn crash(&mut self, n: usize, survive: usize) {
+        *self.lives.get_mut(&n).unwrap() += 1;
+        let node = self.nodes.get_mut(&n).unwrap();
+        node.core = None;
+        node.inbox.clear();
+        node.wake = None;
+        node.busy = false;
+        node.disk.crash(survive);
+        self.sessions(n, false);
+    }
+    pub fn restart(&mut self, n: usize) {
+        let seed = self.dice.roll();
+        let node = self.nodes.get_mut(&n).unwrap();
+        let recovered = node.disk.recover().unwrap();
+        node.disk_takes = Some(ms(1));
+        node.core = Some(RaftCore::open(self.config.clone(), node_id(n), recovered, seed, self.now, logger()).unwrap());
+        self.sessions(n, true);
+    }
+    fn sessions(&mut self, n: usize, up: bool) {
+        for (m, _) in self.up().map(|(m, _)| (m, ())).collect::<Vec<_>>() {
+            if m != n {
+                self.tell(m, Input::PeerSession { node: node_id(n), up });
+                if self.nodes[&n].core.is_some() {
+                    self.tell(n, Input::PeerSession { node: node_id(m), up });
+                }
+            }
+        }
+    }
+    pub fn isolate(&mut self, n: usize) {
+        for m in self.nodes.keys().copied().collect::<Vec<_>>() {
+            self.cut.insert((n, m));
+            self.cut.insert((m, n));
+            if m != n && self.nodes[&m].core.is_some() {
+                self.tell(m, Input::PeerSession { node: node_id(n), up: false });
+                self.tell(n, Input::PeerSession { node: node_id(m), up: false });
+            }
+        }
+    }
+    pub fn heal(&mut self) {
+        self.cut.clear();
+        for n in self.nodes.keys().copied().collect::<Vec<_>>() {
+            if self.nodes[&n].core.is_some() {
+                self.sessions(n, true);
+            }
+        }
+    }
+
+    // ---- running
+
+    pub fn run(&mut self, d: Duration) {
+        let end = self.now + d;
+        while self.now < end {
+            self.pass();
+        }
+    }
+    pub fn until(&mut self, what: &str, mut holds: impl FnMut(&World) -> bool) {
+        let end = self.now + ms(30_000);
+        while !holds(self) {
+            assert!(self.now < end, "never: {what}\n{}", self.describe());
+            self.pass();
+        }
+    }
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        for (n, c) in self.up() {
+            text += &format!("n{n}: {:?} {:?} {:?} {:?}\n", c.status(self.now), c.log_span(), c.in_flight(), c.counters());
+        }
+        text
+    }
+
+    /// One millisecond.
+    fn pass(&mut self) {
+        self.now = self.now + ms(1);
+        while let Some(first) = self.events.first_entry()
+            && first.key().0 <= self.now
+        {
+            let event = first.remove();
+            self.happen(event);
+        }
+        let tick = (self.now.0 / 1000) % 20;
+        for n in self.nodes.keys().copied().collect::<Vec<_>>() {
+            let now = self.now;
+            let node = self.nodes.get_mut(&n).unwrap();
+            if node.core.is_none() {
+                continue;
+            }
+            if tick == (n as u64 * 7) % 20 {
+                node.inbox.push_back(Input::Tick);
+            }
+            if node.wake.is_some_and(|at| at <= now) {
+                node.wake = None;
+                node.inbox.push_back(Input::Woke);
+            }
+            if !node.inbox.is_empty() {
+                self.turn(n);
+            }
+        }
+        self.check();
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Packets { to, from, seat, packets, snapshot } => {
+                let n = Self::number_of(to);
+                if self.nodes.get(&n).is_none_or(|n| n.core.is_none()) {
+                    return;
+                }
+                self.packets += packets.len() as u64;
+                match snapshot {
+                    None => self.tell(n, Input::Packets { node: from, peer_seat: Some(seat), packets }),
+                    Some(data) => {
+                        let packet = Box::new(packets.into_iter().next().unwrap());
+                        self.tell(n, Input::SnapshotReceived { node: from, peer_seat: Some(seat), packet, data });
+                    }
+                }
+            }
+            Event::Synced { node, life, number } if self.lives[&node] == life => {
+                let n = self.nodes.get_mut(&node).unwrap();
+                n.busy = false;
+                if n.disk_takes.is_some() {
+                    n.disk.sync(number);
+                    n.inbox.push_back(Input::Persisted { number });
+                    self.start_sync(node);
+                }
+            }
+            Event::Heard { node, life, input } if self.lives[&node] == life => self.tell(node, input),
+            _ => {}
+        }
+    }
+
+    pub fn start_sync(&mut self, n: usize) {
+        let life = self.lives[&n];
+        let node = self.nodes.get_mut(&n).unwrap();
+        if let (false, Some(number), Some(takes)) = (node.busy, node.disk.newest(), node.disk_takes) {
+            node.busy = true;
+            self.schedule(takes, Event::Synced { node: n, life, number });
+        }
+    }
+
+    fn turn(&mut self, n: usize) {
+        let life = self.lives[&n];
+        let now = self.now;
+        loop {
+            let node = self.nodes.get_mut(&n).unwrap();
+            let core = node.core.as_mut().unwrap();
+            while let Some(input) = node.inbox.pop_front() {
+                core.step(now, input);
+            }
+            let batch = core.turn(now).expect("no fault");
+            node.wake = batch.wake_at;
+            node.notices.extend(batch.notices.into_iter().map(|notice| (now, notice)));
+            for write in batch.make_durable {
+                node.disk.put(write);
+            }
+            let taken = batch.take_snapshot.map(|job| node.disk.take_snapshot(&job));
+            self.start_sync(n);
+            if let Some(head) = taken {
+                self.schedule(ms(5), Event::Heard { node: n, life, input: Input::SnapshotTaken { head: Some(head) } });
+            }
+            for answer in batch.answers {
+                let ask = match &answer {
+                    Answer::Proposed(ask, _) | Answer::Read(ask, _) | Answer::Transferred(ask, _) => *ask,
+                };
+                self.answers.entry(ask).or_default().push(answer);
+            }
+            for out in batch.send {
+                self.post(n, out.node, vec![out.packet], None);
+            }
+            for mut out in batch.send_snapshots {
+                let (head, data) = out.job.run();
+                let to = out.packet.to;
+                out.packet.snapshot = Some(head);
+                let ok = self.post(n, out.node, vec![out.packet], Some(data));
+                self.schedule(ms(6), Event::Heard { node: n, life, input: Input::SnapshotSent { to, ok } });
+            }
+            if !batch.again {
+                return;
+            }
+        }
+    }
+
+    fn post(&mut self, from: usize, to: NodeId, packets: Vec<RaftPacket>, snapshot: Option<Vec<u8>>) -> bool {
+        let lost = self.cut.contains(&(from, Self::number_of(to))) || self.dice.roll() % 100 < self.loss_percent;
+        if !lost {
+            let delay = Duration::from_micros(200 + self.dice.roll() % 1500);
+            let seat = packets[0].from;
+            self.schedule(delay, Event::Packets { to, from: node_id(from), seat, packets, snapshot });
+        }
+        !lost
+    }
+    fn schedule(&mut self, after: Duration, event: Event) {
+        self.seq += 1;
+        self.events.insert((self.now + after, self.seq), event);
+    }
+
+    /// Invariants that hold after every step.
+    fn check(&self) {
+        let mut leaders: BTreeMap<u64, usize> = BTreeMap::new();
+        for (n, c) in self.up() {
+            let s = c.status(self.now);
+            if s.role == muster_messages::RaftRole::Leader
+                && let Some(other) = leaders.insert(s.term.0, n)
+            {
+                panic!("n{other} and n{n} both lead term {}", s.term);
+            }
+        }
+        if self.now.0 % 50_000 != 0 {
+            return;
+        }
+        let mut terms: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut tables = BTreeMap::new();
+        for (n, c) in self.up() {
+            let commit = c.status(self.now).commit.0;
+            for LogPoint { index, term } in c.log_terms().into_iter().filter(|p| p.index <= commit) {
+                let known = *terms.entry(index).or_insert(term);
+                assert_eq!(known, term, "n{n}: committed entry {index} differs");
+            }
+            let at = c.tables().revision;
+            let known = tables.entry(at).or_insert_with(|| c.tables().clone());
+            assert_eq!(known, c.tables(), "n{n}: another state at {at}");
+            let (voters, learners) = c.configuration();
+            let members = &c.tables().members;
+            if !members.is_empty() {
+                let of = |v: bool| members.values().filter(|m| m.voter == v).map(|m| m.raft_id.0).collect::<Vec<_>>();
+                assert_eq!((voters, learners), (of(true), of(false)), "n{n}: MEMBER-2");
+            }
+        }
+    }
+}
+
+pub fn logger() -> slog::Logger {
+    slog::Logger::root(slog::Discard, slog::o!())
+}

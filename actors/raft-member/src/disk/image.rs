@@ -1,0 +1,57 @@
+//! What a sequence of writes adds up to: the meaning that every disk gives to a `Durable`.
+
+use std::sync::Arc;
+
+use muster_messages::RaftId;
+use muster_messages::wire::SnapshotHead;
+
+use super::LogFault;
+use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, digest};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Image {
+    pub seat: Option<RaftId>,
+    pub hard: HardMark,
+    pub snapshot: Option<(SnapshotHead, Arc<Vec<u8>>)>,
+    pub truncated: LogPoint,
+    pub entries: Vec<Entry>,
+}
+
+impl Image {
+    /// `stored` finds the data of a snapshot that was written beside the log.
+    pub fn apply(&mut self, write: &Durable, stored: impl Fn(&SnapshotHead) -> Option<Arc<Vec<u8>>>) {
+        if let Some(seat) = write.start_over {
+            *self = Self { seat: Some(seat), ..Self::default() };
+        }
+        if let Some((head, data)) = &write.install {
+            self.snapshot = Some((head.clone(), Arc::clone(data)));
+            self.truncated = LogPoint { index: head.index, term: head.term };
+            self.entries.clear();
+        }
+        self.hard = write.hard;
+        if let Some(first) = write.entries.first() {
+            let keep = first.index.saturating_sub(self.truncated.index + 1) as usize;
+            self.entries.truncate(keep);
+            self.entries.extend(write.entries.iter().cloned());
+        }
+        if let Some(compact) = &write.compact {
+            let data = stored(&compact.head).expect("a snapshot is stored before it is named");
+            self.snapshot = Some((compact.head.clone(), data));
+            let gone = compact.keep_after.index.saturating_sub(self.truncated.index) as usize;
+            self.entries.drain(..gone.min(self.entries.len()));
+            self.truncated = compact.keep_after;
+        }
+    }
+
+    pub fn recovered(&self) -> Result<Recovered, LogFault> {
+        let snapshot = match &self.snapshot {
+            None => None,
+            Some((head, data)) if digest(data) == head.digest => {
+                let tables = muster_store::snapshot::decode(data).map_err(|e| LogFault::new("snapshot", e))?;
+                Some((head.clone(), tables))
+            }
+            Some(_) => return Err(LogFault::new("snapshot", "its digest does not match")),
+        };
+        Ok(Recovered { seat: self.seat, hard: self.hard, snapshot, truncated: self.truncated, entries: self.entries.clone() })
+    }
+}

@@ -1,0 +1,73 @@
+//! A disk for simulations: it remembers what was written and what was synced, and loses the difference in a crash.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use muster_messages::wire::SnapshotHead;
+
+use super::image::Image;
+use super::{LogDisk, LogFault};
+use crate::core::{Durable, Recovered, SnapshotJob};
+
+/// See the module. As a [`LogDisk`] it syncs at once; a simulation that wants latency calls `put`, and `sync` later.
+#[derive(Clone, Debug, Default)]
+pub struct SimDisk {
+    durable: Image,
+    /// Written, not synced yet.
+    loose: VecDeque<Durable>,
+    snapshots: BTreeMap<u64, Arc<Vec<u8>>>,
+}
+
+impl SimDisk {
+    /// Hands a write to the disk's cache.
+    pub fn put(&mut self, write: Durable) {
+        self.loose.push_back(write);
+    }
+    /// The number of the last write in the cache.
+    pub fn newest(&self) -> Option<u64> {
+        self.loose.back().map(|w| w.number)
+    }
+    /// Makes everything up to this write durable.
+    pub fn sync(&mut self, number: u64) {
+        while let Some(write) = self.loose.pop_front_if(|w| w.number <= number) {
+            let snapshots = &self.snapshots;
+            self.durable.apply(&write, |head| snapshots.get(&head.index).cloned());
+        }
+    }
+    /// The power goes; of what was not synced the first `survive` writes happen to have reached the platter.
+    pub fn crash(&mut self, survive: usize) {
+        if let Some(last) = self.loose.iter().take(survive).last().map(|w| w.number) {
+            self.sync(last);
+        }
+        self.loose.clear();
+    }
+    /// Runs a snapshot job and keeps its file; step the head as `Input::SnapshotTaken`.
+    pub fn take_snapshot(&mut self, job: &SnapshotJob) -> SnapshotHead {
+        let (head, data) = job.run();
+        self.snapshots.insert(head.index, Arc::new(data));
+        head
+    }
+    /// Everything is gone.
+    pub fn wipe(&mut self) {
+        *self = Self::default();
+    }
+    /// How many entries a crash without luck would leave.
+    pub fn durable_entries(&self) -> usize {
+        self.durable.entries.len()
+    }
+}
+
+impl LogDisk for SimDisk {
+    fn recover(&mut self) -> Result<Recovered, LogFault> {
+        self.durable.recovered()
+    }
+    fn write(&mut self, writes: &[Durable]) -> Result<(), LogFault> {
+        for write in writes {
+            self.put(write.clone());
+        }
+        if let Some(number) = writes.iter().rfind(|w| w.sync).map(|w| w.number) {
+            self.sync(number);
+        }
+        Ok(())
+    }
+}
