@@ -16,11 +16,12 @@ use crate::cli::waiting::wait_until_settled;
 /// How long anything in a story may take. Far above every budget: a story tells what happens, a slow machine included.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder for a cluster that goes away with it. Its path is short: a socket's path holds 107 bytes.
+/// A folder for a cluster that goes away with it. Its path is short: a socket's path holds 107 bytes. Its name holds
+/// our pid: what a killed process leaves is recognised.
 pub fn temporary_folder(purpose: &str) -> Outcome<TempDir> {
     let preferred = std::env::temp_dir();
     let base = if preferred.as_os_str().len() > 60 { PathBuf::from("/tmp") } else { preferred };
-    let made = tempfile::Builder::new().prefix(&format!("muster-{purpose}-")).tempdir_in(base);
+    let made = tempfile::Builder::new().prefix(&format!("muster-{purpose}-{}-", std::process::id())).tempdir_in(base);
     made.map_err(|e| Failure::io("cannot make a temporary folder", &e))
 }
 

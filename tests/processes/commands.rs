@@ -1,0 +1,152 @@
+//! The command line against a real cluster: documents, exit statuses, identities.
+
+use serde_json::Value;
+
+use crate::harness::{Ran, World, eventually_so};
+
+/// Fails unless a document has these keys.
+#[track_caller]
+fn has(document: &Value, keys: &[&str]) {
+    for key in keys {
+        assert!(document.get(key).is_some(), "no {key:?} in {document}");
+    }
+}
+
+#[test]
+fn documents_have_the_shape_that_scripts_rely_on() {
+    let world = World::with(3, 1);
+    let status = world.muster(&["status"]).ended(0).json();
+    has(&status, &["cluster", "stale", "self", "raft", "quorum", "nodes", "pending"]);
+    has(&status["cluster"], &["id", "name", "incarnation", "feature_level"]);
+    assert_eq!((&status["nodes"]["total"], &status["nodes"]["managers"]), (&4.into(), &3.into()));
+    let list = world.muster(&["node", "ls"]).ended(0).json();
+    has(&list, &["revision", "stale", "items"]);
+    for node in list["items"].as_array().expect("items") {
+        has(
+            node,
+            &["id", "name", "addr", "release", "labels", "desired_role", "role", "state", "state_since", "stale"],
+        );
+        has(node, &["membership", "manager", "certificate", "conditions", "generation", "revision"]);
+        has(&node["certificate"], &["role", "state", "serial", "not_after"]);
+        assert_eq!(node["manager"].is_null(), node["membership"] == "none");
+    }
+    let raft = world.muster(&["raft", "status"]).ended(0).json();
+    has(&raft, &["term", "leader", "commit", "applied", "members", "removed_raft_ids"]);
+    has(&raft["members"][0], &["node", "raft_id", "addr", "role", "match", "reachable"]);
+    let certs = world.muster(&["cert", "ls"]).ended(0).json();
+    has(&certs["items"][0], &["node", "role", "state", "serial", "granted", "not_after"]);
+    has(&world.muster(&["ca", "show"]).ended(0).json(), &["digest", "not_after", "pem"]);
+    let events = world.muster(&["events"]).ended(0).json();
+    has(&events["items"][0], &["revision", "at", "kind", "node", "by", "reason", "before", "after"]);
+}
+
+#[test]
+fn a_node_is_named_by_id_by_prefix_or_by_name() {
+    let world = World::with(1, 1);
+    let id = world.seen("n1", "n2").expect("n2 is a node").id.to_string();
+    for name in ["n2", &id, &id[..12]] {
+        let node = world.muster(&["node", "inspect", name]).ended(0).json();
+        assert_eq!(node["id"], id.as_str());
+    }
+    assert_eq!(world.muster(&["node", "inspect", "nobody"]).ended(4).error_code(), "not_found");
+}
+
+#[test]
+fn a_stale_generation_is_a_conflict() {
+    let world = World::with(1, 0);
+    let node = world.muster(&["node", "update", "n1", "--label-add", "zone=a"]).ended(0).json();
+    assert_eq!(node["labels"]["zone"], "a");
+    let generation = node["generation"].as_u64().expect("a number");
+    let old = (generation - 1).to_string();
+    let conflict = world.muster(&["node", "update", "n1", "--label-rm", "zone", "--generation", &old]).ended(8);
+    assert_eq!(conflict.error_code(), "conflict");
+    let now = generation.to_string();
+    let node = world.muster(&["node", "update", "n1", "--label-rm", "zone", "--generation", &now]).ended(0).json();
+    assert!(node["labels"].get("zone").is_none(), "{node}");
+}
+
+#[test]
+fn tokens_are_made_shown_rotated_and_revoked() {
+    let mut world = World::with(1, 0);
+    let once = world.muster(&["token", "create", "--role", "worker", "--uses", "1", "--ttl", "1h"]).ended(0).json();
+    has(&once, &["id", "role", "token", "expires_at", "uses_left"]);
+    let token = once["token"].as_str().expect("text").to_owned();
+    assert!(token.starts_with("MSTR-1-"));
+    let list = world.muster(&["token", "ls"]).ended(0);
+    let secret = token.rsplit('-').next().expect("a secret");
+    assert!(!list.stdout.contains(secret), "a list shows no secret");
+    let seed = world.node("n1").listen.to_string();
+    world.node("n2").start(&["--join", &seed, "--token", &token]).ready();
+    let node = world.node("n3").start(&["--join", &seed, "--token", &token]);
+    assert_eq!(node.exit(), Some(6));
+    assert!(node.log().contains("token_used_up"), "{}", node.log());
+    let socket = world.socket("n1");
+    let shown =
+        Ran::new(world.folder(), &["--socket", socket.to_str().expect("text"), "token", "show", "worker", "-q"])
+            .ended(0);
+    assert_eq!(shown.stdout.lines().count(), 1, "the token alone");
+    world.muster(&["token", "rotate", "worker"]).ended(0);
+    let old = shown.stdout.trim();
+    let node = world.node("n4").start(&["--join", &seed, "--token", old]);
+    assert_eq!(node.exit(), Some(6), "{}", node.log());
+    let id = once["id"].as_str().expect("text");
+    world.muster(&["token", "revoke", id]).ended(0);
+    assert_eq!(world.muster(&["token", "revoke", "nothing"]).ended(4).error_code(), "not_found");
+}
+
+#[test]
+fn an_operators_identity_opens_what_a_workers_socket_refuses() {
+    let world = World::with(1, 1);
+    let forbidden = world.muster_at("n2", &["node", "update", "n2", "--label-add", "a=b"]).ended(6);
+    assert_eq!(forbidden.error_code(), "forbidden");
+    world.muster_at("n2", &["status"]).ended(0);
+    world.muster(&["user", "create", "alice", "--admin", "--out", "alice.json"]).ended(0);
+    let with_identity = ["--identity", "alice.json", "node", "update", "n2", "--label-add", "a=b"];
+    world.muster_at("n2", &with_identity).ended(0);
+    let users = world.muster(&["user", "ls"]).ended(0).json();
+    assert_eq!(users["items"][0]["name"], "alice");
+    let twice = world.muster(&["user", "create", "alice", "--admin", "--out", "alice.json"]).ended(6);
+    assert_eq!(twice.error_code(), "file_exists");
+    world.muster(&["user", "revoke", "alice"]).ended(0);
+    eventually_so("a revoked identity is refused", || world.muster_at("n2", &with_identity).code == 6);
+}
+
+#[test]
+fn a_plain_user_may_not_change_the_cluster() {
+    let world = World::with(1, 0);
+    world.muster(&["user", "create", "bob", "--namespace", "default", "--out", "bob.json"]).ended(0);
+    let refused = world.muster(&["--identity", "bob.json", "node", "update", "n1", "--label-add", "a=b"]).ended(6);
+    assert_eq!(refused.error_code(), "forbidden");
+}
+
+#[test]
+fn certificates_are_renewed_when_asked() {
+    let world = World::with(1, 1);
+    let serial = |name: &str| world.seen("n1", name).and_then(|node| node.certificate.serial);
+    let before = serial("n2");
+    world.muster(&["cert", "rotate", "n2"]).ended(0);
+    eventually_so("n2 has another certificate", || serial("n2") != before);
+}
+
+#[test]
+fn leadership_goes_where_it_is_sent() {
+    let world = World::with(3, 0);
+    let leader = world.leader_seen_by("n1");
+    let heir = world.other_than(&[&leader]);
+    world.muster(&["raft", "transfer-leader", &heir]).ended(0);
+    eventually_so("the heir leads", || world.leader_seen_by("n1") == heir);
+}
+
+#[test]
+fn a_short_bench_names_its_runs() {
+    let world = World::with(1, 0);
+    let runs = world.muster(&["bench", "--op", "write", "--clients", "1,8", "--ops", "50"]).ended(0).json();
+    let runs = runs["runs"].as_array().expect("runs").clone();
+    assert_eq!(runs.len(), 2);
+    for run in &runs {
+        has(run, &["op", "via", "clients", "per_s", "p50_ms", "p99_ms"]);
+        assert_eq!((&run["errors"], &run["transport"]), (&0.into(), &"tls".into()), "{run}");
+    }
+    let users = world.muster(&["user", "ls"]).ended(0).json();
+    assert!(users["items"].as_array().is_some_and(Vec::is_empty), "its identity is gone: {users}");
+}

@@ -1,0 +1,119 @@
+//! `muster dev`: clusters that leave nothing behind.
+
+use std::path::Path;
+
+use muster::cli::dev::process::ProcessId;
+use muster::cli::dev::state::State;
+use muster::cli::dev::story::temporary_folder;
+use rustix::process::Signal;
+
+use crate::harness::{Front, Ran, eventually_so};
+
+fn processes(folder: &Path) -> Vec<ProcessId> {
+    let state = State::read(&folder.join(".muster")).expect("the state can be read");
+    state.nodes.iter().filter_map(|node| node.running()).collect()
+}
+
+#[track_caller]
+fn all_gone(processes: &[ProcessId]) {
+    eventually_so("no process is left", || processes.iter().all(|process| !process.is_alive()));
+}
+
+/// The temporary folders that a process has made and not removed.
+fn folders_of(pid: i32) -> Vec<String> {
+    let entries = std::fs::read_dir(std::env::temp_dir()).expect("the temporary folder can be read");
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(&format!("muster-tour-{pid}-"))).collect()
+}
+
+#[test]
+fn a_cluster_in_front_comes_up_is_found_and_goes_with_ctrl_c() {
+    let folder = temporary_folder("test").expect("a temporary folder");
+    let mut front = Front::start(folder.path(), &["dev", "up"]);
+    front.says("Ctrl-C stops it");
+    let running = processes(folder.path());
+    assert_eq!(running.len(), 5);
+    let status = Ran::new(folder.path(), &["status", "-o", "json"]).ended(0).json();
+    assert_eq!((&status["nodes"]["managers"], &status["nodes"]["workers"]), (&3.into(), &2.into()));
+    assert_eq!(status["self"]["role"], "manager", "managers are asked first");
+    let second = Ran::new(folder.path(), &["dev", "up", "-o", "json"]).ended(6);
+    assert_eq!(second.error_code(), "already_running");
+    let second = Ran::new(folder.path(), &["dev", "up"]).ended(6);
+    assert!(second.stderr.contains("n5") && second.stderr.contains("dev down"), "{}", second.stderr);
+    front.signal(Signal::INT);
+    assert_eq!(front.exit(), Some(0));
+    all_gone(&running);
+}
+
+#[test]
+fn a_detached_cluster_stays_until_it_is_told_and_is_resumed_with_its_data() {
+    let folder = temporary_folder("test").expect("a temporary folder");
+    let up = ["dev", "up", "--managers", "1", "--workers", "1", "--detach"];
+    Ran::new(folder.path(), &up).ended(0);
+    let running = processes(folder.path());
+    assert_eq!(running.len(), 2);
+    let id = |folder: &Path| Ran::new(folder, &["status", "-o", "json"]).ended(0).json()["cluster"]["id"].clone();
+    let founded = id(folder.path());
+    Ran::new(folder.path(), &["dev", "down"]).ended(0);
+    all_gone(&running);
+    Ran::new(folder.path(), &["dev", "down"]).ended(0);
+    let up = ["dev", "up", "--detach", "-o", "json"];
+    let again = Ran::new(folder.path(), &up).ended(0).json();
+    assert_eq!(again["nodes"].as_array().map(Vec::len), Some(2), "{again}");
+    assert_eq!(id(folder.path()), founded);
+    let running = processes(folder.path());
+    Ran::new(folder.path(), &["dev", "down"]).ended(0);
+    all_gone(&running);
+}
+
+#[test]
+fn a_cluster_in_front_dies_with_a_killed_muster() {
+    let folder = temporary_folder("test").expect("a temporary folder");
+    let mut front = Front::start(folder.path(), &["dev", "up", "--managers", "1", "--workers", "1"]);
+    front.says("Ctrl-C stops it");
+    let running = processes(folder.path());
+    assert_eq!(running.len(), 2);
+    front.signal(Signal::KILL);
+    assert_eq!(front.exit(), None);
+    all_gone(&running);
+    // What a dead keeper left does not stop the next one.
+    Ran::new(folder.path(), &["dev", "up", "--detach"]).ended(0);
+    let running = processes(folder.path());
+    Ran::new(folder.path(), &["dev", "down"]).ended(0);
+    all_gone(&running);
+}
+
+#[test]
+fn the_tour_tells_its_whole_story_and_leaves_nothing() {
+    let folder = temporary_folder("test").expect("a temporary folder");
+    let told = Ran::new(folder.path(), &["dev", "tour", "-o", "json"]).ended(0).json();
+    let steps = told["steps"].as_array().expect("steps").clone();
+    assert_eq!(steps.len(), 10, "{told}");
+    assert!(steps.iter().all(|step| step["ok"] == true && step["ms"].is_u64()), "{told}");
+    assert!(!folder.path().join(".muster").exists(), "it uses a folder of its own");
+}
+
+#[test]
+fn an_interrupted_tour_leaves_nothing() {
+    let folder = temporary_folder("test").expect("a temporary folder");
+    let mut front = Front::start(folder.path(), &["dev", "tour"]);
+    front.says("found a cluster");
+    let children = children_of(front.id.pid);
+    assert!(children.len() >= 5, "{children:?}");
+    assert_eq!(folders_of(front.id.pid).len(), 1);
+    front.signal(Signal::TERM);
+    assert_eq!(front.exit(), Some(1));
+    all_gone(&children);
+    assert!(folders_of(front.id.pid).is_empty(), "its folder is gone");
+}
+
+/// The processes that a process has started, from `/proc`.
+fn children_of(pid: i32) -> Vec<ProcessId> {
+    let all = std::fs::read_dir("/proc").expect("there is /proc").flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
+    let parent = |child: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
+        stat.get(stat.rfind(')')? + 1..)?.split_whitespace().nth(1)?.parse::<i32>().ok()
+    };
+    pids.filter(|child| parent(*child) == Some(pid)).filter_map(ProcessId::of).collect()
+}

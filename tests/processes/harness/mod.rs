@@ -1,0 +1,52 @@
+//! Real processes: `musterd` and `muster` as cargo built them, started, killed, frozen, and never left behind.
+//!
+//! Keeps  HARNESS-1  whatever happens to a test, its processes end and its folder goes: dropping a [`World`] kills
+//!                   them, and a test process that dies takes them along (`MUSTER_DIE_WITH_PARENT`).
+//!        HARNESS-2  nothing waits for a fixed time: every wait is for a level, with a deadline far above any budget.
+//!
+//! The kernel ties a child to the *thread* that started it, so nodes are started from the test's own thread.
+
+mod node;
+mod ran;
+mod world;
+mod writer;
+
+pub use self::node::Node;
+pub use self::ran::{Front, Ran};
+pub use self::world::World;
+pub use self::writer::{Writer, assert_kept};
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test fails. Budgets are measured by `muster bench`, not here: a debug build
+/// on a busy machine is slow.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program that people type.
+pub const MUSTER: &str = env!("CARGO_BIN_EXE_muster");
+/// The daemon.
+pub const MUSTERD: &str = env!("CARGO_BIN_EXE_musterd");
+
+/// Looks until there is something to see.
+#[track_caller]
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < end, "not so within {PATIENCE:?}: {what}");
+        between_looks();
+    }
+}
+
+/// [`eventually`] for a claim that is true or not.
+#[track_caller]
+pub fn eventually_so(what: &str, mut look: impl FnMut() -> bool) {
+    eventually(what, || look().then_some(()));
+}
+
+/// Gives the processor away between two looks.
+pub fn between_looks() {
+    std::thread::park_timeout(Duration::from_millis(10));
+}

@@ -1,0 +1,155 @@
+//! One daemon.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Instant;
+
+use muster::cli::dev::process::{ProcessId, Ready, free_address};
+use muster::cli::parent;
+use rustix::process::Signal;
+
+use super::{MUSTERD, PATIENCE, eventually};
+
+/// A data directory with an address, and the process that serves it now, if one does.
+pub struct Node {
+    pub name: String,
+    pub folder: PathBuf,
+    pub listen: SocketAddr,
+    running: Option<Running>,
+}
+
+struct Running {
+    child: Child,
+    id: ProcessId,
+    stdout: Receiver<String>,
+}
+
+impl Node {
+    pub fn new(world: &Path, name: &str) -> Self {
+        let listen = free_address().expect("a port is free");
+        Self { name: name.to_owned(), folder: world.join(name), listen, running: None }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.join("muster.sock")
+    }
+
+    /// Starts the daemon with these flags beside directory, name, address and configuration.
+    pub fn start(&mut self, flags: &[&str]) -> &mut Self {
+        assert!(self.running.is_none(), "{} runs already", self.name);
+        std::fs::create_dir_all(&self.folder).expect("the world's folder is writable");
+        let config = self.folder.join("test.toml");
+        std::fs::write(&config, "[debug]\ncrash = true\n").expect("the world's folder is writable");
+        let mut command = Command::new(MUSTERD);
+        command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
+        command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);
+        self.spawn(command)
+    }
+
+    /// Starts the daemon with exactly this command line, its log beside the others'.
+    pub fn spawn(&mut self, mut command: Command) -> &mut Self {
+        let log = OpenOptions::new().create(true).append(true).open(self.log_path());
+        command.env_remove("MUSTER_SOCKET").stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(log.expect("the log can be written"));
+        parent::tie(&mut command);
+        let mut child = command.spawn().expect("musterd starts");
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let id = ProcessId::of(child.id()).unwrap_or(ProcessId { pid: 0, started: 0 });
+        let (tell, hear) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(stdout).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
+        });
+        self.running = Some(Running { child, id, stdout: hear });
+        self
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.with_extension("log")
+    }
+
+    /// Everything its processes have logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn process(&mut self) -> &mut Running {
+        let name = &self.name;
+        self.running.as_mut().unwrap_or_else(|| panic!("{name} does not run"))
+    }
+
+    pub fn pid(&mut self) -> i32 {
+        self.process().id.pid
+    }
+
+    /// Waits for the one line on stdout.
+    #[track_caller]
+    pub fn ready(&mut self) -> Ready {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.process().stdout.recv_timeout(left) {
+                Ok(line) => {
+                    if let Some(ready) = Ready::parse(&line) {
+                        return ready;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("{} is not ready within {PATIENCE:?}:\n{}", self.name, self.log())
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("{} ended before it was ready:\n{}", self.name, self.log())
+                }
+            }
+        }
+    }
+
+    /// Whether the ready line has not come yet and the process still tries.
+    pub fn still_tries(&mut self) -> bool {
+        let process = self.process();
+        process.stdout.try_recv().is_err() && process.id.is_alive()
+    }
+
+    pub fn signal(&mut self, signal: Signal) -> &mut Self {
+        self.process().id.signal(signal);
+        self
+    }
+
+    /// Waits for its end; the exit status, or `None` after a signal.
+    #[track_caller]
+    pub fn exit(&mut self) -> Option<i32> {
+        let what = format!("{} ends", self.name);
+        let process = self.process();
+        let status: ExitStatus = eventually(&what, || process.child.try_wait().expect("it is our child"));
+        self.running = None;
+        status.code()
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        assert_eq!(self.exit(), None, "{} was killed", self.name);
+    }
+
+    /// TERM, and a clean end.
+    pub fn stop(&mut self) {
+        self.signal(Signal::TERM);
+        assert_eq!(self.exit(), Some(0), "{} ends cleanly:\n{}", self.name, self.log());
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.id.is_alive())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            let _ = running.child.kill(); // KILL also ends a frozen process
+            let _ = running.child.wait();
+        }
+    }
+}

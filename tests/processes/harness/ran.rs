@@ -1,0 +1,114 @@
+//! One `muster`: run to its end, or left in front.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use muster::cli::dev::process::ProcessId;
+use muster::cli::parent;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::{MUSTER, PATIENCE, eventually};
+
+/// A command line for `muster` in a folder.
+pub fn muster(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(MUSTER);
+    command.args(args).current_dir(folder).env_remove("MUSTER_SOCKET").stdin(Stdio::null());
+    parent::tie(&mut command);
+    command
+}
+
+/// A `muster` that has ended.
+pub struct Ran {
+    pub line: String,
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    pub fn new(folder: &Path, args: &[&str]) -> Self {
+        let output: Output = muster(folder, args).output().expect("muster starts");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("muster prints text");
+        Self {
+            line: format!("muster {}", args.join(" ")),
+            code: output.status.code().unwrap_or(-1),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
+    /// Fails unless it ended with this exit status.
+    #[track_caller]
+    pub fn ended(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{}\n{}{}", self.line, self.stdout, self.stderr);
+        self
+    }
+
+    /// The one JSON document on stdout.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|e| panic!("{}: {e}\n{}{}", self.line, self.stdout, self.stderr))
+    }
+
+    /// The code in the error document, which is the last line on stderr.
+    #[track_caller]
+    pub fn error_code(&self) -> String {
+        let last = self.stderr.lines().last().unwrap_or("");
+        let document: Value =
+            serde_json::from_str(last).unwrap_or_else(|e| panic!("{}: {e}\n{}", self.line, self.stderr));
+        document["error"]["code"].as_str().expect("an error has a code").to_owned()
+    }
+}
+
+/// A `muster` that stays in front.
+pub struct Front {
+    child: Child,
+    pub id: ProcessId,
+    lines: Receiver<String>,
+    seen: String,
+}
+
+impl Front {
+    pub fn start(folder: &Path, args: &[&str]) -> Self {
+        let mut child = muster(folder, args).stdout(Stdio::piped()).spawn().expect("muster starts");
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let id = ProcessId::of(child.id()).expect("it was just started");
+        let (tell, lines) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(stdout).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
+        });
+        Self { child, id, lines, seen: String::new() }
+    }
+
+    /// Reads on until a line contains this.
+    #[track_caller]
+    pub fn says(&mut self, text: &str) {
+        while !self.seen.contains(text) {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => self.seen += &(line + "\n"),
+                Err(error) => panic!("it never said {text:?} ({error}), but\n{}", self.seen),
+            }
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.id.signal(signal);
+    }
+
+    /// Waits for its end; the exit status, or `None` after a signal.
+    #[track_caller]
+    pub fn exit(&mut self) -> Option<i32> {
+        eventually("muster ends", || self.child.try_wait().expect("it is our child")).code()
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,153 @@
+//! A cluster of daemons in a folder of its own.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use muster::cli::client::{Client, parse};
+use muster::cli::dev::story::temporary_folder;
+use muster::cli::failure::Failure;
+use muster_messages::wire::Request;
+use muster_messages::{NodeListView, NodeView, Role};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Node, Ran, eventually};
+
+/// The nodes of one test. Dropped: every process is killed and the folder goes.
+pub struct World {
+    nodes: BTreeMap<String, Node>,
+    folder: TempDir,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        Self {
+            nodes: BTreeMap::new(),
+            folder: temporary_folder("test").expect("a temporary folder"),
+            runtime: runtime.expect("a runtime"),
+        }
+    }
+
+    /// A running cluster: n1 founds, the others join, managers first.
+    pub fn with(managers: usize, workers: usize) -> Self {
+        let mut world = Self::new();
+        world.node("n1").start(&["--init"]).ready();
+        for (count, role) in [(managers - 1, Role::Manager), (workers, Role::Worker)] {
+            world.join_more(count, role);
+        }
+        world.all_settled();
+        world
+    }
+
+    /// Starts this many more nodes at once; the result is their names.
+    pub fn join_more(&mut self, count: usize, role: Role) -> Vec<String> {
+        let (seed, token) = (self.node("n1").listen.to_string(), self.token(role));
+        let first = self.nodes.len() + 1;
+        let names: Vec<String> = (first..first + count).map(|n| format!("n{n}")).collect();
+        for name in &names {
+            self.node(name).start(&["--join", &seed, "--token", &token]);
+        }
+        for name in &names {
+            self.node(name).ready();
+        }
+        names
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A node by name; made on first use, not started.
+    pub fn node(&mut self, name: &str) -> &mut Node {
+        let folder = self.folder.path();
+        self.nodes.entry(name.to_owned()).or_insert_with(|| Node::new(folder, name))
+    }
+
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.nodes[name].socket()
+    }
+
+    /// Runs `muster` against one node.
+    pub fn muster_at(&self, name: &str, args: &[&str]) -> Ran {
+        let socket = self.socket(name);
+        let socket = socket.to_str().expect("the folder's path is text");
+        Ran::new(self.folder(), &[&["--socket", socket, "-o", "json"], args].concat())
+    }
+
+    /// Runs `muster` against n1.
+    pub fn muster(&self, args: &[&str]) -> Ran {
+        self.muster_at("n1", args)
+    }
+
+    /// Asks one node without starting a process.
+    pub fn ask(&self, name: &str, request: Request) -> Result<Value, Failure> {
+        let mut client = Client::to_socket(self.socket(name), Duration::from_secs(10));
+        self.runtime.block_on(async { parse(&client.call(request).await?) })
+    }
+
+    /// Asks one node until it has an answer.
+    #[track_caller]
+    pub fn answer(&self, name: &str, request: Request) -> Value {
+        eventually(&format!("{name} answers {request:?}"), || self.ask(name, request.clone()).ok())
+    }
+
+    pub fn token(&self, role: Role) -> String {
+        let shown = self.answer("n1", Request::TokenShow { role });
+        shown["token"].as_str().expect("a token is text").to_owned()
+    }
+
+    /// The nodes as one of them sees them with quorum.
+    #[track_caller]
+    pub fn nodes_seen_by(&self, name: &str) -> Vec<NodeView> {
+        let list = self.answer(name, Request::NodeList { fresh: true });
+        let list: NodeListView = serde_json::from_value(list).expect("a list of nodes");
+        list.items
+    }
+
+    /// One node as another sees it.
+    #[track_caller]
+    pub fn seen(&self, by: &str, name: &str) -> Option<NodeView> {
+        self.nodes_seen_by(by).into_iter().find(|node| node.name.as_str() == name)
+    }
+
+    /// The leader's name, as one node knows it.
+    #[track_caller]
+    pub fn leader_seen_by(&self, name: &str) -> String {
+        let leads = |node: &NodeView| node.manager.as_ref().is_some_and(|m| m.leader);
+        eventually("a leader", || self.nodes_seen_by(name).into_iter().find(leads).map(|node| node.name.to_string()))
+    }
+
+    /// Some running node that is none of these.
+    pub fn other_than(&self, not: &[&str]) -> String {
+        let mut fit = self.nodes.values().filter(|node| node.is_running() && !not.contains(&node.name.as_str()));
+        fit.next().expect("another node runs").name.clone()
+    }
+
+    /// Waits until every node agrees with itself: desired role, role, certificate and membership.
+    #[track_caller]
+    pub fn all_settled(&self) {
+        use muster::cli::settled::{Progress, progress};
+        let by = self.other_than(&[]);
+        eventually("every node is settled", || {
+            let nodes = self.nodes_seen_by(&by);
+            let unsettled = nodes.iter().find(|node| progress(node, node.desired_role) != Progress::Settled);
+            unsettled.is_none().then_some(())
+        });
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in self.nodes.values() {
+                let log = node.log();
+                let tail: Vec<&str> = log.lines().rev().take(25).collect();
+                eprintln!("--- {} logged last", node.name);
+                tail.iter().rev().for_each(|line| eprintln!("{line}"));
+            }
+        }
+    }
+}

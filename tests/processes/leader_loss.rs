@@ -1,0 +1,138 @@
+//! Leaders that die, freeze, or come back with an old copy.
+
+use muster_messages::wire::Request;
+use muster_messages::{Liveness, NodeView, Role};
+use rustix::process::Signal;
+
+use crate::harness::{World, Writer, assert_kept, eventually, eventually_so};
+
+/// A running cluster and a writer that writes the labels of its own node n1.
+fn writing(world: &World, managers: &[&str]) -> Writer {
+    let node = world.seen("n1", "n1").expect("n1 is a node").id;
+    Writer::start(managers.iter().map(|name| world.socket(name)).collect(), node)
+}
+
+fn writes_go_on(writer: &Writer) {
+    let seen = writer.acknowledged();
+    eventually_so("writes go on", || writer.acknowledged() > seen + 20);
+}
+
+#[test]
+fn a_killed_leader_costs_no_acknowledged_write_and_comes_back_as_a_follower() {
+    let mut world = World::with(3, 0);
+    let leader = world.leader_seen_by("n1");
+    let writer = writing(&world, &["n1", "n2", "n3"]);
+    writes_go_on(&writer);
+    world.node(&leader).kill();
+    writes_go_on(&writer);
+    let by = world.other_than(&[&leader]);
+    assert_ne!(world.leader_seen_by(&by), leader);
+    world.node(&leader).start(&[]).ready();
+    let follows = |node: &NodeView| {
+        node.state == Liveness::Ready && node.manager.as_ref().is_some_and(|m| m.reachable && !m.leader)
+    };
+    eventually_so("the old leader follows", || world.seen(&by, &leader).is_some_and(|node| follows(&node)));
+    writes_go_on(&writer);
+    let acknowledged = writer.stop();
+    for name in ["n1", "n2", "n3"] {
+        assert_kept(&acknowledged, &world.seen(name, "n1").expect("n1 is a node"));
+    }
+}
+
+#[test]
+fn all_managers_killed_at_once_come_back_with_every_acknowledged_write() {
+    let mut world = World::with(3, 0);
+    let writer = writing(&world, &["n1", "n2", "n3"]);
+    writes_go_on(&writer);
+    for name in ["n1", "n2", "n3"] {
+        world.node(name).signal(Signal::KILL);
+    }
+    for name in ["n1", "n2", "n3"] {
+        assert_eq!(world.node(name).exit(), None);
+        world.node(name).start(&[]);
+    }
+    for name in ["n1", "n2", "n3"] {
+        world.node(name).ready();
+    }
+    writes_go_on(&writer);
+    let acknowledged = writer.stop();
+    assert_kept(&acknowledged, &world.seen("n2", "n1").expect("n1 is a node"));
+}
+
+#[test]
+fn a_frozen_leader_is_replaced_and_follows_when_it_thaws() {
+    let mut world = World::with(3, 0);
+    let leader = world.leader_seen_by("n1");
+    let by = world.other_than(&[&leader]);
+    world.node(&leader).signal(Signal::STOP);
+    eventually_so("another leads", || {
+        let seen = world.ask(&by, Request::RaftStatus { fresh: true }).ok();
+        let leads = seen.and_then(|status| status["leader"].as_str().map(str::to_owned));
+        let old = world.seen(&by, &leader).expect("it is still a node").id;
+        leads.is_some_and(|id| id != old.as_str())
+    });
+    world.node(&leader).signal(Signal::CONT);
+    eventually_so("the thawed one agrees", || {
+        let theirs = world.ask(&leader, Request::RaftStatus { fresh: true }).ok();
+        let ours = world.ask(&by, Request::RaftStatus { fresh: true }).ok();
+        matches!((theirs, ours), (Some(a), Some(b)) if a["leader"] == b["leader"])
+    });
+}
+
+/// Members {A, B, C}, C is off. D is promoted, A demoted, B killed: D alone is left of {B, C, D}. C returns with a copy
+/// that knows neither D nor A's demotion: the two must find each other by themselves, whoever has the smaller id.
+fn an_old_copy_returns(c_is_smaller: bool) {
+    let mut world = World::with(3, 3);
+    let a = world.leader_seen_by("n1");
+    let seen = world.nodes_seen_by("n1");
+    let id = |name: &str| seen.iter().find(|n| n.name.as_str() == name).expect("a node").id;
+    let managers = ["n1", "n2", "n3"].into_iter().filter(|name| *name != a);
+    let pairs = managers.flat_map(|c| ["n4", "n5", "n6"].map(|d| (c, d)));
+    let Some((c, d)) = pairs.into_iter().find(|(c, d)| (id(c) < id(d)) == c_is_smaller) else {
+        return an_old_copy_returns(c_is_smaller); // random ids fell the other way for every pair
+    };
+    let b = world.other_than(&[&a, c, "n4", "n5", "n6"]);
+    world.node(c).kill();
+    world.muster_at(&a, &["node", "promote", d, "--wait=60s"]).ended(0);
+    world.muster_at(&b, &["node", "demote", &a, "--wait=60s"]).ended(0);
+    world.node(&b).kill();
+    world.node(c).start(&[]);
+    let leader = eventually("C and D have a leader", || {
+        let status = world.ask(d, Request::RaftStatus { fresh: true }).ok()?;
+        status["leader"].as_str().map(str::to_owned)
+    });
+    assert!([id(c), id(d)].iter().any(|id| id.as_str() == leader), "one of the two leads");
+    world.node(c).ready();
+    let seen = world.seen(c, &a).expect("A is a node");
+    assert_eq!(seen.role, Role::Worker, "C has caught up");
+}
+
+#[test]
+fn an_old_copy_with_the_smaller_id_finds_its_quorum() {
+    an_old_copy_returns(true);
+}
+
+#[test]
+fn an_old_copy_with_the_greater_id_finds_its_quorum() {
+    an_old_copy_returns(false);
+}
+
+#[test]
+fn without_quorum_reads_are_labelled_and_writes_name_who_is_missing() {
+    let mut world = World::with(3, 0);
+    world.node("n2").kill();
+    world.node("n3").kill();
+    let status = eventually("n1 knows that it lost quorum", || {
+        let status = world.muster(&["status"]).ended(0).json();
+        (status["stale"] == true).then_some(status)
+    });
+    assert!(status["as_of"].is_string(), "{status}");
+    let missing = status["quorum"]["missing"].as_array().expect("a list");
+    assert_eq!(missing.len(), 2, "{status}");
+    let fresh = world.muster(&["--timeout", "3s", "status", "--fresh"]).ended(5);
+    assert_eq!(fresh.error_code(), "no_quorum");
+    let write = world.muster(&["--timeout", "3s", "node", "update", "n1", "--label-add", "a=b"]).ended(5);
+    assert!(write.stderr.contains("n2") && write.stderr.contains("n3"), "{}", write.stderr);
+    world.node("n2").start(&[]).ready();
+    world.muster(&["node", "update", "n1", "--label-add", "a=b"]).ended(0);
+}

@@ -1,0 +1,10 @@
+//! Stories of real processes: what an operator does, and what must be true afterwards.
+
+mod actors;
+mod by_hand;
+mod commands;
+mod dev;
+mod harness;
+mod leader_loss;
+mod removal;
+mod roles;

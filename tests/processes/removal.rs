@@ -1,0 +1,79 @@
+//! Nodes that are removed, and what they can still do: nothing.
+
+use std::time::{Duration, Instant};
+
+use muster_messages::Liveness;
+use muster_messages::wire::Request;
+use rustix::process::Signal;
+
+use crate::harness::{World, eventually, eventually_so};
+
+#[test]
+fn a_removed_worker_is_cut_everywhere_and_never_comes_back() {
+    let mut world = World::with(3, 1);
+    let id = world.seen("n1", "n4").expect("n4 is a node").id;
+    let refused = world.muster(&["node", "rm", "n4"]).ended(6);
+    assert_eq!(refused.error_code(), "node_not_down", "it is up");
+    world.muster(&["node", "rm", "n4", "--force"]).ended(0);
+    let begun = Instant::now();
+    let hosts = |world: &World| {
+        let trees = ["n1", "n2", "n3"].map(|name| world.muster_at(name, &["actors"]).ended(0).stdout);
+        trees.iter().any(|tree| tree.contains(&format!("session-{id}")))
+    };
+    eventually_so("no manager hosts its session", || !hosts(&world));
+    assert!(begun.elapsed() < Duration::from_secs(10), "cut at once, not after missed heartbeats");
+    for name in ["n1", "n2", "n3"] {
+        assert!(world.seen(name, "n4").is_none(), "{name} lists it no more");
+        let blocked = world.muster_at(name, &["blocklist", "ls"]).ended(0).json();
+        assert!(blocked["items"].as_array().is_some_and(|items| items.iter().any(|b| b["node_id"] == id.as_str())));
+    }
+    let trouble = eventually("it knows why", || {
+        let status = world.ask("n4", Request::Status { fresh: false }).ok()?;
+        status["self"]["trouble"].as_str().map(str::to_owned)
+    });
+    assert!(["blocked", "removed"].contains(&trouble.as_str()), "{trouble}");
+    world.node("n4").kill();
+    let node = world.node("n4").start(&[]);
+    assert_eq!(node.exit(), Some(6), "{}", node.log());
+}
+
+#[test]
+fn a_worker_that_is_down_is_removed_without_force() {
+    let mut world = World::with(1, 1);
+    world.node("n2").kill();
+    eventually_so("n2 is down", || world.seen("n1", "n2").is_some_and(|node| node.state == Liveness::Down));
+    world.muster(&["node", "rm", "n2"]).ended(0);
+    assert!(world.seen("n1", "n2").is_none());
+    let node = world.node("n2").start(&[]);
+    assert_eq!(node.exit(), Some(6), "{}", node.log());
+}
+
+#[test]
+fn a_manager_is_demoted_first_unless_it_is_down_and_force_is_given() {
+    let mut world = World::with(3, 0);
+    let leader = world.leader_seen_by("n1");
+    let victim = world.other_than(&[&leader]);
+    let refused = world.muster_at(&leader, &["node", "rm", &victim]).ended(6);
+    assert_eq!(refused.error_code(), "demote_first");
+    let before = world.muster_at(&leader, &["raft", "status"]).ended(0).json();
+    world.node(&victim).kill();
+    eventually_so("it is down", || world.seen(&leader, &victim).is_some_and(|node| node.state == Liveness::Down));
+    world.muster_at(&leader, &["node", "rm", &victim, "--force"]).ended(0);
+    let after = world.muster_at(&leader, &["raft", "status"]).ended(0).json();
+    let members = |status: &serde_json::Value| status["members"].as_array().map_or(0, Vec::len);
+    assert_eq!((members(&before), members(&after)), (3, 2));
+    assert!(world.seen(&leader, &victim).is_none());
+}
+
+#[test]
+fn a_frozen_worker_that_was_removed_is_refused_when_it_thaws() {
+    let mut world = World::with(3, 1);
+    world.node("n4").signal(Signal::STOP);
+    world.muster(&["node", "rm", "n4", "--force"]).ended(0);
+    world.node("n4").signal(Signal::CONT);
+    eventually_so("it is told", || {
+        let status = world.ask("n4", Request::Status { fresh: false }).ok();
+        status.is_some_and(|status| status["self"]["trouble"].is_string())
+    });
+    assert!(world.seen("n1", "n4").is_none());
+}

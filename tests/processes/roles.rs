@@ -1,0 +1,118 @@
+//! Role changes, judged by the four facts.
+
+use muster_messages::{Membership, NodeView, Role};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{World, eventually, eventually_so};
+
+/// Desired role, role, certificate and seat, as `node ls -o json` shows them.
+fn facts(world: &World, by: &str, name: &str) -> (String, String, String, String) {
+    let list = world.muster_at(by, &["node", "ls"]).ended(0).json();
+    let items = list["items"].as_array().expect("items");
+    let node = items.iter().find(|node| node["name"] == name).expect("the node is listed");
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    (text(&node["desired_role"]), text(&node["role"]), text(&node["certificate"]["role"]), text(&node["membership"]))
+}
+
+fn four(role: &str) -> (String, String, String, String) {
+    let seat = if role == "manager" { "voter" } else { "none" };
+    (role.into(), role.into(), role.into(), seat.into())
+}
+
+#[test]
+fn promote_demote_promote_again_and_the_facts_agree_each_time() {
+    let world = World::with(3, 1);
+    let mut seats = Vec::new();
+    for (verb, role) in [("promote", "manager"), ("demote", "worker"), ("promote", "manager")] {
+        let done = world.muster(&["node", verb, "n4", "--wait=60s"]).ended(0).json();
+        assert_eq!((&done["name"], &done["changed"]), (&"n4".into(), &true.into()), "{done}");
+        assert_eq!(facts(&world, "n1", "n4"), four(role));
+        seats.extend(world.seen("n1", "n4").and_then(|n| n.manager).map(|m| m.raft_id));
+        let again = world.muster(&["node", verb, "n4"]).ended(0).json();
+        assert_eq!(again["changed"], false, "already so");
+    }
+    assert!(seats[0] < seats[1], "a raft id is never reused: {seats:?}");
+}
+
+#[test]
+fn a_leader_that_is_demoted_hands_over_and_becomes_a_plain_worker() {
+    let world = World::with(3, 0);
+    let leader = world.leader_seen_by("n1");
+    world.muster_at(&leader, &["node", "demote", &leader, "--wait=60s"]).ended(0);
+    let by = world.other_than(&[&leader]);
+    assert_ne!(world.leader_seen_by(&by), leader);
+    assert_eq!(facts(&world, &by, &leader), four("worker"));
+}
+
+#[test]
+fn the_last_manager_stays() {
+    let world = World::with(1, 1);
+    let refused = world.muster(&["node", "demote", "n1"]).ended(6);
+    assert_eq!(refused.error_code(), "last_manager");
+    assert_eq!(facts(&world, "n1", "n1"), four("manager"));
+    let removal = world.muster(&["node", "rm", "n1", "--force"]).ended(6);
+    assert!(["demote_first", "last_manager", "node_not_down"].contains(&removal.error_code().as_str()));
+}
+
+#[test]
+fn a_demotion_that_would_lose_quorum_is_refused() {
+    let mut world = World::with(3, 0);
+    let leader = world.leader_seen_by("n1");
+    let down = world.other_than(&[&leader]);
+    let up = world.other_than(&[&leader, &down]);
+    world.node(&down).kill();
+    eventually_so("the leader misses it", || {
+        world.seen(&leader, &down).and_then(|n| n.manager).is_some_and(|m| !m.reachable)
+    });
+    let refused = world.muster_at(&leader, &["node", "demote", &up]).ended(6);
+    assert_eq!(refused.error_code(), "quorum_at_risk");
+    assert_eq!(world.seen(&leader, &up).map(|n| n.desired_role), Some(Role::Manager), "nothing changed");
+    world.muster_at(&leader, &["node", "demote", &down, "--wait=60s"]).ended(0);
+}
+
+#[test]
+fn one_manager_grows_to_two_and_back() {
+    let world = World::with(1, 1);
+    world.muster(&["node", "promote", "n2", "--wait=60s"]).ended(0);
+    assert_eq!(facts(&world, "n2", "n2"), four("manager"));
+    world.muster(&["node", "demote", "n1", "--wait=60s"]).ended(0);
+    assert_eq!(world.leader_seen_by("n2"), "n2");
+    assert_eq!(facts(&world, "n2", "n1"), four("worker"));
+}
+
+#[test]
+fn flips_end_in_the_last_wish() {
+    let world = World::with(3, 1);
+    for _ in 0..5 {
+        world.muster(&["node", "promote", "n4"]).ended(0);
+        world.muster(&["node", "demote", "n4"]).ended(0);
+    }
+    world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+    assert_eq!(facts(&world, "n1", "n4"), four("manager"));
+    world.muster(&["node", "demote", "n4", "--wait=60s"]).ended(0);
+    assert_eq!(facts(&world, "n1", "n4"), four("worker"));
+}
+
+#[test]
+fn a_frozen_node_waits_with_a_reason_and_is_promoted_when_it_thaws() {
+    let mut world = World::with(3, 1);
+    world.node("n4").signal(Signal::STOP);
+    let gave_up = world.muster(&["node", "promote", "n4", "--wait=2s"]).ended(3);
+    assert_eq!(gave_up.error_code(), "timed_out");
+    let pending = |node: &NodeView| !node.conditions.is_empty();
+    assert!(world.seen("n1", "n4").is_some_and(|node| pending(&node)), "the wait has a reason");
+    world.node("n4").signal(Signal::CONT);
+    eventually("the accepted wish goes on", || {
+        world.seen("n1", "n4").filter(|node| node.membership == Membership::Voter)
+    });
+}
+
+#[test]
+fn of_several_nodes_each_is_tried_and_the_highest_exit_status_wins() {
+    let world = World::with(3, 2);
+    let ran = world.muster(&["node", "promote", "n4", "nobody", "n5", "--wait=60s"]).ended(4);
+    assert_eq!(ran.json()["items"].as_array().map(Vec::len), Some(2));
+    assert_eq!(ran.error_code(), "not_found");
+    assert_eq!((facts(&world, "n1", "n4"), facts(&world, "n1", "n5")), (four("manager"), four("manager")));
+}
