@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_gateway::{Connection, Framed, Registration, Services};
+use muster_gateway::{Connection, Framed, JOIN_FRAME_LIMIT, Registration, Services};
 use muster_kernel::{Cx, Fault, Shell};
 use muster_messages::protocol::{Named, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
@@ -25,8 +25,9 @@ pub const CONVERSATION: Duration = Duration::from_secs(20);
 /// Conversations at once. Each holds one connection and, while it waits for the leader, one call.
 pub const CONVERSATIONS: usize = 256;
 
-/// Frames in one conversation: the root, then the request, and a retry of each.
-const FRAMES: usize = 4;
+/// Frames in one conversation: the root and a retry, then one request. The gateway charges a source's rate for the
+/// first frame only, so a request ends the conversation.
+const FRAMES: usize = 3;
 
 /// Asks the leader, wherever it is.
 pub type AskLeader = Arc<dyn Fn(PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> + Send + Sync>;
@@ -99,7 +100,8 @@ impl Shell for JoinService {
         cx.spawn(async move {
             let full = place.is_err();
             let Connection { stream, remote, permit, .. } = *connection;
-            let conversation = converse(Framed::new(stream), remote, &ports, &counters, full);
+            let conversation =
+                converse(Framed::new(stream).with_limit(JOIN_FRAME_LIMIT), remote, &ports, &counters, full);
             let _late = tokio::time::timeout(CONVERSATION, conversation).await;
             drop((permit, place));
         });
@@ -125,9 +127,13 @@ async fn converse(
 ) {
     for _ in 0..FRAMES {
         let Ok(Some(frame)) = stream.recv::<JoinFrame>().await else { return };
+        let last = matches!(frame, JoinFrame::Join(_));
         let reply = match frame {
             _ if full => {
-                let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many nodes are joining through this manager; retry");
+                let busy = ErrorBody::new(
+                    ErrorCode::TooManyRequests,
+                    "too many nodes are joining through this manager; retry",
+                );
                 JoinReply::Refused(busy.retry_after(Duration::from_secs(1)))
             }
             JoinFrame::GetRoot => {
@@ -141,7 +147,7 @@ async fn converse(
             JoinReply::Refused(_) => drop(counters.refused.fetch_add(1, Ordering::Relaxed)),
             JoinReply::Root { .. } => {}
         }
-        if stream.send(&reply).await.is_err() {
+        if stream.send(&reply).await.is_err() || last {
             return;
         }
     }
@@ -150,8 +156,9 @@ async fn converse(
 async fn ask(ports: &JoinPorts, remote: SocketAddr, request: JoinRequest) -> JoinReply {
     let call = PeerCall::Join { observed_addr: remote.to_string(), request };
     match (ports.leader)(call).await {
-        Ok(bytes) => wire::decode(&bytes)
-            .unwrap_or_else(|e| JoinReply::Refused(ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))),
+        Ok(bytes) => wire::decode(&bytes).unwrap_or_else(|e| {
+            JoinReply::Refused(ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))
+        }),
         Err(error) => JoinReply::Refused(error),
     }
 }

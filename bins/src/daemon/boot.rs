@@ -30,9 +30,15 @@ pub enum RaftData {
     None,
     Present,
     /// It held this seat and the data is gone.
-    Missing { held: RaftId },
+    Missing {
+        held: RaftId,
+    },
     /// It cannot be trusted: this file, this reason.
-    Damaged { held: Option<RaftId>, file: String, why: String },
+    Damaged {
+        held: Option<RaftId>,
+        file: String,
+        why: String,
+    },
 }
 
 /// The daemon ends here.
@@ -77,7 +83,10 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         let dir = config.data_dir.display();
         return Err(Exit::new(
             6,
-            format!("this node was told {} at {}: {message}; to join again as a new node, empty {dir} first", ended.reason, ended.at),
+            format!(
+                "this node was told {} at {}: {message}; to join again as a new node, empty {dir} first",
+                ended.reason, ended.at
+            ),
         ));
     }
     let credentials = match existing {
@@ -105,7 +114,9 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     };
     let founding = store.load_founding()?;
     let raft = raft_data(config, &local, founding.is_some())?;
-    if let (RaftData::Missing { .. } | RaftData::Damaged { .. }, true) = (&raft, no_other_manager(&local.managers, config, advertise)) {
+    if let (RaftData::Missing { .. } | RaftData::Damaged { .. }, true) =
+        (&raft, no_other_manager(&local.managers, config, advertise))
+    {
         return Err(no_way_back(config, &raft));
     }
     Ok(Booted { memory, credentials, founding, raft })
@@ -115,7 +126,12 @@ fn is_expired(credentials: &NodeCredentials) -> bool {
     credentials.identity.not_after <= Clock.wall()
 }
 
-async fn joined(config: &Config, advertise: &str, memory: &NodeMemory, rekey: Option<NodeCredentials>) -> Result<NodeCredentials, Exit> {
+async fn joined(
+    config: &Config,
+    advertise: &str,
+    memory: &NodeMemory,
+    rekey: Option<NodeCredentials>,
+) -> Result<NodeCredentials, Exit> {
     let Some(token) = config.token.clone() else {
         return Err(Exit::new(2, "--join needs --token: `muster token show worker` on a manager prints one"));
     };

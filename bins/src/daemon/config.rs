@@ -140,7 +140,8 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     let file = match &args.config {
         None => File::default(),
         Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
+            let text =
+                std::fs::read_to_string(path).map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
             toml::from_str(&text).map_err(|e| bad(format!("{}: {e}", path.display())))?
         }
     };
@@ -151,7 +152,9 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     let advertise = args.advertise.or(file.advertise).unwrap_or_else(|| listen.clone());
     host_and_port("--advertise", &advertise)?;
     let name = match args.name.or(file.name) {
-        Some(name) => name.parse::<muster_messages::Name>().map_err(|e| bad(format!("--name {name:?}: {e}")))?.to_string(),
+        Some(name) => {
+            name.parse::<muster_messages::Name>().map_err(|e| bad(format!("--name {name:?}: {e}")))?.to_string()
+        }
         None => muster_messages::Name::sanitized(&hostname()).to_string(),
     };
     let cluster_name = args.cluster_name.or(file.cluster_name).unwrap_or_else(|| "default".to_owned());

@@ -10,7 +10,9 @@ use muster_cert_authority::CertAuthorityShell;
 use muster_kernel::{Address, Backoff, Intensity, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{Change, Command, Generation, Guard, Liveness, NodeRecord, Principal, Replica, Revision, Role, RoleView, Token};
+use muster_messages::{
+    Change, Command, Generation, Guard, Liveness, NodeRecord, Principal, Replica, Revision, Role, RoleView, Token,
+};
 use muster_role_manager::RoleManagerShell;
 use muster_sessions::{DispatcherConfig, DispatcherShell};
 use tokio::sync::watch;
@@ -140,7 +142,9 @@ async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft:
         let done = raft.ask(deadline, |reply| RaftMemberMsg::Propose { command, deadline_ms: 5000, reply }).await;
         match done {
             Ok(Ok(_)) => break,
-            Ok(Err(muster_messages::protocol::ProposeError::Refused(muster_messages::CommandRefusal::AlreadyFounded))) => break,
+            Ok(Err(muster_messages::protocol::ProposeError::Refused(
+                muster_messages::CommandRefusal::AlreadyFounded,
+            ))) => break,
             other => tracing::debug!(?other, "the first entry is not applied yet"),
         }
         tokio::time::sleep(AGAIN).await;

@@ -26,7 +26,8 @@ impl DirLock {
             use std::os::unix::fs::DirBuilderExt;
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(fault)?;
         }
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(fault)?;
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(fault)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -37,7 +38,10 @@ impl DirLock {
             }
             Err(TryLockError::Error(source)) => return Err(fault(source)),
         }
-        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(fault)?;
+        file.set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "{}", std::process::id()))
+            .map_err(fault)?;
         Ok(Self(file))
     }
 }

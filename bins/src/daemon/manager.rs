@@ -119,11 +119,8 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
         Ok(BlocklistShell::new(copies.clone(), gateway.clone(), raft_port.clone(), slot.clone()))
     }));
     children.start(sessions_spec(shared, &sessions, &router, &replica));
-    let join = JoinPorts {
-        services: shared.services.clone(),
-        leader: router.leader_calls(),
-        root_pem: root_of(shared),
-    };
+    let join =
+        JoinPorts { services: shared.services.clone(), leader: router.leader_calls(), root_pem: root_of(shared) };
     children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
     children.start(router.spec(incoming));
     let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, raft.recipient(), view);
@@ -223,7 +220,8 @@ pub async fn hand_over(shared: &Shared) {
     if !others {
         return;
     }
-    let asked = manager.raft.ask(Duration::from_secs(2), |reply| RaftMemberMsg::TransferLeadership { to: None, reply }).await;
+    let asked =
+        manager.raft.ask(Duration::from_secs(2), |reply| RaftMemberMsg::TransferLeadership { to: None, reply }).await;
     match asked {
         Ok(Ok(heir)) => tracing::info!(%heir, "handed leadership over"),
         other => tracing::warn!(?other, "stopping as leader: nobody took leadership over in time"),

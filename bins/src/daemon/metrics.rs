@@ -27,7 +27,9 @@ pub async fn listen(addr: &str) -> Result<Option<TcpListener>, Exit> {
         return Ok(None);
     }
     let listener = TcpListener::bind(addr).await;
-    listener.map(Some).map_err(|e| Exit::new(1, format!("cannot listen on {addr} for metrics: {e}; --metrics off runs without")))
+    listener
+        .map(Some)
+        .map_err(|e| Exit::new(1, format!("cannot listen on {addr} for metrics: {e}; --metrics off runs without")))
 }
 
 /// Serves until the process ends.

@@ -75,6 +75,7 @@ async fn run(config: Config) -> Result<(), Exit> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
+    raise_file_limit();
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
     let starting = Node::start(config);
     let node = tokio::select! {
@@ -102,4 +103,15 @@ async fn run(config: Config) -> Result<(), Exit> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// Every connection is a file. The soft limit of most systems (1,024) is far below what a manager of 10,000 nodes needs;
+/// the hard limit is what the administrator allows.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use muster_agent::{AgentConfig, AgentPorts, AgentSetup, ManagerWanted, WantedBecause, agent_address, agent_spec, trouble_of};
+use muster_agent::{
+    AgentConfig, AgentPorts, AgentSetup, ManagerWanted, WantedBecause, agent_address, agent_spec, trouble_of,
+};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
 use muster_gateway::{Dialer, Gateway, GatewayConfig, KnownManagers, LocalCopy, Port, Services};
 use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};

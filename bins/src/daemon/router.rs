@@ -39,7 +39,11 @@ impl Router {
     pub fn spec(&self, incoming: mpsc::Receiver<IncomingCall>) -> Spec {
         let (router, incoming) = (self.clone(), Arc::new(Mutex::new(incoming)));
         Spec::actor("router", Address::new(16), move || {
-            Ok(RouterShell { router: router.clone(), incoming: Arc::clone(&incoming), room: Arc::new(Semaphore::new(IN_PROGRESS)) })
+            Ok(RouterShell {
+                router: router.clone(),
+                incoming: Arc::clone(&incoming),
+                room: Arc::new(Semaphore::new(IN_PROGRESS)),
+            })
         })
     }
 
@@ -85,16 +89,21 @@ impl Router {
                 self.api.answer_forwarded(caller, request_id, timeout_ms, request).await.map(String::into_bytes)
             }
             PeerCall::SignNode { identity, observed_addr, csr_pem } => {
-                let make = |reply| CertAuthorityMsg::SignNode { identity: Box::new(identity), observed_addr, csr_pem, reply };
+                let make =
+                    |reply| CertAuthorityMsg::SignNode { identity: Box::new(identity), observed_addr, csr_pem, reply };
                 encoded(leader.authority.ask(left, make).await.map_err(gone)?)
             }
             PeerCall::Join { observed_addr, request } => {
                 let make = |reply| CertAuthorityMsg::Join { observed_addr, request: Box::new(request), reply };
                 encoded(leader.authority.ask(left, make).await.map_err(gone)?)
             }
-            PeerCall::Seat { node, request } => {
-                encoded(leader.roles.ask(left, |reply| RoleManagerMsg::RequestSeat { node, request, reply }).await.map_err(gone)?)
-            }
+            PeerCall::Seat { node, request } => encoded(
+                leader
+                    .roles
+                    .ask(left, |reply| RoleManagerMsg::RequestSeat { node, request, reply })
+                    .await
+                    .map_err(gone)?,
+            ),
             PeerCall::Sessions(digest) => {
                 let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
                 leader.dispatcher.ask(left, make).await.map_err(gone)?.map(|()| Vec::new())
@@ -169,7 +178,10 @@ impl Shell for RouterShell {
             let answer = match &place {
                 Ok(_) => router.answer(forwarder, call, LIMIT).await,
                 Err(_) => {
-                    let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many calls from other managers are in progress; retry");
+                    let busy = ErrorBody::new(
+                        ErrorCode::TooManyRequests,
+                        "too many calls from other managers are in progress; retry",
+                    );
                     Err(busy.retry_after(Duration::from_millis(200)))
                 }
             };

@@ -139,7 +139,8 @@ impl SeatKeeper {
         self.say("this seat's data is of an older seat: starting from an empty copy".to_owned());
         let (shared, group, me) = (self.shared.clone(), self.group.clone(), cx.me().clone());
         cx.spawn(async move {
-            let wiped = tokio::task::spawn_blocking(move || disk::mark_for_wipe(&shared.config.data_dir.join("raft"))).await;
+            let wiped =
+                tokio::task::spawn_blocking(move || disk::mark_for_wipe(&shared.config.data_dir.join("raft"))).await;
             let result = match wiped {
                 Ok(Ok(())) => {
                     group.restart("raft-member");
@@ -168,7 +169,9 @@ impl Shell for SeatKeeper {
 
     async fn started(&mut self, cx: &Cx<SeatMsg>) -> Result<(), Fault> {
         let trouble = match self.data() {
-            RaftData::Missing { held } => Some(("raft_data_missing", format!("the data of raft seat {held} is missing"))),
+            RaftData::Missing { held } => {
+                Some(("raft_data_missing", format!("the data of raft seat {held} is missing")))
+            }
             RaftData::Damaged { file, why, .. } => Some(("raft_data_damaged", format!("{file} is damaged: {why}"))),
             RaftData::None | RaftData::Present => None,
         };

@@ -35,7 +35,6 @@ pub trait Plan<L>: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 }
 
-
 /// A switch over siblings of its own.
 pub struct Switch<L, P> {
     plan: Arc<P>,
