@@ -94,7 +94,11 @@ impl RaftTransport for MeshHandle {
     }
 
     fn members(&self, members: Vec<Member>, own_seat: Option<RaftId>) {
-        self.seats.set(Seats { members, own: own_seat });
+        let seats = Seats { members, own: own_seat };
+        if self.seats.get().as_ref() == Some(&seats) {
+            return;
+        }
+        self.seats.set(seats);
         // Lost while the mesh restarts: the next incarnation looks into the slot.
         let _down = self.mesh.tell(Msg::Members);
     }

@@ -40,8 +40,8 @@ use crate::stream::{Guarded, IDLE};
 const READY_DEADLINE: Duration = Duration::from_secs(5);
 /// A dial, its greeting and its hello; each stage has a shorter limit of its own.
 const DIAL_DEADLINE: Duration = Duration::from_secs(20);
-/// Accepted connections that may be in their hello at once. A cluster has a handful of managers.
-const GREETING: usize = 64;
+/// Accepted connections of one node that may be in their hello at once: a dial, a probe, and what is left of the last.
+const GREETING: usize = 4;
 /// Connections that wait for this actor.
 const ACCEPTING: usize = 64;
 /// Messages that wait for this actor: sessions come and go, calls go to the peers directly.
@@ -166,9 +166,15 @@ impl Named for Msg {
 
 /// How a hello ended, on either side.
 pub struct Greeted {
-    /// The node that was dialled; `None`: it came to us.
-    dialed: Option<NodeId>,
+    who: Who,
     result: Result<Opened, NotOpened>,
+}
+
+/// With whom, by its certificate.
+#[derive(Clone, Copy)]
+enum Who {
+    Dialed(NodeId),
+    Accepted(NodeId),
 }
 
 struct Opened {
@@ -190,6 +196,8 @@ enum NotOpened {
     Hello(#[from] HelloError),
     #[error("no session in time")]
     TimedOut,
+    #[error("it broke the protocol a moment ago")]
+    Paused,
 }
 
 impl NotOpened {
@@ -233,7 +241,8 @@ pub(crate) struct MeshShell {
     /// What this side says of itself; nothing while its door is closed. Hellos wait for it.
     said: watch::Sender<Option<Own>>,
     next_session: SessionNumber,
-    greeting: usize,
+    /// Hellos of accepted connections under way, by node.
+    greeting: BTreeMap<NodeId, usize>,
     /// Doors of sessions that are ready.
     doors: BTreeMap<SessionNumber, ActorRef<DoorMsg>>,
     wake: Option<Moment>,
@@ -266,7 +275,7 @@ impl MeshShell {
             door: None,
             said: watch::Sender::new(None),
             next_session: 1,
-            greeting: 0,
+            greeting: BTreeMap::new(),
             doors: BTreeMap::new(),
             wake: None,
             last_errors: BTreeMap::new(),
@@ -370,10 +379,11 @@ impl MeshShell {
 
     fn dial(&mut self, cx: &Cx<Msg>, node: NodeId, addr: String) {
         let me = cx.me().clone();
+        let paused = self.hall.offences.paused(cx.now(), node);
         let opening = self.opening(addr, node, false);
         cx.spawn(async move {
-            let result = opening.await;
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: Some(node), result })));
+            let result = if paused { Err(NotOpened::Paused) } else { opening.await };
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Dialed(node), result })));
         });
     }
 
@@ -399,10 +409,12 @@ impl MeshShell {
 
     fn accept(&mut self, cx: &Cx<Msg>, connection: Connection) {
         let Some(identity) = connection.identity else { return };
-        if self.greeting >= GREETING {
+        let Some((node, _)) = identity.node() else { return };
+        let under_way = self.greeting.entry(node).or_default();
+        if *under_way >= GREETING || self.hall.offences.paused(cx.now(), node) {
             return; // dropped: the other side dials again
         }
-        self.greeting += 1;
+        *under_way += 1;
         let (me, said, replica) = (cx.me().clone(), self.said.subscribe(), self.wiring.replica.clone());
         let (kill, permit, remote) = (connection.kill, connection.permit, connection.remote.to_string());
         let stream = connection.stream;
@@ -414,37 +426,41 @@ impl MeshShell {
         };
         cx.spawn(async move {
             let result = greeting.await;
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { dialed: None, result })));
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Accepted(node), result })));
         });
     }
 
     fn greeted(&mut self, cx: &Cx<Msg>, greeted: Greeted) {
-        let Greeted { dialed, result } = greeted;
-        if dialed.is_none() {
-            self.greeting -= 1;
+        let Greeted { who, result } = greeted;
+        if let Who::Accepted(node) = who {
+            let under_way = self.greeting.remove(&node).unwrap_or(0);
+            if under_way > 1 {
+                self.greeting.insert(node, under_way - 1);
+            }
         }
         let outcome = match result {
             // Said with an old hello: the door or the seat has changed since.
             Ok(opened) if *self.said.borrow() != Some(opened.own) => DialOutcome::Failed,
             Ok(opened) => {
                 if !opened.agreed.probe {
-                    self.open(cx, dialed.is_some(), opened);
+                    self.open(cx, matches!(who, Who::Dialed(_)), opened);
                 }
                 DialOutcome::Opened
             }
             Err(why) => {
-                self.not_opened(dialed, &why);
+                self.not_opened(who, &why);
                 if why.refused_at_once() { DialOutcome::Refused } else { DialOutcome::Failed }
             }
         };
-        if let Some(node) = dialed {
+        if let Who::Dialed(node) = who {
             self.step(cx, Input::Dialed { node, outcome });
         }
     }
 
-    fn not_opened(&mut self, dialed: Option<NodeId>, why: &NotOpened) {
-        debug!(node = ?dialed, %why, "no mesh session");
-        if let Some(node) = dialed {
+    fn not_opened(&mut self, who: Who, why: &NotOpened) {
+        let (Who::Dialed(node) | Who::Accepted(node)) = who;
+        debug!(%node, %why, "no mesh session");
+        if let Who::Dialed(node) = who {
             self.last_errors.insert(node, why.to_string());
         }
         if let Some(refusal) = why.refusal() {
@@ -512,6 +528,7 @@ impl MeshShell {
         {
             self.last_errors.insert(session.node, violation.to_string());
             self.hall.offences.note(cx.now(), session.node, violation.word());
+            self.hall.offences.pause(cx.now(), session.node);
         } else {
             info!(node = %session.node, session = session.number, why = %ending, "mesh session ended");
         }
@@ -698,7 +715,7 @@ impl Shell for MeshShell {
             "sessions_ended": self.endings,
             "offences": self.hall.offences.view(),
             "door": self.hall.counters.view(),
-            "hellos_under_way": self.greeting,
+            "hellos_under_way": self.greeting.values().sum::<usize>(),
         })
     }
 }

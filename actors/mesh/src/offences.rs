@@ -1,4 +1,6 @@
-//! What peers did wrong, counted; and logged once per peer, kind and minute, however often it happens.
+//! What peers did wrong: counted, logged once per peer, kind and minute, and followed by a pause before the next session.
+//!
+//! Why a pause: each session costs a handshake and a few lines of log. Without it an offender has thousands per second.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,6 +13,16 @@ use tracing::warn;
 /// One line per offender, kind and minute.
 const EVERY: Duration = Duration::from_secs(60);
 
+/// The pause after a broken session: doubled while offences follow each other, forgotten after [`EVERY`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    until: Moment,
+    length: Duration,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     count: u64,
@@ -20,12 +32,15 @@ struct Record {
 
 /// The record of all peers. The nodes are those whose certificates said manager, so there are few.
 #[derive(Debug, Default)]
-pub struct Offences(Mutex<BTreeMap<(NodeId, &'static str), Record>>);
+pub struct Offences {
+    records: Mutex<BTreeMap<(NodeId, &'static str), Record>>,
+    pauses: Mutex<BTreeMap<NodeId, Pause>>,
+}
 
 impl Offences {
     /// Counts one. True when it was logged.
     pub fn note(&self, now: Moment, node: NodeId, what: &'static str) -> bool {
-        let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let record = records.entry((node, what)).or_default();
         record.count += 1;
         record.unlogged += 1;
@@ -37,9 +52,21 @@ impl Offences {
         }
         due
     }
+    /// Its session was ended for it: no other for a while.
+    pub fn pause(&self, now: Moment, node: NodeId) {
+        let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = pauses.get(&node).filter(|p| now.since(p.until) < EVERY);
+        let length = before.map_or(FIRST_PAUSE, |p| LONGEST_PAUSE.min(p.length * 2));
+        pauses.insert(node, Pause { until: now + length, length });
+    }
+    /// Whether it may have a session now.
+    pub fn paused(&self, now: Moment, node: NodeId) -> bool {
+        let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+        pauses.get(&node).is_some_and(|p| now < p.until)
+    }
     /// Node, kind, count.
     pub fn view(&self) -> Value {
-        let records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let row = |((node, what), r): (&(NodeId, &'static str), &Record)| json!({"node": node, "offence": what, "count": r.count});
         records.iter().map(row).collect()
     }
@@ -56,5 +83,22 @@ mod tests {
         let lines = (0..3 * minute).step_by(10_000).filter(|t| offences.note(Moment(*t), node, "flood")).count();
         assert_eq!(lines, 3);
         assert_eq!(offences.view()[0]["count"], 18_000);
+    }
+
+    #[test]
+    fn an_offender_has_few_sessions_a_minute_and_a_single_slip_costs_a_second() {
+        let (offences, node) = (Offences::default(), NodeId::from_entropy(1));
+        let minute = 60_000_000;
+        let mut sessions = 0;
+        for now in (0..10 * minute).step_by(1000).map(Moment) {
+            if !offences.paused(now, node) {
+                sessions += 1;
+                offences.pause(now, node);
+            }
+        }
+        assert!((20..30).contains(&sessions), "{sessions} sessions in 10 minutes");
+        let later = Moment(20 * minute);
+        offences.pause(later, node);
+        assert!(offences.paused(later, node) && !offences.paused(later + FIRST_PAUSE, node));
     }
 }

@@ -221,3 +221,161 @@ impl AsyncWrite for Writer {
         Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{NodeId, WallTime, wire};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+    use crate::core::filter::Side;
+    use crate::core::filter::tests::{nested, number};
+    use crate::session::{Facts, GATE};
+
+    const LIMIT: Duration = Duration::from_secs(13);
+    const OWN_DOOR: u64 = 7;
+    const TAG: u128 = 99;
+
+    fn guard() -> (Arc<Session>, Reader, Writer, DuplexStream) {
+        let (near, far) = duplex(1 << 20);
+        let session = Session::new(Facts {
+            number: 1,
+            node: NodeId::from_entropy(2),
+            seat: None,
+            side: Side::Accepted,
+            remote: String::new(),
+            since: WallTime(0),
+            own_tag: TAG,
+            peer_tag: 1,
+            peer_door: 3,
+            own_door: OWN_DOOR,
+            kill: None,
+            permit: None,
+        });
+        let (reader, writer) = Guarded::new(Box::pin(near), Arc::clone(&session), LIMIT).halves();
+        (session, reader, writer, far)
+    }
+    fn framed(payload: &[u8]) -> Vec<u8> {
+        [&(payload.len() as u64).to_be_bytes()[..], payload].concat()
+    }
+    /// The two frames of a dialer's handshake.
+    fn handshake() -> Vec<u8> {
+        let name = nested(1, &nested(1, &nested(1, NodeId::from_entropy(2).as_str().as_bytes())));
+        let answer = nested(1, &nested(5, &number(1, 5)));
+        [framed(&name), framed(&answer)].concat()
+    }
+    fn call(bytes: usize) -> Vec<u8> {
+        let what = [wire::encode(&TAG).unwrap(), vec![0; bytes]].concat();
+        let fields = [number(1, OWN_DOOR), nested(2, &what), number(3, 1), number(4, 5000), nested(5, b"Call")];
+        framed(&nested(2, &nested(2, &fields.concat())))
+    }
+
+    #[tokio::test]
+    async fn permitted_frames_pass_unchanged_whatever_the_pieces() {
+        let sent = [handshake(), call(100), call(0), framed(&nested(3, &nested(9, b"")))].concat();
+        for piece in [1, 2, 3, 7, 8, 9, 64, sent.len()] {
+            let (_session, mut reader, _writer, mut far) = guard();
+            let mut got = vec![0; sent.len()];
+            let sending = async {
+                for bytes in sent.chunks(piece) {
+                    far.write_all(bytes).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+            };
+            let (_, read) = tokio::join!(sending, reader.read_exact(&mut got));
+            read.unwrap();
+            assert_eq!(got, sent);
+        }
+    }
+
+    #[tokio::test]
+    async fn not_a_byte_of_a_forbidden_frame_passes_and_nothing_after_it() {
+        let group = framed(&nested(3, &nested(5, &nested(1, b"managers"))));
+        let (session, mut reader, _writer, mut far) = guard();
+        far.write_all(&[handshake(), group, call(5)].concat()).await.unwrap();
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).await.unwrap();
+        assert_eq!(got, handshake());
+        assert_eq!(session.ending(), Ending::Violation(Violation::Group));
+    }
+
+    #[tokio::test]
+    async fn the_switch_ends_both_directions_at_once() {
+        let (session, mut reader, mut writer, _far) = guard();
+        let ending = async { session.end(Ending::Cut("test".into())) };
+        let mut byte = [0];
+        let (read, ()) = tokio::join!(reader.read(&mut byte), ending);
+        assert_eq!(read.unwrap(), 0);
+        assert!(writer.write_all(b"x").await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_the_session_and_any_byte_defers_it() {
+        let (session, mut reader, _writer, mut far) = guard();
+        let began = Instant::now();
+        let sending = async {
+            tokio::time::sleep(LIMIT / 2).await;
+            far.write_all(&handshake()[..1]).await.unwrap();
+            std::future::pending::<()>().await;
+        };
+        let mut got = Vec::new();
+        tokio::select! { () = sending => {}, _end = reader.read_to_end(&mut got) => {} }
+        assert_eq!(session.ending(), Ending::Idle);
+        assert!(began.elapsed() >= LIMIT * 3 / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_gate_stops_reading_and_its_time_is_not_the_peers_silence() {
+        let (session, mut reader, _writer, mut far) = guard();
+        let one = call(512 << 10);
+        let sending = async {
+            far.write_all(&handshake()).await.unwrap();
+            loop {
+                far.write_all(&one).await.unwrap();
+            }
+        };
+        let mut buffer = vec![0; 8192];
+        let reading = async {
+            loop {
+                if reader.read(&mut buffer).await.unwrap() == 0 {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = sending => {},
+            () = reading => panic!("ended: {}", session.ending()),
+            () = tokio::time::sleep(LIMIT * 3) => {}
+        }
+        assert!(session.meter.gated());
+        assert!((GATE..GATE + (1 << 20)).contains(&session.meter.unhandled()));
+        let handling = async { session.meter.handled(512 << 10) };
+        let (read, ()) = tokio::join!(reader.read(&mut buffer), handling);
+        assert!(read.unwrap() > 0);
+        assert_eq!(session.ending(), Ending::Closed, "nothing has ended it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_is_given_up() {
+        let (session, _reader, mut writer, _far) = guard();
+        let wrote = writer.write_all(&vec![0; 2 << 20]).await;
+        assert!(wrote.is_err());
+        assert_eq!(session.ending(), Ending::Stalled);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn random_bytes_never_panic_and_never_pass(bytes in proptest::collection::vec(proptest::num::u8::ANY, 1..600)) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let got = runtime.block_on(async {
+                let (_session, mut reader, _writer, mut far) = guard();
+                far.write_all(&bytes).await.unwrap();
+                drop(far);
+                let mut got = Vec::new();
+                reader.read_to_end(&mut got).await.unwrap();
+                got
+            });
+            proptest::prop_assert!(got.is_empty());
+        }
+    }
+}

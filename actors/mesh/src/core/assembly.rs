@@ -42,6 +42,9 @@ struct Transfer {
     digest: Sha256,
 }
 
+/// A snapshot that arrived whole, and the Raft message it belongs to.
+pub type Whole = (Box<RaftPacket>, Vec<u8>);
+
 /// The transfer of one session.
 #[derive(Debug, Default)]
 pub struct Assembly {
@@ -50,7 +53,7 @@ pub struct Assembly {
 
 impl Assembly {
     /// Takes a piece. A snapshot may have `limit` bytes. `Some` is a whole snapshot with its packet.
-    pub fn take(&mut self, limit: u64, piece: Piece) -> Result<Option<(Box<RaftPacket>, Vec<u8>)>, Spoiled> {
+    pub fn take(&mut self, limit: u64, piece: Piece) -> Result<Option<Whole>, Spoiled> {
         let mut transfer = self.transfer_of(limit, &piece)?;
         let have = transfer.data.len() as u64;
         if piece.offset != have {
@@ -91,7 +94,7 @@ impl Assembly {
     }
 }
 
-fn whole(transfer: Transfer, packet: Box<RaftPacket>) -> Result<(Box<RaftPacket>, Vec<u8>), Spoiled> {
+fn whole(transfer: Transfer, packet: Box<RaftPacket>) -> Result<Whole, Spoiled> {
     let Transfer { head, from, data, digest } = transfer;
     if data.len() as u64 != head.bytes {
         return Err(Spoiled::Length);

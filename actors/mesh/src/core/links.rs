@@ -26,6 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A session that lived this long proves that dialling works: the pause starts over.
 const PROVEN: Duration = Duration::from_secs(5);
 
+/// How long after the leader's session ended a refused address is worth telling: later Raft has noticed by itself.
+const HINT: Duration = Duration::from_secs(1);
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -116,8 +119,8 @@ struct Link {
     dialing: bool,
     next_dial: Moment,
     failures: u32,
-    /// It led when its session ended: the dial in flight decides whether it is gone.
-    led: bool,
+    /// It led when its session ended, then: the next dials decide whether it is gone.
+    led: Option<Moment>,
 }
 
 /// All links of one manager.
@@ -197,7 +200,7 @@ impl Links {
             dialing: false,
             next_dial: now + self.patience(node),
             failures: 0,
-            led: false,
+            led: None,
         }
     }
 
@@ -261,7 +264,7 @@ impl Links {
             link.failures += 1;
         }
         if was_up && leader == Some(node) && link.addr.is_some() {
-            link.led = true;
+            link.led = Some(now);
             link.next_dial = now;
         }
     }
@@ -270,10 +273,14 @@ impl Links {
         let jitter = self.roll(50);
         let Some(link) = self.links.get_mut(&node) else { return };
         link.dialing = false;
-        if link.led && outcome == DialOutcome::Refused && link.up.is_none() {
+        // A dying process may still accept for a moment and then reset: such a dial says nothing, the next one does.
+        let just_led = link.led.is_some_and(|at| now.since(at) < HINT);
+        if just_led && outcome == DialOutcome::Refused && link.up.is_none() {
             out.push(Effect::LeaderGone { node });
         }
-        link.led = false;
+        if !just_led || outcome != DialOutcome::Failed {
+            link.led = None;
+        }
         if outcome != DialOutcome::Opened {
             let pause = pause(link.failures);
             link.failures += 1;

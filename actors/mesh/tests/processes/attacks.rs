@@ -24,10 +24,10 @@ fn still_in_session(nodes: &mut [Node]) {
     assert_eq!(nodes[1].wait_for("answer"), "answer ok still");
     assert!(nodes[1].heard("session 1 down").is_empty());
 }
-/// One attack, from a session of its own: it ends the session, and is counted as `kind`.
-async fn check(nodes: &mut [Node], addr: &str, kind: &str, payload: impl FnOnce(&Client) -> Vec<u8>) {
+/// One attack, by a node of its own: it ends the session, and is counted as `kind`.
+async fn check(nodes: &mut [Node], (by, kind): (u8, &str), payload: impl FnOnce(&Client) -> Vec<u8>) {
     let before = offences(&nodes[0].view("node/mesh"), kind);
-    let mut client = Client::join(addr, 9).await;
+    let mut client = Client::join(&nodes[0].addr, by).await;
     let payload = payload(&client);
     client.send(&payload).await;
     client.wait_end().await;
@@ -36,32 +36,27 @@ async fn check(nodes: &mut [Node], addr: &str, kind: &str, payload: impl FnOnce(
 
 #[tokio::test]
 async fn what_a_bad_manager_says_costs_it_its_session_and_nobody_elses() {
-    let (mut nodes, addr) = pair();
+    let (mut nodes, _) = pair();
     let nodes = nodes.as_mut_slice();
-    check(nodes, &addr, "foreign_actor", |_| announce([DOOR + 1])).await;
-    check(nodes, &addr, "foreign_actor", |_| announce([DOOR, DOOR + 1])).await;
+    check(nodes, (10, "foreign_actor"), |_| announce([DOOR + 1])).await;
+    check(nodes, (11, "foreign_actor"), |_| announce([DOOR, DOOR + 1])).await;
     let group = [nested(1, b"managers"), nested(2, &number(1, DOOR)), nested(3, b"mesh")].concat();
-    check(nodes, &addr, "group", |_| control(5, &group)).await;
-    check(nodes, &addr, "sessions", |_| control(7, &nested(1, b"me"))).await;
-    check(nodes, &addr, "sessions", |_| control(8, &nested(1, &nested(3, b"127.0.0.1:1")))).await;
-    check(nodes, &addr, "cast", |c| nested(2, &nested(1, &number(1, c.victim.door_pid)))).await;
-    for pid in 0..40 {
-        if pid != 20 {
-            continue; // one foreign pid is like the other; all of them are covered by the filter's own tests
-        }
-        let message = envelope(1, PeerMessage::Raft(vec![]));
-        check(nodes, &addr, "foreign_door", |c| call(c.victim.door_pid + 1 + pid, &message, 1, 100)).await;
-    }
-    check(nodes, &addr, "wrong_tag", |c| {
-        let message = envelope(c.victim.tag ^ 1, PeerMessage::Raft(vec![packet(9, 1, 1, 1)]));
+    check(nodes, (12, "group"), |_| control(5, &group)).await;
+    check(nodes, (13, "sessions"), |_| control(7, &nested(1, b"me"))).await;
+    check(nodes, (14, "sessions"), |_| control(8, &nested(1, &nested(3, b"127.0.0.1:1")))).await;
+    check(nodes, (15, "cast"), |c| nested(2, &nested(1, &number(1, c.victim.door_pid)))).await;
+    let message = envelope(1, PeerMessage::Raft(vec![]));
+    check(nodes, (16, "foreign_door"), |c| call(c.victim.door_pid + 1, &message, 1, 100)).await;
+    check(nodes, (17, "wrong_tag"), |c| {
+        let message = envelope(c.victim.tag ^ 1, PeerMessage::Raft(vec![packet(17, 1, 1, 1)]));
         call(c.victim.door_pid, &message, 1, 100)
     })
     .await;
-    check(nodes, &addr, "unasked_reply", |_| {
+    check(nodes, (18, "unasked_reply"), |_| {
         nested(2, &nested(3, &[number(1, DOOR), number(2, 1), nested(3, b"x")].concat()))
     })
     .await;
-    check(nodes, &addr, "malformed", |_| vec![0xff; 50]).await;
+    check(nodes, (19, "malformed"), |_| vec![0xff; 50]).await;
     still_in_session(nodes);
     assert!(nodes[0].heard("packets").is_empty());
 }
@@ -71,7 +66,7 @@ async fn a_hundred_thousand_announcements_cost_the_session_and_little_memory() {
     let (mut nodes, addr) = pair();
     let before = nodes[0].rss_mib();
     // In one frame: as many as a frame holds, and one at a time.
-    check(&mut nodes, &addr, "foreign_actor", |_| announce(0..100_000)).await;
+    check(&mut nodes, (8, "foreign_actor"), |_| announce(0..100_000)).await;
     let mut client = Client::join(&addr, 9).await;
     let frame = announce([DOOR + 1]);
     let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
@@ -86,8 +81,8 @@ async fn a_hundred_thousand_announcements_cost_the_session_and_little_memory() {
 #[tokio::test]
 async fn a_frame_over_the_limit_ends_the_session_before_it_is_read() {
     let (mut nodes, addr) = pair();
-    for length in [2 << 20, u64::MAX / 2, u64::MAX] {
-        let mut client = Client::join(&addr, 9).await;
+    for (by, length) in [(9, 2 << 20), (10, u64::MAX / 2), (11, u64::MAX)] {
+        let mut client = Client::join(&addr, by).await;
         client.send_raw(&length.to_be_bytes()).await;
         client.wait_end().await;
     }
@@ -163,5 +158,28 @@ async fn calls_without_end_are_gated_and_cost_bounded_memory() {
     let _stuck = tokio::time::timeout(std::time::Duration::from_secs(3), flooding).await;
     let grown = nodes[0].rss_mib().saturating_sub(before);
     assert!(grown < 48, "unanswered calls cost {grown} MiB");
+    still_in_session(&mut nodes);
+}
+
+#[tokio::test]
+async fn a_manager_that_stops_reading_is_noticed_and_costs_bounded_memory() {
+    let (mut nodes, addr) = pair();
+    let _mute = Client::join(&addr, 9).await;
+    nodes[0].wait_for("session 9 up");
+    let before = nodes[0].rss_mib();
+    nodes[0].tell("raft 9 40000 4000"); // 160 MB, were it all kept
+    nodes[0].wait_for("session 9 down");
+    let grown = nodes[0].rss_mib().saturating_sub(before);
+    assert!(grown < 48, "a mute peer cost {grown} MiB");
+    let view = nodes[0].view("node/mesh");
+    assert_eq!(view["sessions_ended"]["unanswered"], 1, "{view:#}");
+    still_in_session(&mut nodes);
+}
+
+#[tokio::test]
+async fn an_offender_waits_before_its_next_session() {
+    let (mut nodes, addr) = pair();
+    check(&mut nodes, (9, "malformed"), |_| vec![0xff; 50]).await;
+    assert!(Client::try_greet(&addr, 9).await.is_none());
     still_in_session(&mut nodes);
 }

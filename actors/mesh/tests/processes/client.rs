@@ -54,6 +54,10 @@ pub struct Client {
 impl Client {
     /// A stream with a certificate of node `own`, and the hello done.
     pub async fn greet(addr: &str, own: u8) -> Self {
+        Self::try_greet(addr, own).await.expect("the victim answers the hello")
+    }
+    /// `None`: the victim closed instead of answering.
+    pub async fn try_greet(addr: &str, own: u8) -> Option<Self> {
         let mut tcp = TcpStream::connect(addr).await.expect("the victim listens");
         tcp.write_u8(own).await.expect("writable");
         tcp.read_u8().await.expect("readable");
@@ -68,12 +72,12 @@ impl Client {
             tag: 1,
             probe: false,
         };
-        framed.send(&hello).await.expect("writable");
-        let victim = framed.recv().await.expect("a hello").expect("a hello");
-        framed.send(&HelloVerdict::Accepted).await.expect("writable");
+        framed.send(&hello).await.ok()?;
+        let victim = framed.recv().await.ok()??;
+        framed.send(&HelloVerdict::Accepted).await.ok()?;
         let verdict: Option<HelloVerdict> = framed.recv().await.expect("a verdict");
         assert_eq!(verdict, Some(HelloVerdict::Accepted));
-        Self { stream: framed.into_inner(), victim, calls: 0 }
+        Some(Self { stream: framed.into_inner(), victim, calls: 0 })
     }
     /// As far as the second handshake, under the name of node `name`.
     pub async fn authenticate(&mut self, name: u128) {

@@ -85,6 +85,7 @@ fn a_killed_leader_is_reported_gone_and_its_next_process_is_found() {
     let mut nodes = vec![Node::start(1), Node::start(2)];
     connect(&mut nodes);
     nodes[0].tell("leader 2");
+    nodes[0].view("node/mesh"); // commands are obeyed in order: it knows now
     nodes[1].kill();
     nodes[0].wait_for("session 2 down");
     nodes[0].wait_for("leader_gone 2");
@@ -113,8 +114,9 @@ fn a_crashed_door_peer_or_mesh_heals() {
     let mut nodes = vec![Node::start(1), Node::start(2)];
     connect(&mut nodes);
     let peer = format!("node/mesh/peer-{}", node::node(2));
-    for path in ["node/mesh/door", &peer, "node/mesh"] {
+    for path in ["node/mesh/door", peer.as_str(), "node/mesh"] {
         nodes[0].tell(&format!("crash {path}"));
+        nodes[0].wait_view(path, |v| v["incarnation"] == 2);
         let text = format!("after-{}", path.len());
         // A call may fall into the gap; the level is that calls are answered again.
         let until = std::time::Instant::now() + Duration::from_secs(30);
@@ -125,6 +127,5 @@ fn a_crashed_door_peer_or_mesh_heals() {
         }
         assert_eq!(answered, format!("answer ok {text}"), "after the crash of {path}");
     }
-    let mesh = nodes[0].view("node/mesh");
-    assert_eq!(mesh["peers"][0]["state"], "up");
+    nodes[0].wait_view("node/mesh", |v| v["peers"][0]["state"] == "up");
 }

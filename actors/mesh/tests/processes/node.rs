@@ -261,7 +261,14 @@ impl Running {
             }
             ["crash", path] => self.tree.crash(path, CrashHow::Panic).expect("it is there"),
             ["view", path] => {
-                let view = self.tree.inspect(path).await.map(|n| n.view).unwrap_or_default();
+                let mut view = serde_json::json!({});
+                // An actor that is restarting has no view yet.
+                if let Ok(node) = self.tree.inspect(path).await
+                    && node.view.is_object()
+                {
+                    view = node.view;
+                    view["incarnation"] = node.incarnation.into();
+                }
                 say(format_args!("view {view}"));
             }
             _ => panic!("unknown command {words:?}"),
