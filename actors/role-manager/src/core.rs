@@ -208,7 +208,7 @@ impl RoleManager {
 
     fn send(&mut self, now: Now, node: NodeId, sent: Sent, out: &mut Vec<Effect>) -> StepId {
         let step = self.next_step();
-        let outgoing = Outgoing { node, sent, since: now, applied: None };
+        let outgoing = Outgoing { node, sent, since: now, applied: None, again_at: None };
         out.push(outgoing.effect(step));
         self.kept.outbox.0.insert(step, outgoing);
         step
@@ -231,8 +231,14 @@ impl RoleManager {
             (self.kept.notes.values()).filter_map(|n| n.learner.as_ref()).map(|l| l.heard + c.learner_silence);
         let knocks = self.seats.knocks.values().map(|k| k.since + c.seat_patience);
         let held = self.held.values().map(|h| h.until);
-        let deadlines =
-            (self.retry.map(|at| at.at).into_iter()).chain(slow).chain(fresh).chain(silences).chain(knocks).chain(held);
+        let again = self.kept.outbox.membership().and_then(|(_, o)| o.again_at);
+        let deadlines = (self.retry.map(|at| at.at).into_iter())
+            .chain(slow)
+            .chain(again)
+            .chain(fresh)
+            .chain(silences)
+            .chain(knocks)
+            .chain(held);
         let next = deadlines.filter(|at| *at > now.at).min();
         self.armed.take_if(|at| *at <= now.at);
         if let Some(next) = next

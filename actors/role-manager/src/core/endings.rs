@@ -31,9 +31,16 @@ impl RoleManager {
 
     pub(super) fn end_proposal(&mut self, now: Now, step: StepId, outcome: StepOutcome, out: &mut Vec<Effect>) {
         let Some(outgoing) = self.kept.outbox.0.get_mut(&step) else { return };
-        if let StepOutcome::Applied(at) = outcome {
-            outgoing.applied = Some(at);
-            return;
+        match outcome {
+            StepOutcome::Applied(at) => {
+                outgoing.applied = Some(at);
+                return;
+            }
+            StepOutcome::MembershipBusy => {
+                outgoing.again_at = Some(now.at + self.config.ask_again / 5);
+                return;
+            }
+            _ => {}
         }
         let node = outgoing.node;
         let is_wish = matches!(outgoing.sent, Sent::Wish { .. });
@@ -46,21 +53,17 @@ impl RoleManager {
             }
             return;
         }
-        let (pause, wait) = match outcome {
-            StepOutcome::MembershipBusy => {
-                let message = "another membership change is still in flight";
-                (self.config.ask_again / 5, Some(Wait::new(WaitReason::MembershipBusy, message)))
-            }
+        let wait = match outcome {
             StepOutcome::NoQuorum { .. } => {
                 let message = self.proposal_error(&outcome).message;
-                (self.config.retry, Some(Wait::new(WaitReason::QuorumAtRisk, message)))
+                Some(Wait::new(WaitReason::QuorumAtRisk, message))
             }
-            _ => (self.config.retry, None),
+            _ => None,
         };
         if is_seat && node == self.me {
             self.kept.tried.clear();
         }
-        self.held.insert(node, Held { until: now.at + pause, wait });
+        self.held.insert(node, Held { until: now.at + self.config.retry, wait });
     }
 
     pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use muster_messages::{NodeId, SeatChange, SeatChangeKind, WaitReason};
+use muster_messages::{NodeId, SeatChange, SeatChangeKind, WaitReason, Wants};
 
 use super::plan::{Next, Wait};
 use super::quorum::{Electorate, Gate};
@@ -18,6 +18,7 @@ impl RoleManager {
         if !leader_leaves {
             self.kept.tried.clear();
         }
+        self.propose_again(now, out);
         if self.kept.outbox.membership().is_some() {
             return;
         }
@@ -37,6 +38,20 @@ impl RoleManager {
         };
         debug_assert!(self.kept.outbox.membership().is_none(), "ROLE-2");
         self.send(now, node, sent, out);
+    }
+
+    /// A change that was turned down as busy is proposed again under its step, as long as it is wanted.
+    fn propose_again(&mut self, now: Now, out: &mut Vec<Effect>) {
+        let Some((step, outgoing)) = self.kept.outbox.membership() else { return };
+        let (Some(again_at), Sent::Seat(change)) = (outgoing.again_at, &outgoing.sent) else { return };
+        if self.seat_change_for(outgoing.node).as_ref() != Some(&change.kind) {
+            self.kept.outbox.0.remove(&step);
+        } else if again_at <= now.at
+            && let Some(outgoing) = self.kept.outbox.0.get_mut(&step)
+        {
+            outgoing.again_at = None;
+            out.push(outgoing.effect(step));
+        }
     }
 
     fn queue_up(&mut self) {
@@ -77,7 +92,10 @@ impl RoleManager {
             SeatChangeKind::PromoteLearner { .. } => electorate.can_gain(name.as_str(), &self.config),
             SeatChangeKind::Remove { raft_id } => {
                 let voter = self.seen.tables.members.get(&raft_id).is_some_and(|m| m.voter);
-                if voter {
+                let returns = self.plans.get(&node).is_some_and(|p| p.wants == Wants::Manager);
+                if voter && returns {
+                    electorate.can_spare(node, name.as_str(), &self.config)
+                } else if voter {
                     let leaving = BTreeSet::from([node]);
                     electorate.can_lose(&leaving, node, name.as_str(), &self.config)
                 } else {

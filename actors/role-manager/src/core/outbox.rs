@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::{Command, NodeId, Revision, SeatChange};
+use muster_messages::{Command, Moment, NodeId, Revision, SeatChange};
 use serde::{Deserialize, Serialize};
 
 use super::{Effect, Now, StepId};
@@ -15,6 +15,9 @@ pub struct Outgoing {
     pub since: Now,
     /// Applied at this revision. It ends when the replicated state is seen to be that new: until then the facts are old.
     pub applied: Option<Revision>,
+    /// Turned down because another membership change is in flight, perhaps this very one, proposed by an earlier
+    /// incarnation: proposed again at this moment if it is still wanted.
+    pub again_at: Option<Moment>,
 }
 
 /// What was sent.

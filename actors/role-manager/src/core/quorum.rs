@@ -126,12 +126,29 @@ impl Electorate {
         self.closed(WaitReason::QuorumAtRisk, message, missing, needed, answering)
     }
 
+    /// May this voter lose its seat for a while, to get another one? It stays a manager, so somebody else need not.
+    pub fn can_spare(&self, whose: NodeId, name: &str, config: &Config) -> Gate {
+        self.can_do_without(&BTreeSet::from([whose]), whose, name, false, config)
+    }
+
     /// May `leaving` lose their seats? Judged against the current and the resulting configuration.
-    /// `whose` is the node this is about, `besides` what else is counted as gone already.
+    /// `whose` is the node this is about; the others are gone already.
     pub fn can_lose(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, config: &Config) -> Gate {
+        self.can_do_without(leaving, whose, name, true, config)
+    }
+
+    fn can_do_without(
+        &self,
+        leaving: &BTreeSet<NodeId>,
+        whose: NodeId,
+        name: &str,
+        one_must_stay: bool,
+        config: &Config,
+    ) -> Gate {
         let gone = |v: &Voter| leaving.contains(&v.node);
         let left = self.voters.values().filter(|v| !gone(v)).count();
-        if left == 0 || !self.voters.values().any(|v| !gone(v) && v.stays) {
+        let heir = self.voters.values().any(|v| !gone(v) && v.stays);
+        if left == 0 || (one_must_stay && !heir) {
             let others = self.voters.values().filter(|v| v.node != whose).count();
             let message = if others == 0 {
                 format!("{name} is the last manager; promote another node and let it join first")

@@ -13,6 +13,8 @@ pub struct Knock {
     pub ask: AskId,
     pub request: SeatRequest,
     pub since: Moment,
+    /// It was found eligible: the seat that it holds since then was given to this very request.
+    pub eligible: bool,
 }
 
 /// Open requests and dial-backs.
@@ -115,7 +117,7 @@ pub(crate) fn wait(reason: WaitReason, message: impl Into<String>, again: std::t
 
 impl RoleManager {
     pub(super) fn knock(&mut self, now: Now, ask: AskId, node: NodeId, request: SeatRequest, out: &mut Vec<Effect>) {
-        let knock = Knock { ask, request, since: now.at };
+        let knock = Knock { ask, request, since: now.at, eligible: false };
         if let Some(older) = self.seats.knocks.insert(node, knock) {
             let reply = wait(WaitReason::WaitingForJoin, "it has asked again meanwhile", self.config.ask_again);
             out.push(Effect::Answer(older.ask, Answer::Seat(Ok(reply))));
@@ -125,16 +127,24 @@ impl RoleManager {
     pub(super) fn serve_knocks(&mut self, now: Now, out: &mut Vec<Effect>) {
         let nodes: Vec<NodeId> = self.seats.knocks.keys().copied().collect();
         for node in nodes {
-            let knock = &self.seats.knocks[&node];
+            let Some(knock) = self.seats.knocks.get(&node) else { continue };
             let (ask, addr) = (knock.ask, knock.request.advertise.clone());
-            match judge(&self.seen, node, &knock.request) {
+            let standing = judge(&self.seen, node, &knock.request);
+            match standing {
                 Standing::Answer(answer) => self.open(node, ask, *answer, out),
                 Standing::Seated(raft_id) => self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out),
+                Standing::Lost(raft_id, _) if knock.eligible => {
+                    self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out);
+                }
                 Standing::Lost(raft_id, loss) => {
                     self.kept.notes.edit(node, |note| note.lost = Some((raft_id, loss)));
                     self.dirty.insert(node);
                 }
-                Standing::Eligible | Standing::Moved(_) => self.dial_back(now, node, addr, out),
+                Standing::Eligible => {
+                    self.seats.knocks.entry(node).and_modify(|k| k.eligible = true);
+                    self.dial_back(now, node, addr, out);
+                }
+                Standing::Moved(_) => self.dial_back(now, node, addr, out),
             }
         }
     }

@@ -34,7 +34,7 @@ impl RoleManager {
             self.kept = Checkpoint { term, queues, ..Checkpoint::default() };
         }
         for (step, outgoing) in &self.kept.outbox.0 {
-            if outgoing.applied.is_none() {
+            if outgoing.applied.is_none() && outgoing.again_at.is_none() {
                 out.push(outgoing.effect(*step));
             }
         }

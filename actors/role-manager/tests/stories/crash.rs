@@ -1,0 +1,139 @@
+use muster_messages::*;
+
+use crate::world::*;
+
+#[test]
+fn a_crash_with_a_membership_change_in_flight_ends_it_once() {
+    let mut world = World::new(3, 0);
+    world.hold_seats = true;
+    world.demote(3);
+    world.run_for(secs(1));
+    world.crash();
+    world.run_for(secs(1));
+    assert_eq!(world.seats_in_flight(), 1, "the first one is still in flight: the second was not accepted");
+    assert_eq!(world.core.as_ref().unwrap().queues().reconciliation.len(), 1);
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.is_worker(3));
+}
+
+#[test]
+fn both_queues_survive_a_crash() {
+    let mut world = World::new(5, 1);
+    world.hold_seats = true;
+    world.stop(5);
+    world.demote(4);
+    world.remove(5, true);
+    world.run_for(secs(1));
+    let before = world.core.as_ref().unwrap().queues().clone();
+    assert_eq!((before.reconciliation.len(), before.removal.len()), (1, 1));
+    world.crash();
+    world.turn();
+    let after = world.core.as_ref().unwrap().queues();
+    for (node, pending) in before.iter() {
+        let kept = after.get(node).unwrap();
+        assert_eq!((kept.wants, kept.since), (pending.wants, pending.since), "also since when");
+    }
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.is_worker(4) && world.is_gone(5));
+}
+
+#[test]
+fn a_wish_whose_effects_were_never_performed_is_not_lost() {
+    let mut world = World::new(3, 1);
+    world.turn();
+    world.crash_before_effects = true;
+    let ask = world.promote(4);
+    world.settle();
+    assert!(world.lost_asks.contains(&ask), "its asker sees a closed port");
+    assert!(world.is_manager(4));
+    let again = world.wish_again(4, muster_role_manager::core::Wish::Role(Role::Manager), world.last_request());
+    world.turn();
+    assert_eq!(world.role_answer(again), Some(Ok(true)));
+}
+
+#[test]
+fn a_crash_at_any_moment_changes_no_outcome() {
+    for moment in 0..60 {
+        for before_effects in [false, true] {
+            let mut world = World::new(3, 2);
+            world.stop(5);
+            world.promote(4);
+            world.demote(2);
+            world.remove(5, false);
+            for _ in 0..moment {
+                world.pump_once();
+            }
+            if before_effects {
+                world.crash_before_effects = true;
+            } else {
+                world.crash();
+            }
+            world.turn();
+            // Whoever lost its port asks again.
+            world.promote(4);
+            world.demote(2);
+            world.remove(5, false);
+            world.settle();
+            assert!(
+                world.is_manager(4) && world.is_worker(2) && world.is_gone(5),
+                "crash after {moment}: {:#?}",
+                world.log
+            );
+        }
+    }
+}
+
+#[test]
+fn a_new_leader_finishes_what_the_old_one_accepted() {
+    for moment in 0..40 {
+        let mut world = World::new(3, 2);
+        world.stop(5);
+        world.promote(4);
+        world.demote(2);
+        world.remove(5, false);
+        world.turn_until_accepted();
+        for _ in 0..moment {
+            world.pump_once();
+        }
+        world.elect(id(3));
+        world.settle();
+        assert!(
+            world.is_manager(4) && world.is_worker(2) && world.is_gone(5),
+            "new leader after {moment}: {:#?}",
+            world.log
+        );
+    }
+}
+
+#[test]
+fn a_checkpoint_of_an_older_term_counts_for_nothing_but_its_queues() {
+    let mut world = World::new(3, 0);
+    world.hold_seats = true;
+    world.demote(3);
+    world.run_for(secs(1));
+    let slot = world.slot.clone();
+    world.elect(id(2));
+    world.slot = slot;
+    world.crash();
+    assert!(world.core.is_some());
+    world.turn();
+    let outbox = world.core.as_ref().unwrap().outbox();
+    assert!(outbox.0.keys().all(|s| s.0 <= 2), "steps are counted anew: {outbox:?}");
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.is_worker(3));
+}
+
+#[test]
+fn a_checkpoint_survives_as_bytes() {
+    let mut world = World::new(3, 1);
+    world.hold_seats = true;
+    world.promote(4);
+    world.demote(3);
+    world.run_for(secs(1));
+    let checkpoint = world.slot.clone().unwrap();
+    let text = serde_json::to_string(&checkpoint.queues).unwrap();
+    assert!(text.contains("\"wants\":\"worker\""), "{text}");
+}

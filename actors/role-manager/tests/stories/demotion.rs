@@ -1,0 +1,315 @@
+use muster_messages::*;
+use muster_role_manager::core::RoleManager;
+
+use crate::world::*;
+
+// S1
+#[test]
+fn a_demoted_follower_leaves_the_configuration_and_becomes_a_worker_at_once() {
+    let mut world = World::new(3, 0);
+    let ask = world.demote(3);
+    world.run_for(TICK);
+    assert!(world.is_worker(3), "{:?}", world.pending());
+    assert_eq!(world.voters(), 2);
+    assert_eq!(world.role_answer(ask), Some(Ok(true)));
+    assert!(world.pending().is_empty());
+}
+
+#[test]
+fn the_seat_goes_before_the_role() {
+    let mut world = World::new(3, 0);
+    world.hold_seats = true;
+    world.demote(3);
+    world.run_for(secs(3));
+    assert_eq!(world.record(3).role, Role::Manager);
+    assert_eq!(world.reason(3), Some(WaitReason::RemovingSeat));
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.is_worker(3));
+}
+
+// S2, S159
+#[test]
+fn a_worker_again_may_be_promoted_again() {
+    let mut world = World::new(3, 0);
+    world.demote(3);
+    world.settle();
+    world.machine(3).no_knocks = true;
+    world.promote(3);
+    world.run_for(secs(1));
+    assert_eq!((world.record(3).role, world.voters()), (Role::Manager, 2), "it joins by itself, or not at all");
+    world.machine(3).no_knocks = false;
+    world.settle();
+    assert!(world.is_manager(3));
+    assert_eq!(world.tables.seat_of(id(3)).unwrap().raft_id, RaftId(4));
+}
+
+// S3
+#[test]
+fn a_demotion_accepted_before_the_role_manager_started_is_carried_out() {
+    let mut world = World::new(3, 0);
+    world.apply_directly(Change::SetDesiredRole { node: id(3), role: Role::Worker });
+    world.elect(id(2));
+    world.settle();
+    assert!(world.is_worker(3));
+}
+
+// S6, E14
+#[test]
+fn a_demotion_held_back_for_quorum_says_so_and_goes_on_as_soon_as_quorum_is_safe() {
+    let mut world = World::new(3, 0);
+    world.hold_commits = true;
+    world.demote(3);
+    world.turn();
+    world.cut(2);
+    world.run_for(secs(1));
+    world.hold_commits = false;
+    world.run_for(secs(12));
+    assert_eq!(world.reason(3), Some(WaitReason::QuorumAtRisk));
+    let pending = world.pending().remove(0);
+    assert!(pending.message.contains("n2") && pending.retry_at.is_some(), "{pending:?}");
+    assert!(pending.since < world.now.wall);
+    assert_eq!(world.voters(), 3);
+    world.machine(2).up = true;
+    world.run_for(TICK * 2);
+    assert!(world.is_worker(3), "{:?}", world.pending());
+    let wakes = world.wakes;
+    world.run_for(secs(30));
+    assert!(world.wakes <= wakes + 1, "the ticker stops");
+}
+
+// S7
+#[test]
+fn a_node_deleted_while_its_demotion_is_queued_is_not_brought_back() {
+    let mut world = World::new(3, 0);
+    world.hold_seats = true;
+    world.demote(3);
+    world.turn();
+    world.tables.nodes.remove(&id(3));
+    world.hold_seats = false;
+    world.settle();
+    assert!(!world.tables.nodes.contains_key(&id(3)));
+    assert_eq!(world.voters(), 2);
+}
+
+// S9, S161
+#[test]
+fn a_leader_demoting_itself_hands_over_first_and_the_new_leader_finishes() {
+    let mut world = World::new(3, 0);
+    world.demote(1);
+    world.settle();
+    assert!(world.is_worker(1));
+    assert_eq!(world.leader, Some(id(2)));
+    world.promote(1);
+    world.settle();
+    assert!(world.is_manager(1));
+}
+
+// S162
+#[test]
+fn one_leader_after_the_other_may_be_demoted() {
+    let mut world = World::new(3, 1);
+    world.demote(1);
+    world.settle();
+    world.demote(2);
+    world.settle();
+    assert_eq!(world.leader, Some(id(3)));
+    assert!(world.is_worker(1) && world.is_worker(2) && world.is_manager(3));
+}
+
+// E12
+#[test]
+fn leadership_goes_to_the_most_caught_up_voter_that_stays() {
+    let mut world = World::new(5, 0);
+    world.hold_seats = true;
+    world.demote(3);
+    world.turn();
+    world.cut(2);
+    world.run_for(secs(1));
+    world.machine(2).up = true;
+    world.machine(2).last_ack = Some(world.now.at);
+    world.demote(1);
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.log.iter().any(|l| l.contains("offers leadership to")), "{:#?}", world.log);
+    let offers = world.log.iter().filter(|l| l.contains("offers leadership")).count();
+    assert_eq!(offers, 1, "it steps down once");
+    assert!(!world.log.iter().any(|l| l.contains("offers leadership to n3")), "n3 leaves itself");
+    assert!(world.is_worker(1) && world.is_worker(3));
+}
+
+// E13, S9
+#[test]
+fn an_heir_that_does_not_take_leadership_is_followed_by_the_next_best() {
+    let mut world = World::new(3, 0);
+    world.machine(2).refuses_leadership = true;
+    world.demote(1);
+    world.settle();
+    assert_eq!(world.leader, Some(id(3)));
+    assert!(world.is_worker(1));
+    assert!(!world.log.iter().any(|l| l.contains("Remove { raft_id: RaftId(1) }") && l.contains("term 1")));
+}
+
+// E13, S9
+#[test]
+fn a_leader_unseats_itself_only_when_nobody_took_leadership() {
+    let mut world = World::new(3, 0);
+    world.machine(2).refuses_leadership = true;
+    world.machine(3).refuses_leadership = true;
+    world.demote(1);
+    world.settle();
+    assert!(world.is_worker(1));
+    let at = |text: &str| world.log.iter().position(|l| l.contains(text)).unwrap_or(usize::MAX);
+    assert!(at("offers leadership to n2") < at("offers leadership to n3"));
+    assert!(at("offers leadership to n3") < at("proposes Remove { raft_id: RaftId(1) }"));
+}
+
+#[test]
+fn stepping_down_is_visible() {
+    let mut world = World::new(3, 0);
+    let mut effects = Vec::new();
+    world.apply_directly(Change::SetDesiredRole { node: id(1), role: Role::Worker });
+    let mut core = RoleManager::new(id(1), world.config.clone(), None);
+    let raft = RaftStatus {
+        raft_id: Some(RaftId(1)),
+        term: Term(7),
+        leading: true,
+        progress: (2..=3)
+            .map(|n| PeerProgress {
+                raft_id: RaftId(n),
+                node: Some(id(n)),
+                voter: true,
+                matched: 10 + n,
+                acked_ago: Some(TICK),
+                in_snapshot: false,
+            })
+            .collect(),
+        ..RaftStatus::default()
+    };
+    let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft });
+    core.step(world.now, muster_role_manager::core::Input::Seen(replica), &mut effects);
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, muster_role_manager::core::Effect::TransferLeadership { to, .. } if *to == id(3))),
+        "the most caught-up one: {effects:?}"
+    );
+    assert_eq!(core.view().pending[0].reason, WaitReason::TransferringLeadership);
+}
+
+// E16
+#[test]
+fn a_slow_membership_change_is_reported_and_not_proposed_twice() {
+    let mut world = World::new(5, 0);
+    world.hold_seats = true;
+    world.demote(5);
+    world.demote(4);
+    world.run_for(secs(4));
+    assert_eq!(world.reason(5), Some(WaitReason::RemovingSeat));
+    assert_eq!(world.reason(4), Some(WaitReason::MembershipBusy));
+    world.run_for(secs(26));
+    assert_eq!(world.reason(5), Some(WaitReason::ConfChangeSlow));
+    let proposed = world.log.iter().filter(|l| l.contains("proposes Remove")).count();
+    assert_eq!(proposed, 1);
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.is_worker(4) && world.is_worker(5));
+}
+
+// E16
+#[test]
+fn one_slow_node_never_delays_another() {
+    let mut world = World::new(3, 3);
+    // n4 never fetches its certificate, n5 cannot be dialled; n3's demotion and n6's promotion go through all the same.
+    world.machine(4).no_certificates = true;
+    world.machine(5).firewalled = true;
+    for n in [4, 5, 6] {
+        world.promote(n);
+    }
+    world.demote(3);
+    world.run_for(secs(1));
+    assert!(world.is_manager(6) && world.is_worker(3), "{:?}", world.pending());
+    assert_eq!(world.reason(4), Some(WaitReason::WaitingForCertificate));
+    assert_eq!(world.reason(5), Some(WaitReason::DialBackFailed));
+}
+
+// E16
+#[test]
+fn a_demotion_held_back_lets_others_pass() {
+    let mut world = World::new(5, 0);
+    world.hold_commits = true;
+    world.demote(5);
+    world.demote(4);
+    world.turn();
+    world.cut(2);
+    world.cut(4);
+    world.run_for(secs(1));
+    world.hold_commits = false;
+    // n5 answers: without it three of four would have to answer and two do. n4 does not: it may go, then n5.
+    world.run_for(secs(2));
+    assert_eq!(world.membership(4), Membership::None);
+    world.machine(4).up = true;
+    world.machine(2).up = true;
+    world.settle();
+    assert!(world.is_worker(4) && world.is_worker(5));
+}
+
+// S163, E50
+#[test]
+fn a_manager_demoted_while_down_is_unseated_and_settles_when_it_returns() {
+    let mut world = World::new(3, 0);
+    world.stop(3);
+    let ask = world.demote(3);
+    world.run_for(secs(2));
+    assert_eq!(world.role_answer(ask), Some(Ok(true)));
+    assert_eq!((world.membership(3), world.record(3).role), (Membership::None, Role::Worker));
+    assert_eq!(world.reason(3), Some(WaitReason::WaitingForNode));
+    assert!(!world.holds(3));
+    world.start(3);
+    world.settle();
+    assert!(world.is_worker(3));
+}
+
+// S33, E1
+#[test]
+fn a_promoted_node_that_never_joined_can_be_demoted() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_knocks = true;
+    world.promote(4);
+    world.run_for(secs(1));
+    assert_eq!(world.reason(4), Some(WaitReason::WaitingForJoin));
+    let before = world.log.len();
+    world.demote(4);
+    world.settle();
+    assert!(world.is_worker(4));
+    assert!(!world.log[before..].iter().any(|l| l.contains("raft_id")), "no membership operation");
+}
+
+#[test]
+fn a_demotion_counts_for_those_who_ask_again_with_the_same_request() {
+    let mut world = World::new(3, 0);
+    let ask = world.demote(3);
+    let request = world.last_request();
+    let twin = world.wish_again(3, muster_role_manager::core::Wish::Role(Role::Worker), request);
+    world.settle();
+    let late = world.wish_again(3, muster_role_manager::core::Wish::Role(Role::Worker), request);
+    world.turn();
+    for ask in [ask, twin, late] {
+        assert_eq!(world.role_answer(ask), Some(Ok(true)), "the first outcome");
+    }
+    let other = world.demote(3);
+    world.turn();
+    assert_eq!(world.role_answer(other), Some(Ok(false)));
+}
+
+#[test]
+fn conditions_follow_from_the_tables_alone_where_nobody_leads() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_certificates = true;
+    world.promote(4);
+    world.run_for(secs(1));
+    let conditions = muster_role_manager::conditions(&world.tables);
+    assert_eq!(conditions.len(), 1);
+    assert_eq!(conditions[&id(4)][0].reason, WaitReason::WaitingForCertificate);
+    assert_eq!(conditions[&id(4)][0].kind, "role_change");
+}

@@ -1,0 +1,119 @@
+use muster_messages::*;
+
+use crate::world::*;
+
+// E5
+#[test]
+fn a_demotion_flipped_after_the_seat_is_gone_rejoins_with_a_new_raft_id_at_once() {
+    let mut world = World::new(3, 0);
+    world.hold_seats = true;
+    world.demote(3);
+    world.run_for(TICK);
+    // The flip is accepted while the seat change is in flight; then both are applied.
+    world.promote(3);
+    world.run_for(TICK);
+    world.hold_seats = false;
+    world.run_for(secs(2));
+    assert!(world.is_manager(3), "{:?}", world.pending());
+    assert_eq!(world.tables.seat_of(id(3)).unwrap().raft_id, RaftId(4));
+    assert!(world.tables.removed_raft_ids.contains(&RaftId(3)));
+    assert!(!world.log.iter().any(|l| l.contains("GrantRole")), "its role never changed");
+}
+
+// E6
+#[test]
+fn a_flip_before_anything_happened_changes_nothing() {
+    let mut world = World::new(3, 0);
+    let (a, b) = (world.demote(3), world.promote(3));
+    world.hold_seats = true;
+    world.run_for(TICK);
+    assert_eq!((world.role_answer(a), world.role_answer(b)), (Some(Ok(true)), Some(Ok(true))));
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.is_manager(3));
+}
+
+// E9
+#[test]
+fn a_role_that_flips_faster_than_its_node_notices_ends_in_the_last_wish() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_certificates = true;
+    for _ in 0..3 {
+        world.promote(4);
+        world.run_for(TICK);
+        world.demote(4);
+        world.run_for(TICK);
+    }
+    assert_eq!(world.reason(4), Some(WaitReason::WaitingForCertificate));
+    world.machine(4).no_certificates = false;
+    world.settle();
+    assert!(world.is_worker(4));
+}
+
+// S8
+#[test]
+fn no_role_older_than_the_newest_wish_ever_lands() {
+    let mut world = World::new(3, 1);
+    world.promote(4);
+    world.hold_commits = true;
+    world.turn();
+    world.hold_commits = false;
+    // The wish is applied, and the grant that follows it is overtaken by the opposite wish.
+    world.demote(4);
+    world.settle();
+    assert!(world.is_worker(4));
+    let events: Vec<_> = world.tables.events.iter().filter(|e| e.kind == EventKind::Role).collect();
+    let mut wanted = None;
+    for event in events {
+        let after = event.after.as_deref().unwrap();
+        match after.strip_prefix("wanted ") {
+            Some(role) => wanted = Some(role),
+            None => assert_eq!(Some(after), wanted, "a grant follows the wish of its moment"),
+        }
+    }
+}
+
+// E6, E5: every interleaving of a flip, at the finest grain the world has.
+#[test]
+fn a_flip_at_any_moment_ends_in_the_last_wish() {
+    for moment in 0..40 {
+        for up in [true, false] {
+            let mut world = if up { World::new(3, 0) } else { World::new(2, 1) };
+            if up {
+                world.demote(3);
+            } else {
+                world.promote(3);
+            }
+            for _ in 0..moment {
+                world.pump_once();
+            }
+            if up {
+                world.promote(3);
+            } else {
+                world.demote(3);
+            }
+            world.settle();
+            let done = if up { world.is_manager(3) } else { world.is_worker(3) };
+            assert!(done, "flip after {moment} steps: {:#?}", world.log);
+        }
+    }
+}
+
+// E2: every interleaving of a promotion and a removal.
+#[test]
+fn a_removal_at_any_moment_of_a_promotion_leaves_nothing_behind() {
+    for moment in 0..40 {
+        let mut world = World::new(3, 1);
+        world.promote(4);
+        for _ in 0..moment {
+            world.pump_once();
+        }
+        world.stop(4);
+        world.turn();
+        let ask = world.remove(4, true);
+        world.settle();
+        assert_eq!(world.removal_answer(ask), Some(Ok(())), "after {moment} steps");
+        assert!(world.is_gone(4), "after {moment} steps: {:#?}", world.log);
+        assert_eq!(world.voters(), 3);
+    }
+}

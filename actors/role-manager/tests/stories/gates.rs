@@ -1,0 +1,282 @@
+use muster_messages::*;
+
+use crate::world::*;
+
+// S28
+#[test]
+fn with_one_of_three_silent_a_live_manager_stays_and_the_silent_one_may_go() {
+    let mut world = World::new(3, 0);
+    world.cut(3);
+    world.run_for(secs(1));
+    let live = world.demote(2);
+    world.turn();
+    let error = world.error(live);
+    assert_eq!(error.code, ErrorCode::QuorumAtRisk);
+    assert!(error.message.contains("missing: n3") && error.message.contains("n2"), "{}", error.message);
+    assert_eq!(error.details, r#"{"answering":1,"missing":["n3"],"needed":2}"#);
+    assert_eq!(world.record(2).desired_role, Role::Manager, "nothing changed");
+    world.hear_liveness(3, Liveness::Down);
+    let silent = world.demote(3);
+    world.run_for(secs(1));
+    assert_eq!(world.role_answer(silent), Some(Ok(true)));
+    assert_eq!(world.voters(), 2);
+}
+
+// S29
+#[test]
+fn once_it_answers_again_it_may_be_demoted() {
+    let mut world = World::new(3, 0);
+    world.cut(3);
+    world.run_for(secs(1));
+    let refused = world.demote(2);
+    world.turn();
+    assert_eq!(world.code(refused), ErrorCode::QuorumAtRisk);
+    world.machine(3).up = true;
+    world.run_for(secs(1));
+    world.demote(2);
+    world.settle();
+    assert!(world.is_worker(2));
+    assert_eq!(world.voters(), 2);
+}
+
+// S30
+#[test]
+fn the_follower_of_two_live_managers_may_be_demoted() {
+    let mut world = World::new(2, 0);
+    world.demote(2);
+    world.settle();
+    assert_eq!(world.voters(), 1);
+}
+
+// S31
+#[test]
+fn the_last_manager_stays() {
+    let mut world = World::new(1, 1);
+    let ask = world.demote(1);
+    world.turn();
+    let error = world.error(ask);
+    assert_eq!(error.code, ErrorCode::LastManager);
+    assert!(error.message.contains("n1 is the last manager"), "{}", error.message);
+}
+
+// S31: a manager that has not joined yet cannot take over.
+#[test]
+fn a_promotion_on_its_way_is_no_manager_yet() {
+    let mut world = World::new(1, 1);
+    world.machine(2).no_knocks = true;
+    world.promote(2);
+    world.run_for(secs(1));
+    let ask = world.demote(1);
+    world.turn();
+    assert_eq!(world.code(ask), ErrorCode::LastManager);
+}
+
+// E7, E8, S35
+#[test]
+fn demotions_accepted_but_not_carried_out_are_counted() {
+    let mut world = World::new(3, 0);
+    world.hold_seats = true;
+    let asks = [world.demote(2), world.demote(3), world.demote(1)];
+    world.run_for(secs(1));
+    assert_eq!(world.role_answer(asks[0]), Some(Ok(true)));
+    assert_eq!(world.role_answer(asks[1]), Some(Ok(true)));
+    assert_eq!(world.code(asks[2]), ErrorCode::LastManager);
+    world.hold_seats = false;
+    world.settle();
+    assert!(world.is_manager(1) && world.is_worker(2) && world.is_worker(3));
+}
+
+// E7: also when all three are asked before the first is written.
+#[test]
+fn three_demotions_in_one_breath_leave_one_manager() {
+    let mut world = World::new(3, 0);
+    world.hold_commits = true;
+    let asks = [world.demote(1), world.demote(2), world.demote(3)];
+    world.turn();
+    assert_eq!(world.code(asks[2]), ErrorCode::LastManager);
+    world.hold_commits = false;
+    world.settle();
+    assert!(world.is_manager(3));
+    assert_eq!(world.voters(), 1);
+}
+
+// E8
+#[test]
+fn a_second_demotion_is_judged_against_what_the_first_leaves() {
+    let mut world = World::new(4, 0);
+    world.cut(4);
+    world.run_for(secs(1));
+    world.hold_seats = true;
+    // Four, one silent. Without n2: three, two of which answer. Without n2 and n3: two, one of which answers.
+    let first = world.demote(2);
+    let second = world.demote(3);
+    world.run_for(secs(1));
+    assert_eq!(world.role_answer(first), Some(Ok(true)));
+    let error = world.error(second);
+    assert_eq!(error.code, ErrorCode::QuorumAtRisk);
+    assert!(error.message.contains("counting that n2 is leaving already"), "{}", error.message);
+}
+
+// E21
+#[test]
+fn the_dead_half_of_two_managers_cannot_be_demoted_and_the_answer_says_why() {
+    let mut world = World::new(2, 0);
+    // The leader has not stepped down yet: it still reigns, but nobody answers it.
+    world.machine(2).last_ack = None;
+    world.machine(2).up = true;
+    let mut status = Vec::new();
+    for (n, ago) in [(1, None), (2, Some(secs(3)))] {
+        status.push(PeerProgress {
+            raft_id: RaftId(n),
+            node: Some(id(n)),
+            voter: true,
+            matched: 9,
+            acked_ago: ago,
+            in_snapshot: false,
+        });
+    }
+    let raft = RaftStatus {
+        raft_id: Some(RaftId(1)),
+        term: Term(9),
+        leading: true,
+        progress: status,
+        ..RaftStatus::default()
+    };
+    let answers = judge(&world, raft, &[(2, Role::Worker)], secs(1));
+    let error = answers[0].clone().unwrap_err();
+    assert_eq!(error.code, ErrorCode::QuorumAtRisk);
+    assert!(error.message.contains("2 of 2 managers must answer and 1 does; missing: n2"), "{}", error.message);
+}
+
+// E21: even sizes with half of them down, too.
+#[test]
+fn with_two_of_four_silent_nothing_can_change() {
+    let world = World::new(4, 0);
+    let progress = |n: u64| PeerProgress {
+        raft_id: RaftId(n),
+        node: Some(id(n)),
+        voter: true,
+        matched: 9,
+        acked_ago: Some(if n <= 2 { TICK } else { secs(2) }),
+        in_snapshot: false,
+    };
+    let raft = RaftStatus {
+        raft_id: Some(RaftId(1)),
+        term: Term(9),
+        leading: true,
+        progress: (1..=4).map(progress).collect(),
+        ..RaftStatus::default()
+    };
+    let answers = judge(&world, raft, &[(3, Role::Worker), (2, Role::Worker)], secs(1));
+    assert!(answers.iter().all(|a| a.as_ref().is_err_and(|e| e.code == ErrorCode::QuorumAtRisk)), "{answers:?}");
+}
+
+// S90: a table of who may go.
+#[test]
+fn who_may_go_depends_on_who_answers() {
+    // voters, silent ones, who is to go, may it?
+    let table: &[(u64, &[u64], u64, bool)] = &[
+        (1, &[], 1, false),
+        (2, &[], 2, true),
+        (2, &[2], 2, false),
+        (3, &[], 3, true),
+        (3, &[2], 3, false),
+        (3, &[2], 2, true),
+        (4, &[4], 2, true),
+        (4, &[4], 4, true),
+        (4, &[3, 4], 4, false),
+        (5, &[5], 2, true),
+        (5, &[4, 5], 2, false),
+        (5, &[4, 5], 5, true),
+    ];
+    for (voters, silent, goes, may) in table {
+        let world = World::new(*voters, 0);
+        let progress = |n: u64| PeerProgress {
+            raft_id: RaftId(n),
+            node: Some(id(n)),
+            voter: true,
+            matched: 9,
+            acked_ago: Some(if silent.contains(&n) { secs(2) } else { TICK }),
+            in_snapshot: false,
+        };
+        let raft = RaftStatus {
+            raft_id: Some(RaftId(1)),
+            term: Term(9),
+            leading: true,
+            progress: (1..=*voters).map(progress).collect(),
+            ..RaftStatus::default()
+        };
+        let answers = judge(&world, raft, &[(*goes, Role::Worker)], secs(1));
+        let refused = answers.first().is_some_and(Result::is_err);
+        assert_eq!(!refused, *may, "{voters} voters, {silent:?} silent, {goes} goes: {answers:?}");
+    }
+}
+
+// E22
+#[test]
+fn a_fresh_leader_waits_for_acknowledgements_before_it_refuses() {
+    let world = World::new(3, 0);
+    let silent = RaftStatus { raft_id: Some(RaftId(1)), term: Term(9), leading: true, ..RaftStatus::default() };
+    let early = judge(&world, silent.clone(), &[(3, Role::Worker)], TICK);
+    assert!(early.is_empty(), "not refused yet: {early:?}");
+    let late = judge(&world, silent, &[(3, Role::Worker)], secs(1));
+    assert!(late[0].as_ref().is_err_and(|e| e.code == ErrorCode::QuorumAtRisk), "{late:?}");
+}
+
+// E22: nor does it accept on the strength of what an older leader heard.
+#[test]
+fn a_fresh_leader_changes_nothing_before_it_has_heard_a_quorum() {
+    let mut world = World::new(3, 0);
+    world.apply_directly(Change::SetDesiredRole { node: id(3), role: Role::Worker });
+    let mut effects = Vec::new();
+    let mut core = muster_role_manager::RoleManager::new(id(1), world.config.clone(), None);
+    let raft = RaftStatus { raft_id: Some(RaftId(1)), term: Term(9), leading: true, ..RaftStatus::default() };
+    let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft });
+    core.step(world.now, muster_role_manager::core::Input::Seen(replica), &mut effects);
+    assert!(!effects.iter().any(|e| matches!(e, muster_role_manager::core::Effect::ProposeSeat { .. })));
+    assert_eq!(core.view().pending[0].reason, WaitReason::RemovingSeat);
+}
+
+/// Asks a leader with this status, `later` after it took over; its answers so far.
+fn judge(
+    world: &World,
+    raft: RaftStatus,
+    wishes: &[(u64, Role)],
+    later: std::time::Duration,
+) -> Vec<Result<bool, ErrorBody>> {
+    use muster_role_manager::core::*;
+    let mut core = RoleManager::new(id(1), world.config.clone(), None);
+    let mut effects = Vec::new();
+    let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft });
+    core.step(world.now, Input::Seen(replica.clone()), &mut effects);
+    for (n, (node, role)) in (1..).zip(wishes) {
+        let wished = Wished {
+            ask: AskId(n),
+            node: id(*node),
+            wish: Wish::Role(*role),
+            by: Principal::Operator,
+            request: RequestId(u128::from(n)),
+        };
+        core.step(world.now, Input::Wished(wished), &mut effects);
+    }
+    let now = Now { at: world.now.at + later, wall: world.now.wall.plus(later) };
+    core.step(now, Input::Seen(replica), &mut effects);
+    let answer = |e| match e {
+        Effect::Answer(_, Answer::Role(result)) => Some(result),
+        _ => None,
+    };
+    effects.into_iter().filter_map(answer).collect()
+}
+
+#[test]
+fn the_gate_can_be_broken_on_purpose_and_that_is_noticed() {
+    let mut world = World::new(3, 0);
+    world.config.sabotage.skip_quorum_gate = true;
+    world.elect(id(1));
+    world.run_for(secs(1));
+    world.cut(2);
+    world.run_for(secs(1));
+    world.demote(3);
+    world.run_for(secs(2));
+    assert!(world.broken.is_some_and(|b| b.contains("quorum is lost")));
+}

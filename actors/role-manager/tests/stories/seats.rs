@@ -1,0 +1,207 @@
+use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
+use muster_messages::*;
+use muster_role_manager::core::{Answer, AskId};
+
+use crate::world::*;
+
+fn request(n: u64) -> SeatRequest {
+    SeatRequest { advertise: format!("127.0.0.1:44{n:02}"), held: None, data_lost: None }
+}
+fn reply(world: &World, ask: AskId) -> Result<SeatReply, ErrorBody> {
+    match world.answers.get(&ask) {
+        Some(Answer::Seat(reply)) => reply.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+/// Asks past the machine, as somebody with its certificate would.
+fn ask(world: &mut World, n: u64, request: SeatRequest) -> Result<SeatReply, ErrorBody> {
+    let before = world.machine(n).clone();
+    world.machine(n).replies.clear();
+    world.ask_for_seat(id(n), request);
+    world.run_for(secs(3));
+    let reply = world.machine(n).replies.last().cloned();
+    *world.machine(n) = before;
+    reply.ok_or_else(|| ErrorBody::new(ErrorCode::Internal, "no reply"))
+}
+
+// E4
+#[test]
+fn a_demoted_node_with_its_old_certificate_gets_no_seat() {
+    let mut world = World::new(3, 0);
+    world.demote(3);
+    world.settle();
+    let answer = ask(&mut world, 3, request(3)).unwrap();
+    assert_eq!(answer, SeatReply::NotWanted { message: "n3 is to be a worker".to_owned() });
+    assert_eq!(world.tables.members.len(), 2);
+}
+
+// E3
+#[test]
+fn a_removed_node_gets_no_seat_whoever_relays_it() {
+    let mut world = World::new(3, 1);
+    world.stop(4);
+    world.remove(4, true);
+    world.settle();
+    let answer = ask(&mut world, 4, request(4)).unwrap();
+    assert!(matches!(&answer, SeatReply::NotWanted { message } if message.contains("blocked until")), "{answer:?}");
+    assert_eq!(world.tables.members.len(), 3);
+}
+
+// E20, E17: a double join once created two members. S47
+#[test]
+fn a_lost_reply_leads_to_the_same_seat() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_knocks = true;
+    world.promote(4);
+    world.run_for(secs(1));
+    world.ask_for_seat(id(4), request(4));
+    world.turn();
+    world.machine(4).held = None;
+    let again = ask(&mut world, 4, request(4)).unwrap();
+    let seat = world.tables.seat_of(id(4)).unwrap().clone();
+    assert_eq!(again, SeatReply::Seated { raft_id: seat.raft_id });
+    assert_eq!(world.tables.members.len(), 4);
+}
+
+// S47
+#[test]
+fn a_member_that_moved_keeps_its_seat_and_its_address_is_replaced() {
+    let mut world = World::new(3, 0);
+    let moved = SeatRequest { advertise: "127.0.0.1:5503".to_owned(), held: Some(RaftId(3)), data_lost: None };
+    let answer = ask(&mut world, 3, moved).unwrap();
+    assert_eq!(answer, SeatReply::Seated { raft_id: RaftId(3) });
+    assert_eq!(world.tables.seat_of(id(3)).unwrap().addr, "127.0.0.1:5503");
+    assert_eq!(world.tables.members.len(), 3);
+    world.settle();
+}
+
+// S68
+#[test]
+fn an_address_that_nobody_can_dial_is_invalid() {
+    for bad in ["", "host", "host:", ":44", "host:0", "host:70000", "0.0.0.0:44", "[::]:44", "a b:44", "http://x:44"] {
+        let mut world = World::new(3, 1);
+        world.machine(4).no_knocks = true;
+        world.promote(4);
+        world.run_for(secs(1));
+        let knock = SeatRequest { advertise: bad.to_owned(), held: None, data_lost: None };
+        let ask = world.ask_for_seat(id(4), knock);
+        world.keep_seat_answers = true;
+        world.turn();
+        assert!(reply(&world, ask).is_err_and(|e| e.code == ErrorCode::Invalid), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_voter_that_lost_its_data_gets_a_new_seat_after_the_old_one_is_gone() {
+    for damaged in [false, true] {
+        let mut world = World::new(3, 0);
+        world.cut(3);
+        world.run_for(secs(1));
+        let machine = world.machine(3);
+        machine.held = None;
+        machine.data_lost = Some(DataLoss { damaged, file: "raft/0001.log".to_owned() });
+        world.hold_seats = true;
+        let data_lost = world.machines[&id(3)].data_lost.clone();
+        let answer = ask(&mut world, 3, SeatRequest { data_lost, ..request(3) });
+        let expected = if damaged { WaitReason::RaftDataDamaged } else { WaitReason::RaftDataMissing };
+        assert!(matches!(answer, Ok(SeatReply::Wait { reason, .. }) if reason == expected), "{answer:?}");
+        assert_eq!(world.reason(3), Some(expected));
+        assert!(world.message(3).contains("raft/0001.log"));
+        world.hold_seats = false;
+        world.machine(3).up = true;
+        world.settle();
+        assert!(world.is_manager(3));
+        assert_eq!(world.tables.seat_of(id(3)).unwrap().raft_id, RaftId(4));
+    }
+}
+
+#[test]
+fn lost_data_never_costs_the_quorum() {
+    let mut world = World::new(3, 0);
+    world.cut(3);
+    world.cut(2);
+    world.run_for(TICK);
+    // Two of three are silent: the leader is about to step down and must not shrink the configuration.
+    if world.core.is_some() {
+        let lost = DataLoss { damaged: false, file: "raft".to_owned() };
+        world.ask_for_seat(id(3), SeatRequest { data_lost: Some(lost), ..request(3) });
+        world.turn();
+    }
+    assert_eq!(world.voters(), 3);
+}
+
+#[test]
+fn a_node_with_the_data_of_an_older_seat_gets_a_new_one() {
+    let mut world = World::new(3, 0);
+    world.cut(3);
+    world.run_for(secs(1));
+    world.machine(3).held = Some(RaftId(99));
+    world.machine(3).up = true;
+    world.machine(3).last_ack = Some(world.now.at - secs(5));
+    world.settle();
+    assert!(world.is_manager(3));
+    assert_eq!(world.tables.seat_of(id(3)).unwrap().raft_id, RaftId(4));
+}
+
+#[test]
+fn a_newer_request_takes_the_place_of_an_older_one() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_knocks = true;
+    world.promote(4);
+    world.run_for(secs(1));
+    world.hold_probes = true;
+    world.keep_seat_answers = true;
+    let first = world.ask_for_seat(id(4), request(4));
+    let second = world.ask_for_seat(id(4), request(4));
+    world.turn();
+    assert!(matches!(reply(&world, first), Ok(SeatReply::Wait { .. })));
+    world.hold_probes = false;
+    world.turn();
+    assert!(matches!(reply(&world, second), Ok(SeatReply::Seated { .. })));
+}
+
+#[test]
+fn a_member_that_does_not_lead_decides_nothing() {
+    use muster_role_manager::core::*;
+    let world = World::new(3, 1);
+    let mut core = RoleManager::new(id(2), world.config.clone(), None);
+    let mut effects = Vec::new();
+    let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft: RaftStatus::default() });
+    core.step(world.now, Input::Seen(replica), &mut effects);
+    core.step(world.now, Input::Knocked { ask: AskId(1), node: id(4), request: request(4) }, &mut effects);
+    let wished = Wished {
+        ask: AskId(2),
+        node: id(4),
+        wish: Wish::Role(Role::Manager),
+        by: Principal::Operator,
+        request: RequestId(5),
+    };
+    core.step(world.now, Input::Wished(wished), &mut effects);
+    let codes: Vec<_> = effects
+        .iter()
+        .map(|e| match e {
+            Effect::Answer(_, Answer::Seat(Err(e)) | Answer::Role(Err(e))) => e.code,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(codes, [ErrorCode::Unreachable; 2]);
+}
+
+// Found by the random stories: everybody else is leaving, and the one that stays comes back without its data.
+#[test]
+fn the_only_manager_that_stays_may_swap_its_seat_for_a_new_one() {
+    let mut world = World::new(3, 0);
+    world.hold_seats = true;
+    world.demote(1);
+    world.demote(3);
+    world.run_for(TICK);
+    world.stop(2);
+    let machine = world.machine(2);
+    machine.held = None;
+    machine.data_lost = Some(DataLoss { damaged: false, file: "raft".to_owned() });
+    world.run_for(secs(1));
+    world.hold_seats = false;
+    world.start(2);
+    world.settle();
+    assert!(world.is_manager(2) && world.is_worker(1) && world.is_worker(3));
+}
