@@ -65,6 +65,11 @@ impl Client {
         Self::to(Target::Socket(path.into()), timeout)
     }
 
+    /// Where it asks.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
     /// How long a call may take.
     pub fn timeout(&self) -> Duration {
         self.timeout

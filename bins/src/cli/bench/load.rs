@@ -1,20 +1,19 @@
 //! Load: many clients, each asking again as soon as it has its answer, over TLS to the leader.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, NodeId, NodeListView, RaftStatusView};
+use muster_messages::{ErrorCode, Name, NodeId, NodeListView, RaftStatusView};
 use serde_json::{Value, json};
 
 use super::stats::Times;
 use crate::cli::args::{BenchArgs, BenchOp, Global};
 use crate::cli::client::{Client, Target};
 use crate::cli::commands::user::{NewUser, create};
-use crate::cli::duration::{millis, parse_duration};
+use crate::cli::duration::millis;
 use crate::cli::failure::{Failure, Outcome, Tally};
 use crate::cli::identity::Identity;
 use crate::cli::output::{Out, Table, print};
@@ -22,6 +21,9 @@ use crate::cli::signals::Interrupts;
 
 /// The label that writes change; removed again at the end.
 const LABEL: &str = "bench";
+
+/// How long the identity of a run lives if nobody takes it back: longer than any run.
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
@@ -45,34 +47,30 @@ struct Access {
     target: Target,
     transport: &'static str,
     /// A user made for this run.
-    user: Option<muster_messages::Name>,
+    user: Option<Name>,
 }
 
 impl Access {
-    /// An operator identity of its own, over TLS; without the right to make one, the socket.
+    /// An operator identity of its own, over TLS; the socket where no manager can be reached that way.
     async fn prepare(control: &mut Client, global: &Global) -> Outcome<Self> {
         let (identity, user) = match &global.identity {
             Some(file) => (Identity::read(file)?, None),
             None => {
-                let name: muster_messages::Name =
-                    format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
-                let ttl_ms = parse_duration("1d").ok().map(millis);
-                let wanted = NewUser { name: name.clone(), admin: true, namespaces: Vec::new(), ttl_ms };
-                match create(control, wanted).await {
-                    Ok((identity, _)) => (identity, Some(name)),
-                    Err(failure) if failure.is(ErrorCode::Forbidden) => return Self::over_socket(global, &failure),
-                    Err(failure) => return Err(failure),
-                }
+                let name: Name = format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
+                let wanted =
+                    NewUser { name: name.clone(), admin: true, namespaces: Vec::new(), ttl_ms: Some(millis(LIFETIME)) };
+                (create(control, wanted).await?.0, Some(name))
             }
         };
         let managers = leader_first(control, identity.managers.clone()).await?;
-        let dialer = Box::new(identity.dialer()?);
-        Ok(Self { target: Target::Managers { dialer, managers }, transport: "tls", user })
-    }
-
-    fn over_socket(global: &Global, failure: &Failure) -> Outcome<Self> {
-        let socket: PathBuf = global.socket.clone().ok_or_else(|| failure.clone())?;
-        Ok(Self { target: Target::Socket(socket), transport: "socket", user: None })
+        let tls = Target::Managers { dialer: Box::new(identity.dialer()?), managers };
+        match Client::to(tls.clone(), global.timeout).call(Request::Contact).await {
+            Ok(_) => Ok(Self { target: tls, transport: "tls", user }),
+            Err(failure) if failure.is(ErrorCode::Unreachable) => {
+                Ok(Self { target: control.target().clone(), transport: "socket", user })
+            }
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Leaves the cluster as it was. What cannot be taken back now expires within a day.

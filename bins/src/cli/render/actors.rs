@@ -11,7 +11,7 @@ pub fn actors(document: &Value) -> String {
         return tree(document);
     }
     let each = items(document).iter().map(|item| {
-        let trouble = item["error"].as_str().map(|why| format!("no answer: {why}\n"));
+        let trouble = item["error"]["message"].as_str().map(|why| format!("no answer: {why}\n"));
         format!("{}\n{}", cell(&item["node"]), trouble.unwrap_or_else(|| tree(&item["root"])))
     });
     each.collect::<Vec<_>>().join("\n")
