@@ -1,7 +1,7 @@
 //! What everyone else holds of the mesh: cheap to clone, never blocks, survives the mesh's restarts.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use muster_kernel::{Address, Recipient, Slot};
@@ -13,22 +13,42 @@ use tokio::sync::oneshot;
 use crate::mesh::Msg;
 use crate::peer::{PeerMsg, no_session};
 
-/// Where each peer's actor is reached.
+/// Where each peer's actor is reached, and which peers have a session.
 #[derive(Clone, Debug, Default)]
-pub struct Peers(Arc<RwLock<BTreeMap<NodeId, Address<PeerMsg>>>>);
+pub struct Peers(Arc<RwLock<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    addresses: BTreeMap<NodeId, Address<PeerMsg>>,
+    up: BTreeSet<NodeId>,
+}
 
 impl Peers {
     pub(crate) fn get(&self, node: NodeId) -> Option<Address<PeerMsg>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
+        self.0.read().unwrap_or_else(PoisonError::into_inner).addresses.get(&node).cloned()
     }
     pub(crate) fn insert(&self, node: NodeId, address: Address<PeerMsg>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(node, address);
+        self.write().addresses.insert(node, address);
     }
     pub(crate) fn remove(&self, node: NodeId) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&node);
+        self.write().addresses.remove(&node);
+    }
+    pub(crate) fn set_up(&self, node: NodeId, up: bool) {
+        let mut table = self.write();
+        if up {
+            table.up.insert(node);
+        } else {
+            table.up.remove(&node);
+        }
+    }
+    pub(crate) fn up(&self) -> BTreeSet<NodeId> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).up.clone()
     }
     pub(crate) fn clear(&self) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.write() = Table::default();
+    }
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -59,6 +79,11 @@ impl MeshHandle {
     /// The mesh's own messages.
     pub fn recipient(&self) -> Recipient<MeshMsg> {
         self.mesh.recipient()
+    }
+
+    /// The managers that have a session with this one now.
+    pub fn connected(&self) -> BTreeSet<NodeId> {
+        self.peers.up()
     }
 
     /// Calls another manager's services. `unreachable` when there is no session. Safe to repeat, as every call is.

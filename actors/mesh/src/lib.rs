@@ -5,6 +5,7 @@
 pub mod core;
 mod dial;
 mod door;
+mod greeting;
 mod handle;
 mod handshake;
 mod mesh;
@@ -13,7 +14,8 @@ mod peer;
 mod session;
 mod session_server;
 mod stream;
+mod wiring;
 
 pub use self::dial::{Dial, DialFailure, DialedPeer, Dialing};
 pub use self::handle::MeshHandle;
-pub use self::mesh::{Mesh, MeshConfig, MeshWiring};
+pub use self::wiring::{Mesh, MeshConfig, MeshWiring};

@@ -10,13 +10,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_gateway::{Connection, ConnectionPermit, Kill, Registration, Services};
-use muster_kernel::{Address, Cx, Fault, Recipient, Shell, Slot, Spec};
-use muster_messages::protocol::{
-    AgentMsg, IncomingCall, MeshMsg, Named, NodeCredentials, RaftMemberMsg, Reply, Service,
-};
-use muster_messages::wire::Refusal;
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Replica};
+use muster_gateway::{Connection, Registration};
+use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_messages::protocol::{AgentMsg, MeshMsg, Named, RaftMemberMsg, Reply, Service};
+use muster_messages::{CertIdentity, ErrorBody, Moment, NodeId};
 use ractor::{Actor, ActorRef};
 use ractor_cluster::NodeServerMessage;
 use serde_json::{Value, json};
@@ -26,89 +23,24 @@ use tracing::{debug, info};
 use crate::core::filter::Side;
 use crate::core::hello::Own;
 use crate::core::links::{DialOutcome, Effect, Input, Links, SessionNumber};
-use crate::dial::{Dial, DialFailure};
 use crate::door::{Counters, DoorMsg, DoorNews, DoorShell, DoorShellMsg, Hall};
-use crate::handle::{MeshHandle, Peers};
-use crate::handshake::{Agreed, HELLO_DEADLINE, HelloError, exchange};
+use crate::greeting::{Greeted, Greeter, NotOpened, Opened, Who};
+use crate::handle::MeshHandle;
 use crate::offences::Offences;
 use crate::peer::{Link, PeerMsg, PeerShell, PeerStarted, no_session};
 use crate::session::{Ending, Facts, Session, Sessions};
 use crate::session_server::{SessionEvent, SessionServer};
-use crate::stream::{Guarded, IDLE};
+use crate::stream::Guarded;
+use crate::wiring::{MeshConfig, MeshWiring};
 
 /// From the hello to both doors known: a few frames.
 const READY_DEADLINE: Duration = Duration::from_secs(5);
-/// A dial, its greeting and its hello; each stage has a shorter limit of its own.
-const DIAL_DEADLINE: Duration = Duration::from_secs(20);
 /// Accepted connections of one node that may be in their hello at once: a dial, a probe, and what is left of the last.
 const GREETING: usize = 4;
 /// Connections that wait for this actor.
 const ACCEPTING: usize = 64;
-/// Messages that wait for this actor: sessions come and go, calls go to the peers directly.
-const MAILBOX: usize = 1024;
 /// Messages that wait for a peer actor: Raft sends a few per tick and batch.
 const PEER_MAILBOX: usize = 4096;
-
-/// What may differ between a cluster and a test.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MeshConfig {
-    /// Silence that ends a session.
-    pub idle: Duration,
-    /// The largest snapshot that is taken from a peer.
-    pub snapshot_limit: u64,
-}
-
-impl Default for MeshConfig {
-    fn default() -> Self {
-        Self { idle: IDLE, snapshot_limit: 256 << 20 }
-    }
-}
-
-/// What the mesh is connected to.
-#[derive(Clone)]
-pub struct MeshWiring {
-    /// Who this node is; renewals included.
-    pub credentials: watch::Receiver<Arc<NodeCredentials>>,
-    pub replica: watch::Receiver<Arc<Replica>>,
-    pub raft: Recipient<RaftMemberMsg>,
-    /// Where calls of other managers are answered.
-    pub calls: mpsc::Sender<IncomingCall>,
-    /// Hears `RefusedByPeer`.
-    pub agent: Recipient<AgentMsg>,
-    pub dialer: Arc<dyn Dial>,
-    /// Where the mesh registers for its connections.
-    pub services: Services,
-}
-
-/// The mesh, before it runs: made once, by whoever wires the tree.
-pub struct Mesh {
-    config: MeshConfig,
-    wiring: MeshWiring,
-    handle: MeshHandle,
-}
-
-impl Mesh {
-    pub fn new(config: MeshConfig, wiring: MeshWiring) -> Self {
-        let handle = MeshHandle {
-            mesh: Address::new(MAILBOX),
-            peers: Peers::default(),
-            raft: wiring.raft.clone(),
-            seats: Slot::new(),
-        };
-        Self { config, wiring, handle }
-    }
-    /// What everyone else holds.
-    pub fn handle(&self) -> MeshHandle {
-        self.handle.clone()
-    }
-    /// The child `mesh` of the manager half.
-    pub fn spec(&self) -> Spec {
-        let (config, wiring, handle) = (self.config.clone(), self.wiring.clone(), self.handle.clone());
-        Spec::actor("mesh", self.handle.mesh.clone(), move || {
-            Ok(MeshShell::new(config.clone(), wiring.clone(), handle.clone()))
-        })
-    }
-}
 
 /// What the mesh hears.
 pub enum Msg {
@@ -164,59 +96,6 @@ impl Named for Msg {
     }
 }
 
-/// How a hello ended, on either side.
-pub struct Greeted {
-    who: Who,
-    result: Result<Opened, NotOpened>,
-}
-
-/// With whom, by its certificate.
-#[derive(Clone, Copy)]
-enum Who {
-    Dialed(NodeId),
-    Accepted(NodeId),
-}
-
-struct Opened {
-    /// What we said of ourselves.
-    own: Own,
-    agreed: Agreed,
-    stream: muster_gateway::BoxStream,
-    identity: CertIdentity,
-    remote: String,
-    kill: Option<Kill>,
-    permit: Option<ConnectionPermit>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum NotOpened {
-    #[error(transparent)]
-    Dial(#[from] DialFailure),
-    #[error(transparent)]
-    Hello(#[from] HelloError),
-    #[error("no session in time")]
-    TimedOut,
-    #[error("it broke the protocol a moment ago")]
-    Paused,
-}
-
-impl NotOpened {
-    fn refused_at_once(&self) -> bool {
-        matches!(self, NotOpened::Dial(d) if d.refused_at_once)
-    }
-    fn refusal(&self) -> Option<&Refusal> {
-        match self {
-            NotOpened::Dial(d) => d.refusal.as_ref(),
-            NotOpened::Hello(HelloError::RefusedByPeer(refusal)) => Some(refusal),
-            _ => None,
-        }
-    }
-    fn body(&self, addr: &str) -> ErrorBody {
-        let code = self.refusal().map_or(ErrorCode::Unreachable, |r| r.reason.code());
-        ErrorBody::new(code, format!("{addr}: {self}"))
-    }
-}
-
 /// The session server of this incarnation; stopped with it.
 struct Server(ActorRef<NodeServerMessage>, Sessions);
 impl Drop for Server {
@@ -251,7 +130,7 @@ pub(crate) struct MeshShell {
 }
 
 impl MeshShell {
-    fn new(config: MeshConfig, wiring: MeshWiring, handle: MeshHandle) -> Self {
+    pub(crate) fn new(config: MeshConfig, wiring: MeshWiring, handle: MeshHandle) -> Self {
         let sessions = Sessions::default();
         let hall = Hall {
             sessions: sessions.clone(),
@@ -317,6 +196,7 @@ impl MeshShell {
             }
             Effect::Up { node, number } => self.up(cx, node, number),
             Effect::Down { node } => {
+                self.handle.peers.set_up(node, false);
                 if let Some(peer) = self.handle.peers.get(node) {
                     let _gone = peer.tell(PeerMsg::Link(None));
                 }
@@ -350,6 +230,7 @@ impl MeshShell {
         info!(%node, session = number, remote = %session.remote, side = ?session.side, "mesh session up");
         self.last_errors.remove(&node);
         self.peer(cx, node);
+        self.handle.peers.set_up(node, true);
         self.link(node);
         self.tell_raft(RaftMemberMsg::PeerSession { node, up: true });
     }
@@ -380,50 +261,30 @@ impl MeshShell {
     fn dial(&mut self, cx: &Cx<Msg>, node: NodeId, addr: String) {
         let me = cx.me().clone();
         let paused = self.hall.offences.paused(cx.now(), node);
-        let opening = self.opening(addr, node, false);
+        let opening = self.greeter().dial(addr, node, false);
         cx.spawn(async move {
             let result = if paused { Err(NotOpened::Paused) } else { opening.await };
             let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Dialed(node), result })));
         });
     }
 
-    /// Dials and exchanges hellos.
-    fn opening(
-        &self,
-        addr: String,
-        node: NodeId,
-        probe: bool,
-    ) -> impl Future<Output = Result<Opened, NotOpened>> + Send + 'static {
-        let (said, dialer) = (self.said.subscribe(), Arc::clone(&self.wiring.dialer));
-        let replica = self.wiring.replica.clone();
-        let opening = async move {
-            let dialed = dialer.dial(&addr, node).await?;
-            let own = current(said).await?;
-            let copy = replica.borrow().tables.clone();
-            let (agreed, stream) = exchange(dialed.stream, own, &dialed.identity, copy, probe).await?;
-            let (identity, remote) = (dialed.identity, dialed.remote);
-            Ok(Opened { own, agreed, stream, identity, remote, kill: None, permit: None })
-        };
-        async move { tokio::time::timeout(DIAL_DEADLINE, opening).await.unwrap_or(Err(NotOpened::TimedOut)) }
+    fn greeter(&self) -> Greeter {
+        Greeter {
+            said: self.said.subscribe(),
+            replica: self.wiring.replica.clone(),
+            dialer: Arc::clone(&self.wiring.dialer),
+        }
     }
 
     fn accept(&mut self, cx: &Cx<Msg>, connection: Connection) {
-        let Some(identity) = connection.identity else { return };
-        let Some((node, _)) = identity.node() else { return };
+        let node = connection.identity.as_ref().and_then(CertIdentity::node).map(|(node, _)| node);
+        let Some(node) = node else { return };
         let under_way = self.greeting.entry(node).or_default();
         if *under_way >= GREETING || self.hall.offences.paused(cx.now(), node) {
             return; // dropped: the other side dials again
         }
         *under_way += 1;
-        let (me, said, replica) = (cx.me().clone(), self.said.subscribe(), self.wiring.replica.clone());
-        let (kill, permit, remote) = (connection.kill, connection.permit, connection.remote.to_string());
-        let stream = connection.stream;
-        let greeting = async move {
-            let own = current(said).await?;
-            let copy = replica.borrow().tables.clone();
-            let (agreed, stream) = exchange(stream, own, &identity, copy, false).await?;
-            Ok(Opened { own, agreed, stream, identity, remote, kill: Some(kill), permit: Some(permit) })
-        };
+        let (me, greeting) = (cx.me().clone(), self.greeter().accept(connection));
         cx.spawn(async move {
             let result = greeting.await;
             let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Accepted(node), result })));
@@ -513,7 +374,6 @@ impl MeshShell {
             SessionEvent::Ended { number } => {
                 self.doors.remove(&number);
                 let Some(session) = self.sessions.remove(number) else { return };
-                session.end(Ending::Closed);
                 self.ended(cx, &session);
                 self.step(cx, Input::Ended { number });
             }
@@ -522,6 +382,7 @@ impl MeshShell {
 
     fn ended(&mut self, cx: &Cx<Msg>, session: &Session) {
         let ending = session.ending();
+        session.end(ending.clone());
         *self.endings.entry(ending.word()).or_default() += 1;
         if let Ending::Violation(violation) = ending
             && violation.is_offence()
@@ -575,7 +436,7 @@ impl MeshShell {
     }
 
     fn probe(&self, cx: &Cx<Msg>, addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>>) {
-        let opening = self.opening(addr.clone(), expect, true);
+        let opening = self.greeter().dial(addr.clone(), expect, true);
         cx.spawn(async move {
             let answered = opening.await.map(|_| ()).map_err(|why| why.body(&addr));
             let _gone = reply.send(answered);
@@ -605,13 +466,6 @@ fn session_view(session: &Session) -> Value {
         "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
         "gated": session.meter.gated(),
     })
-}
-
-/// What this side says of itself, once its door is open.
-async fn current(mut said: watch::Receiver<Option<Own>>) -> Result<Own, HelloError> {
-    let opening = said.wait_for(Option::is_some);
-    let own = tokio::time::timeout(HELLO_DEADLINE, opening).await.ok().and_then(Result::ok);
-    own.and_then(|own| *own).ok_or(HelloError::Starting)
 }
 
 fn peer_name(node: NodeId) -> String {
