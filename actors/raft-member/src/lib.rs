@@ -6,3 +6,9 @@
 
 pub mod core;
 pub mod disk;
+mod drain;
+mod shell;
+
+pub use self::core::RaftConfig;
+pub use self::drain::logger;
+pub use self::shell::{Msg, RaftArgs, RaftMember};

@@ -10,10 +10,9 @@ pub struct RaftConfig {
     pub tick: Duration,
     /// A leader's heartbeat: six of them fit into the shortest election timeout, so that one lost packet elects nobody.
     pub heartbeat: Duration,
-    /// Election timeouts are drawn from `election_min..election_max`. The minimum is also the lease of check-quorum:
-    /// far above a disk's hiccup and a scheduler's pause, far below what an operator notices.
-    pub election_min: Duration,
-    pub election_max: Duration,
+    /// Election timeouts are drawn from one to two times this. It is also the lease of check-quorum: far above a
+    /// disk's hiccup and a scheduler's pause, far below what an operator notices.
+    pub election_timeout: Duration,
     /// After a leader-loss hint a member campaigns within this time, at random, so that two followers rarely collide.
     pub hint_spread: Duration,
     /// A hinted campaign without a leader after this long (plus a random share of it) is repeated, because the others
@@ -83,8 +82,7 @@ impl Default for RaftConfig {
         Self {
             tick: Duration::from_millis(20),
             heartbeat: Duration::from_millis(100),
-            election_min: Duration::from_millis(600),
-            election_max: Duration::from_millis(1200),
+            election_timeout: Duration::from_millis(600),
             hint_spread: Duration::from_millis(50),
             hint_again: Duration::from_millis(100),
             hint_tries: 4,
@@ -122,8 +120,8 @@ impl RaftConfig {
         self.ticks(self.heartbeat)
     }
     pub(crate) fn election_ticks(&self) -> (usize, usize) {
-        let min = self.ticks(self.election_min).max(self.heartbeat_ticks() + 1);
-        (min, self.ticks(self.election_max).max(min + 1))
+        let min = self.ticks(self.election_timeout).max(self.heartbeat_ticks() + 1);
+        (min, min * 2)
     }
     /// For the `raft` crate. What is not named here keeps its safe default.
     pub(crate) fn for_raft(&self, id: u64, applied: u64) -> raft::Config {

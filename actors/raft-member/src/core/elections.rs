@@ -204,7 +204,7 @@ impl RaftCore {
             let target = self.tables.seat_of(node).filter(|m| voters.contains(m.raft_id.0)).map(|m| m.raft_id);
             return target.ok_or_else(|| Self::refused("voter", node));
         }
-        let recent = |id: u64| seat.acked.get(&id).is_some_and(|at| now.since(*at) < self.config.election_min);
+        let recent = |id: u64| seat.acked.get(&id).is_some_and(|at| now.since(*at) < self.config.election_timeout);
         let others = || seat.raw.raft.prs().iter().filter(|(id, _)| **id != seat.id.0 && voters.contains(**id));
         let best = others().filter(|(id, _)| recent(**id)).max_by_key(|(id, pr)| (pr.matched, std::cmp::Reverse(**id)));
         match best {

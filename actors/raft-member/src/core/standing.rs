@@ -79,7 +79,7 @@ impl RaftCore {
         let Some(seat) = &self.seat else { return (false, Vec::new()) };
         let voters = &seat.raw.store().conf().voters;
         let leads = seat.raw.raft.state == StateRole::Leader;
-        let fresh = self.config.election_min;
+        let fresh = self.config.election_timeout;
         let in_reach = |id: u64| {
             let heard = || seat.acked.get(&id).copied().unwrap_or(seat.led_since);
             let in_session = || self.node_of(RaftId(id)).is_some_and(|n| self.sessions.contains(&n));

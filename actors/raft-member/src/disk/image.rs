@@ -47,10 +47,10 @@ impl Image {
         let snapshot = match &self.snapshot {
             None => None,
             Some((head, data)) if digest(data) == head.digest => {
-                let tables = muster_store::snapshot::decode(data).map_err(|e| LogFault::new("snapshot", e))?;
+                let tables = muster_store::snapshot::decode(data).map_err(|e| LogFault::damaged("snapshot", e))?;
                 Some((head.clone(), tables))
             }
-            Some(_) => return Err(LogFault::new("snapshot", "its digest does not match")),
+            Some(_) => return Err(LogFault::damaged("snapshot", "its digest does not match")),
         };
         Ok(Recovered { seat: self.seat, hard: self.hard, snapshot, truncated: self.truncated, entries: self.entries.clone() })
     }

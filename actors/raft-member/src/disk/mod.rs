@@ -1,20 +1,37 @@
 //! The disk of a member: log, hard state, seat and snapshot.
 //!
-//! Owns   `<data>/raft/`.
+//! Owns   its directory: `log/` (raft-engine), `snapshot-<index>`, `acked`, `lock`, `wipe`.
 //! Keeps  DISK-1  what was reported durable is either recovered whole, or its loss is named: damaged data is never loaded.
-//!        DISK-2  one process, one owner: a directory is opened once at a time.
+//!        DISK-2  one owner: a directory is opened once at a time, also across incarnations of the actor.
 //! Why a thread of its own: every write of the log blocks, and a hung disk must not stall the runtime.
+//!
+//! # Torn or rotten
+//! A process or a machine that dies in a write leaves a torn record at the end of the log; that write was never
+//! acknowledged, and dropping it is right. Bit rot at the same place looks alike to raft-engine, which drops both.
+//! So every batch carries a sequence number, and after each sync the number is also written to `acked`, a file of two
+//! checksummed slots. A recovered log that ends before the number in `acked` has lost something that was acknowledged:
+//! it is refused. `acked` itself is synced only now and then (it costs no second sync per write): after a loss of power
+//! it may be a few seconds old, and then rot in exactly those seconds' records would pass as a torn tail.
+//! Rot anywhere else is found by raft-engine's checksums, by gaps in the log, or by the snapshot's digest.
 
+mod acked;
+mod engine;
+mod files;
 mod image;
 mod sim;
+#[cfg(test)]
+mod tests;
+mod thread;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use muster_messages::RaftId;
 
 use crate::core::{Durable, Recovered};
 
+pub(crate) use self::files::SnapshotFiles;
 pub use self::sim::SimDisk;
+pub(crate) use self::thread::{DiskThread, Report};
 
 /// Data that cannot be trusted, or a disk that does not work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,11 +39,24 @@ pub use self::sim::SimDisk;
 pub struct LogFault {
     pub file: PathBuf,
     pub why: String,
+    pub kind: FaultKind,
+}
+
+/// What kind of trouble a disk has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// What is there is not what was written.
+    Damaged,
+    /// Reading or writing failed, or somebody else has it open. Says nothing about the data.
+    Io,
 }
 
 impl LogFault {
-    pub(crate) fn new(file: impl Into<PathBuf>, why: impl ToString) -> Self {
-        Self { file: file.into(), why: why.to_string() }
+    pub(crate) fn damaged(file: impl Into<PathBuf>, why: impl ToString) -> Self {
+        Self { file: file.into(), why: why.to_string(), kind: FaultKind::Damaged }
+    }
+    pub(crate) fn io(file: impl Into<PathBuf>, why: impl ToString) -> Self {
+        Self { file: file.into(), why: why.to_string(), kind: FaultKind::Io }
     }
 }
 
@@ -36,7 +66,9 @@ pub enum DirState {
     /// No seat was ever held in it.
     Absent,
     Present { raft_id: RaftId },
-    Damaged { file: PathBuf, why: String },
+    Damaged(LogFault),
+    /// It could not be looked at: in use, or the disk fails. Says nothing about the data.
+    Unreadable(LogFault),
 }
 
 /// What a member needs of a disk. Calls may block.
@@ -45,4 +77,32 @@ pub trait LogDisk {
     fn recover(&mut self) -> Result<Recovered, LogFault>;
     /// Writes these in order, each whole or not at all; those with `sync`, and those before them, are durable on return.
     fn write(&mut self, writes: &[Durable]) -> Result<(), LogFault>;
+}
+
+/// Looks at a member's directory without starting the member. Blocks.
+pub fn state(dir: &Path) -> DirState {
+    if !files::holds_data(dir) {
+        return DirState::Absent;
+    }
+    match DiskThread::open(dir).map(|(_, recovered)| recovered.seat) {
+        Ok(Some(raft_id)) => DirState::Present { raft_id },
+        Ok(None) => DirState::Absent,
+        Err(fault) if fault.kind == FaultKind::Damaged => DirState::Damaged(fault),
+        Err(fault) => DirState::Unreadable(fault),
+    }
+}
+
+/// Forgets everything in a directory, while no member runs in it. Blocks. Interrupted, it is finished by whoever opens it next.
+pub fn wipe(dir: &Path) -> Result<(), LogFault> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    let _lock = files::Lock::take(dir)?;
+    files::mark_for_wipe(dir)?;
+    files::finish_wipe(dir)
+}
+
+/// Has the next one who opens this directory find it empty: for a member that runs and is about to be restarted. Blocks.
+pub fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
+    files::mark_for_wipe(dir)
 }

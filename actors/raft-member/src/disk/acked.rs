@@ -1,0 +1,84 @@
+//! The number of the last batch that was acknowledged, beside the log. See [`super`], "Torn or rotten".
+//!
+//! Two slots, written in turn, so that a torn one leaves the other. Each: magic, number, checksum.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use super::LogFault;
+use super::files::sync_dir;
+use crate::core::digest;
+
+const MAGIC: [u8; 8] = *b"MSTRACK1";
+/// Far enough apart to be in different sectors.
+const SLOTS: [u64; 2] = [0, 4096];
+
+#[derive(Debug)]
+pub(crate) struct Acked {
+    path: PathBuf,
+    file: File,
+    number: u64,
+    next_slot: usize,
+    unsynced: bool,
+}
+
+fn encode(number: u64) -> [u8; 32] {
+    let mut slot = [0; 32];
+    slot[..8].copy_from_slice(&MAGIC);
+    slot[8..16].copy_from_slice(&number.to_le_bytes());
+    let sum = digest(&slot[..16]);
+    slot[16..].copy_from_slice(&sum[..16]);
+    slot
+}
+
+fn decode(slot: [u8; 32]) -> Option<u64> {
+    let number = u64::from_le_bytes(slot[8..16].try_into().ok()?);
+    (slot == encode(number)).then_some(number)
+}
+
+impl Acked {
+    /// Opens or creates. A file without a single whole slot is damage: what was acknowledged cannot be told any more.
+    pub fn open(dir: &Path) -> Result<Self, LogFault> {
+        let path = dir.join("acked");
+        let exists = path.exists();
+        let open = OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
+        let file = open.map_err(|e| LogFault::io(&path, e))?;
+        let length = file.metadata().map_err(|e| LogFault::io(&path, e))?.len();
+        if !exists || length == 0 {
+            let mut new = Self { path, file, number: 0, next_slot: 0, unsynced: false };
+            new.record(0)?;
+            new.record(0)?;
+            new.sync()?;
+            sync_dir(dir).map_err(|e| LogFault::io(dir, e))?;
+            return Ok(new);
+        }
+        let mut slots = [None; 2];
+        for (slot, at) in slots.iter_mut().zip(SLOTS) {
+            let mut bytes = [0; 32];
+            *slot = file.read_exact_at(&mut bytes, at).ok().and_then(|()| decode(bytes));
+        }
+        let newest = slots.iter().copied().enumerate().filter_map(|(i, n)| Some((n?, i))).max();
+        let Some((number, slot)) = newest else { return Err(LogFault::damaged(path, "no readable record")) };
+        Ok(Self { path, file, number, next_slot: 1 - slot, unsynced: false })
+    }
+    /// Everything up to this batch was acknowledged.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+    /// Survives this process at once, and the machine after the next `sync`.
+    pub fn record(&mut self, number: u64) -> Result<(), LogFault> {
+        let written = self.file.write_all_at(&encode(number), SLOTS[self.next_slot]);
+        written.map_err(|e| LogFault::io(&self.path, e))?;
+        self.number = number;
+        self.next_slot = 1 - self.next_slot;
+        self.unsynced = true;
+        Ok(())
+    }
+    pub fn sync(&mut self) -> Result<(), LogFault> {
+        if std::mem::take(&mut self.unsynced) {
+            self.file.sync_all().map_err(|e| LogFault::io(&self.path, e))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! Plain files: the lock, snapshots, and the mark that asks for a wipe.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use muster_messages::wire::SnapshotHead;
+
+use super::LogFault;
+use crate::core::digest;
+
+/// How long an earlier incarnation may take to let go: it ends with its current write. A disk that hangs longer makes
+/// the start fail, and the supervisor try again.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The directory's one owner.
+#[derive(Debug)]
+pub(crate) struct Lock(#[expect(dead_code, reason = "held, never read")] File);
+
+impl Lock {
+    pub fn take(dir: &Path) -> Result<Self, LogFault> {
+        let path = dir.join("lock");
+        let open = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = open.map_err(|e| LogFault::io(&path, e))?;
+        let until = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Self(file)),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                Err(TryLockError::WouldBlock) => return Err(LogFault::io(&path, "another owner has it, or its last write hangs")),
+                Err(TryLockError::Error(e)) => return Err(LogFault::io(&path, e)),
+            }
+        }
+    }
+}
+
+/// Whether anything was ever written here.
+pub(crate) fn holds_data(dir: &Path) -> bool {
+    dir.join("log").exists() || dir.join("acked").exists()
+}
+
+/// From here on the directory counts as empty.
+pub(crate) fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    let path = dir.join("wipe");
+    let marked = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).and_then(|_| sync_dir(dir));
+    marked.map_err(|e| LogFault::io(path, e))
+}
+
+/// Does what a mark asks for, if there is one. The caller holds the lock. The mark goes last.
+pub(crate) fn finish_wipe(dir: &Path) -> Result<(), LogFault> {
+    let mark = dir.join("wipe");
+    if !mark.exists() {
+        return Ok(());
+    }
+    let clear = || {
+        for entry in fs::read_dir(dir)?.flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                fs::remove_dir_all(path)?;
+            } else if entry.file_name() != "lock" && entry.file_name() != "wipe" {
+                fs::remove_file(path)?;
+            }
+        }
+        sync_dir(dir)?;
+        fs::remove_file(&mark)?;
+        sync_dir(dir)
+    };
+    clear().map_err(|e| LogFault::io(dir, e))
+}
+
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).map_or(Ok(()), sync_dir)
+}
+
+/// Makes the directory, for its owner alone.
+pub(crate) fn make_dir(dir: &Path) -> Result<(), LogFault> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).and_then(|()| sync_parent(dir));
+    made.map_err(|e| LogFault::io(dir, e))
+}
+
+/// Snapshot files. They hold the encoded tables as they are; what they stand for and their digest are in the log.
+#[derive(Clone, Debug)]
+pub(crate) struct SnapshotFiles {
+    dir: PathBuf,
+}
+
+impl SnapshotFiles {
+    pub fn in_dir(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+    fn path(&self, index: u64) -> PathBuf {
+        self.dir.join(format!("snapshot-{index:020}"))
+    }
+    /// Atomic: written beside, synced, renamed, and the directory synced.
+    pub fn store(&self, head: &SnapshotHead, data: &[u8]) -> Result<(), LogFault> {
+        let path = self.path(head.index);
+        let beside = path.with_extension("tmp");
+        let write = || {
+            let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&beside)?;
+            file.write_all(data)?;
+            file.sync_all()?;
+            fs::rename(&beside, &path)?;
+            sync_dir(&self.dir)
+        };
+        write().map_err(|e| LogFault::io(&path, e))
+    }
+    /// Reads and verifies.
+    pub fn load(&self, head: &SnapshotHead) -> Result<Vec<u8>, LogFault> {
+        let path = self.path(head.index);
+        let mut data = Vec::new();
+        match File::open(&path).and_then(|mut f| f.read_to_end(&mut data)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(LogFault::damaged(path, "the snapshot is missing")),
+            Err(e) => return Err(LogFault::io(path, e)),
+            Ok(_) => {}
+        }
+        if data.len() as u64 != head.bytes || digest(&data) != head.digest {
+            return Err(LogFault::damaged(path, "the snapshot's digest does not match"));
+        }
+        Ok(data)
+    }
+    /// Removes those older than `index`. Best effort: a leftover costs space, and the next call finds it.
+    pub fn forget_before(&self, index: u64) {
+        self.remove(|name| name.strip_prefix("snapshot-").and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < index));
+    }
+    /// Removes what an interrupted write left. Only while nobody else writes here.
+    pub fn forget_unfinished(&self) {
+        self.remove(|name| name.ends_with(".tmp"));
+    }
+    fn remove(&self, which: impl Fn(&str) -> bool) {
+        let Ok(listing) = fs::read_dir(&self.dir) else { return };
+        for entry in listing.flatten() {
+            if entry.file_name().to_str().is_some_and(&which)
+                && let Err(e) = fs::remove_file(entry.path())
+            {
+                tracing::warn!(file = %entry.path().display(), error = %e, "an old snapshot could not be removed");
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use muster_messages::{RaftId, Revision, Tables};
+
+use super::*;
+use crate::core::{Compaction, Entry, HardMark, LogPoint, SnapshotJob};
+
+fn entry(index: u64, term: u64, size: usize) -> Entry {
+    Entry { index, term, data: vec![index as u8; size].into(), ..Entry::default() }
+}
+
+fn job(index: u64, term: u64) -> SnapshotJob {
+    SnapshotJob { index, term, voters: vec![1], learners: vec![], tables: Tables { revision: Revision(index), ..Tables::default() } }
+}
+
+fn founded() -> Durable {
+    let (head, data) = job(1, 1).run();
+    Durable {
+        sync: true,
+        start_over: Some(RaftId(1)),
+        install: Some((head, Arc::new(data))),
+        hard: HardMark { term: 1, vote: 0, commit: 1 },
+        ..Durable::default()
+    }
+}
+
+fn append(from: u64, to: u64, term: u64, commit: u64) -> Durable {
+    let entries = (from..=to).map(|i| entry(i, term, 100)).collect();
+    Durable { sync: true, hard: HardMark { term, vote: 1, commit }, entries, ..Durable::default() }
+}
+
+/// Writes on a thread of the disk's own, as the member does, and lets go of the directory.
+fn write(dir: &Path, writes: Vec<Durable>) {
+    let (disk, _) = DiskThread::open(dir).unwrap();
+    write_with(&disk, writes);
+}
+
+fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {
+    let (told, hears) = mpsc::channel();
+    disk.listen(Box::new(move |report| told.send(report).unwrap()));
+    for (i, w) in writes.iter_mut().enumerate() {
+        w.number = disk.persisted() + 1 + i as u64;
+    }
+    let last = writes.last().unwrap().number;
+    for w in writes {
+        disk.write(vec![w]).unwrap();
+    }
+    while disk.persisted() < last {
+        assert!(matches!(hears.recv().unwrap(), Report::Persisted));
+    }
+}
+
+fn recover(dir: &Path) -> Result<Recovered, LogFault> {
+    DiskThread::open(dir).map(|(_, recovered)| recovered)
+}
+
+fn find(dir: &Path, part: &str) -> PathBuf {
+    let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.to_string_lossy().contains(part)).collect();
+    files.sort();
+    files.pop().unwrap_or_else(|| panic!("no {part} in {}", dir.display()))
+}
+
+fn flip(file: &Path, at: usize) {
+    let mut bytes = fs::read(file).unwrap();
+    bytes[at] ^= 0x10;
+    fs::write(file, bytes).unwrap();
+}
+
+/// Where the last written batch begins and ends, by what is not zero.
+fn written(file: &Path) -> usize {
+    fs::read(file).unwrap().iter().rposition(|b| *b != 0).unwrap() + 1
+}
+
+struct Temp {
+    _dir: tempfile::TempDir,
+}
+impl Temp {
+    fn new() -> (Self, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("raft");
+        (Self { _dir: dir }, path)
+    }
+}
+
+#[test]
+fn what_was_written_is_there_after_a_restart() {
+    let (temp, dir) = Temp::new();
+    assert_eq!(state(&dir), DirState::Absent);
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    write(&dir, vec![append(8, 12, 3, 9)]);
+    let r = recover(&dir).unwrap();
+    assert_eq!((r.seat, r.hard, r.truncated), (Some(RaftId(1)), HardMark { term: 3, vote: 1, commit: 9 }, LogPoint { index: 1, term: 1 }));
+    let terms: Vec<_> = r.entries.iter().map(|e| (e.index, e.term)).collect();
+    let want: Vec<_> = (2..8).map(|i| (i, 2)).chain((8..=12).map(|i| (i, 3))).collect();
+    assert_eq!(terms, want, "an overlap replaces what was there");
+    assert_eq!(state(&dir), DirState::Present { raft_id: RaftId(1) });
+    drop(temp);
+}
+
+#[test]
+fn a_shorter_log_after_an_overlap_is_no_loss() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 20, 2, 3)]);
+    write(&dir, vec![append(4, 5, 3, 4)]);
+    assert_eq!(recover(&dir).unwrap().entries.len(), 4);
+}
+
+#[test]
+fn the_disk_and_the_simulated_disk_agree() {
+    let (head, data) = job(12, 2).run();
+    let (late, late_data) = job(40, 5).run();
+    let writes = vec![
+        founded(),
+        append(2, 20, 2, 15),
+        Durable {
+            sync: true,
+            hard: HardMark { term: 2, vote: 1, commit: 15 },
+            compact: Some(Compaction { head: head.clone(), keep_after: LogPoint { index: 9, term: 2 } }),
+            ..Durable::default()
+        },
+        append(18, 25, 3, 17),
+        Durable {
+            sync: true,
+            hard: HardMark { term: 5, vote: 0, commit: 40 },
+            install: Some((late, Arc::new(late_data))),
+            entries: (41..45).map(|i| entry(i, 5, 10)).collect(),
+            ..Durable::default()
+        },
+        append(44, 50, 6, 44),
+        Durable { sync: true, start_over: Some(RaftId(9)), ..Durable::default() },
+        append(1, 3, 7, 0),
+    ];
+    for upto in 1..=writes.len() {
+        let (_temp, dir) = Temp::new();
+        make(&dir);
+        SnapshotFiles::in_dir(&dir).store(&head, &data).unwrap();
+        let mut sim = SimDisk::default();
+        sim.take_snapshot(&job(12, 2));
+        write(&dir, writes[..upto].to_vec());
+        sim.write(&writes[..upto]).unwrap();
+        let (real, simulated) = (recover(&dir).unwrap(), sim.recover().unwrap());
+        assert_eq!((real.seat, real.hard, real.truncated), (simulated.seat, simulated.hard, simulated.truncated), "{upto}");
+        assert_eq!((real.snapshot, real.entries), (simulated.snapshot, simulated.entries), "{upto}");
+    }
+}
+
+fn make(dir: &Path) {
+    fs::create_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_flipped_byte_in_an_acknowledged_record_is_named() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    write(&dir, vec![append(11, 30, 2, 20)]);
+    let log = find(&dir.join("log"), ".raftlog");
+    let end = written(&log);
+    let whole = fs::read(&log).unwrap();
+    let acked = fs::read(dir.join("acked")).unwrap();
+    let mut noticed = 0;
+    // The file's own header is 16 bytes of magic and version.
+    for at in (20..end).step_by(37) {
+        fs::write(&log, &whole).unwrap();
+        fs::write(dir.join("acked"), &acked).unwrap();
+        flip(&log, at);
+        match state(&dir) {
+            DirState::Damaged(LogFault { file, .. }) => {
+                assert_eq!(file, log, "byte {at}");
+                noticed += 1;
+            }
+            other => panic!("byte {at} of {end}: {other:?}"),
+        }
+    }
+    assert!(noticed > 20);
+}
+
+#[test]
+fn a_torn_record_that_was_never_acknowledged_is_dropped() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    let log = find(&dir.join("log"), ".raftlog");
+    let before = written(&log);
+    let acked = fs::read(dir.join("acked")).unwrap();
+    write(&dir, vec![append(11, 30, 2, 20)]);
+    let after = written(&log);
+    // The process died in the middle of the second write: no acknowledgement was noted.
+    let whole = fs::read(&log).unwrap();
+    for end in [before + 1, before + 9, (before + after) / 2, after - 1] {
+        let mut torn = whole[..end].to_vec();
+        torn.resize(whole.len() + 4096, 0);
+        fs::write(&log, torn).unwrap();
+        fs::write(dir.join("acked"), &acked).unwrap();
+        assert_eq!(recover(&dir).unwrap().entries.len(), 9, "torn at {end} of {before}..{after}");
+    }
+}
+
+#[test]
+fn a_tail_that_was_acknowledged_and_is_gone_is_named() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    let log = find(&dir.join("log"), ".raftlog");
+    let before = written(&log);
+    write(&dir, vec![append(11, 30, 2, 20)]);
+    let whole = fs::read(&log).unwrap();
+    fs::write(&log, &whole[..before]).unwrap();
+    let fault = recover(&dir).unwrap_err();
+    assert_eq!((fault.kind, fault.file), (FaultKind::Damaged, log));
+    assert!(fault.why.contains("acknowledged"), "{}", fault.why);
+    fs::remove_dir_all(dir.join("log")).unwrap();
+    assert_eq!(recover(&dir).unwrap_err().kind, FaultKind::Damaged, "the whole log is gone");
+}
+
+#[test]
+fn a_damaged_snapshot_is_named() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    let snapshot = find(&dir, "snapshot-");
+    let whole = fs::read(&snapshot).unwrap();
+    flip(&snapshot, whole.len() / 2);
+    assert!(matches!(state(&dir), DirState::Damaged(LogFault { file, .. }) if file == snapshot));
+    fs::write(&snapshot, &whole[..whole.len() - 1]).unwrap();
+    assert!(matches!(state(&dir), DirState::Damaged(_)));
+    fs::remove_file(&snapshot).unwrap();
+    assert!(matches!(state(&dir), DirState::Damaged(LogFault { file, .. }) if file == snapshot));
+}
+
+#[test]
+fn a_torn_slot_of_the_acknowledgements_is_survived_and_two_are_damage() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    flip(&dir.join("acked"), 12);
+    assert!(recover(&dir).is_ok());
+    flip(&dir.join("acked"), 4096 + 12);
+    assert!(matches!(state(&dir), DirState::Damaged(LogFault { file, .. }) if file == dir.join("acked")));
+}
+
+#[test]
+fn a_wiped_directory_is_absent_and_a_mark_wipes_at_the_next_start() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    wipe(&dir).unwrap();
+    assert_eq!(state(&dir), DirState::Absent);
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    let (running, _) = DiskThread::open(&dir).unwrap();
+    mark_for_wipe(&dir).unwrap();
+    write_with(&running, vec![append(11, 12, 2, 5)]);
+    drop(running);
+    assert_eq!(recover(&dir).unwrap().seat, None);
+    assert_eq!(state(&dir), DirState::Absent);
+}
+
+#[test]
+fn a_directory_has_one_owner_and_the_next_waits_for_it() {
+    let (_temp, dir) = Temp::new();
+    let (first, _) = DiskThread::open(&dir).unwrap();
+    let path = dir.clone();
+    let second = std::thread::spawn(move || recover(&path).map(|r| r.entries.len()));
+    write_with(&first, vec![founded(), append(2, 10, 2, 5)]);
+    drop(first);
+    assert_eq!(second.join().unwrap(), Ok(9));
+}
+
+#[test]
+fn the_log_does_not_grow_for_ever() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded()]);
+    let (disk, _) = DiskThread::open(&dir).unwrap();
+    let mut last = 1;
+    for _ in 0..40 {
+        let entries = (last + 1..=last + 40).map(|i| entry(i, 2, 100_000)).collect();
+        last += 40;
+        let hard = HardMark { term: 2, vote: 1, commit: last };
+        let (head, data) = job(last, 2).run();
+        SnapshotFiles::in_dir(&dir).store(&head, &data).unwrap();
+        let compact = Some(Compaction { head, keep_after: LogPoint { index: last - 5, term: 2 } });
+        write_with(&disk, vec![Durable { sync: true, hard, entries, ..Durable::default() }, Durable { sync: true, hard, compact, ..Durable::default() }]);
+    }
+    drop(disk);
+    let r = recover(&dir).unwrap();
+    assert_eq!((r.entries.len(), r.snapshot.unwrap().0.index), (5, last));
+    let size: u64 = fs::read_dir(dir.join("log")).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+    assert!(size < 100 << 20, "{size} bytes after 160 MB");
+    let snapshots = fs::read_dir(&dir).unwrap().filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with("snapshot-"));
+    assert_eq!(snapshots.count(), 1);
+}

@@ -1,0 +1,119 @@
+//! The thread that owns the disk.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use super::engine::EngineDisk;
+use super::{LogDisk, LogFault};
+use crate::core::{Durable, Recovered};
+
+/// After this long without work, what was acknowledged is noted for a loss of power, too.
+const REST_AFTER: Duration = Duration::from_millis(500);
+/// And after this many batches under constant load.
+const REST_EVERY: u64 = 10_000;
+
+const A_LONG_TIME: Duration = Duration::from_secs(3600);
+
+/// What the thread says.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// Look at [`DiskThread::persisted`].
+    Persisted,
+    /// It cannot go on; nothing more will be written.
+    Failed(LogFault),
+}
+
+type Listener = Box<dyn Fn(Report) + Send>;
+
+enum Job {
+    Write(Vec<Durable>),
+    Listen(Listener),
+}
+
+/// The shell's end. Dropped: the thread finishes its current write and lets go of the directory.
+pub(crate) struct DiskThread {
+    jobs: Sender<Job>,
+    persisted: Arc<AtomicU64>,
+}
+
+impl DiskThread {
+    /// Opens the directory on a thread of its own and waits for what it holds. Blocks.
+    pub fn open(dir: &Path) -> Result<(Self, Recovered), LogFault> {
+        let (jobs, inbox) = mpsc::channel();
+        let (opened, answer) = mpsc::sync_channel(1);
+        let persisted = Arc::new(AtomicU64::new(0));
+        let (path, count) = (dir.to_owned(), Arc::clone(&persisted));
+        let run = move || {
+            let open = EngineDisk::open(&path).and_then(|mut disk| disk.recover().map(|found| (disk, found)));
+            let (disk, found) = match open {
+                Ok(open) => open,
+                Err(fault) => return drop(opened.send(Err(fault))),
+            };
+            if opened.send(Ok(found)).is_ok() {
+                let mut listener = None;
+                // raft-engine panics when a sync fails, because what the disk then holds is unknown.
+                let served = catch_unwind(AssertUnwindSafe(|| serve(disk, &inbox, &count, &mut listener)));
+                let fault = served.unwrap_or_else(|_| Err(LogFault::io(path, "a write could not be synced"))).err();
+                if let (Some(fault), Some(tell)) = (fault, listener) {
+                    tell(Report::Failed(fault));
+                }
+            }
+        };
+        let started = thread::Builder::new().name("raft-disk".to_owned()).spawn(run);
+        started.map_err(|e| LogFault::io(dir, e))?;
+        let recovered = answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it made the reader panic")))?;
+        Ok((Self { jobs, persisted }, recovered))
+    }
+    /// Whom it tells. `Report`s before this are not repeated, but `persisted` counts them.
+    pub fn listen(&self, listener: Listener) {
+        let _gone = self.jobs.send(Job::Listen(listener));
+    }
+    /// Queues writes.
+    pub fn write(&self, writes: Vec<Durable>) -> Result<(), LogFault> {
+        self.jobs.send(Job::Write(writes)).map_err(|_| LogFault::io("raft", "the disk's thread is gone"))
+    }
+    /// The number of the last write that is durable.
+    pub fn persisted(&self) -> u64 {
+        self.persisted.load(Ordering::Acquire)
+    }
+}
+
+/// Writes whatever has queued up as one batch with one sync, until the other end is dropped.
+fn serve(mut disk: EngineDisk, inbox: &Receiver<Job>, persisted: &AtomicU64, listener: &mut Option<Listener>) -> Result<(), LogFault> {
+    let mut batches = 0;
+    let mut rested = true;
+    loop {
+        let first = match inbox.recv_timeout(if rested { A_LONG_TIME } else { REST_AFTER }) {
+            Ok(job) => job,
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                disk.rest()?;
+                rested = true;
+                continue;
+            }
+        };
+        let mut writes: Vec<Durable> = Vec::new();
+        for job in std::iter::once(first).chain(inbox.try_iter()) {
+            match job {
+                Job::Write(more) => writes.extend(more),
+                Job::Listen(new) => *listener = Some(new),
+            }
+        }
+        let Some(number) = writes.last().map(|w| w.number) else { continue };
+        disk.write(&writes)?;
+        persisted.store(number, Ordering::Release);
+        if let Some(tell) = listener {
+            tell(Report::Persisted);
+        }
+        batches += 1;
+        rested = false;
+        if batches % REST_EVERY == 0 {
+            disk.rest()?;
+        }
+    }
+}

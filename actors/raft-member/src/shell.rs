@@ -1,0 +1,369 @@
+//! The actor around the core: ports, timers, the disk's thread, the network.
+//!
+//! Natural batching: an input only absorbs; the first one of a turn sends this actor a `Turn`, which comes behind
+//! everything that waits in the mailbox by then. The more there is to do, the more one write and one packet carry.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::{Address, Clock, Cx, Fault, Shell};
+use muster_messages::protocol::{Applied, Named, ProposeError, RaftMemberMsg, RaftTransport, ReadError, Reply};
+use muster_messages::wire::{MAX_FRAME, RaftPacket, SnapshotHead};
+use muster_messages::{Moment, NodeId, RaftStatus, Replica};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use crate::core::{Answer, AskId, Batch, Input, Notice, Outbound, OutboundSnapshot, RaftConfig, RaftCore, SnapshotJob};
+use crate::disk::{DiskThread, Report, SnapshotFiles};
+use crate::drain::logger;
+
+/// Packets of one hand-over to the mesh: below the frame limit with room for the envelope. A single larger one goes alone.
+const MAX_PACKETS_BYTES: usize = MAX_FRAME * 3 / 4;
+
+/// What a raft member is made of.
+#[derive(Clone)]
+pub struct RaftArgs {
+    /// The member's own directory; made if it is not there.
+    pub data_dir: PathBuf,
+    pub node: NodeId,
+    pub config: RaftConfig,
+    pub transport: Arc<dyn RaftTransport>,
+    /// The level that everybody reads.
+    pub publish: Arc<watch::Sender<Arc<Replica>>>,
+    /// Founds a cluster if the directory never held a seat. Otherwise an empty directory waits for a leader.
+    pub founding: bool,
+}
+
+/// The actor. See the module.
+pub struct RaftMember {
+    core: RaftCore,
+    disk: DiskThread,
+    snapshots: SnapshotFiles,
+    transport: Arc<dyn RaftTransport>,
+    publish: Arc<watch::Sender<Arc<Replica>>>,
+    tick: Duration,
+    ports: BTreeMap<AskId, Port>,
+    next_ask: u64,
+    turn_due: bool,
+    persisted: u64,
+    snapshots_taken: u64,
+    snapshots_sent: u64,
+}
+
+enum Port {
+    Propose(Reply<Result<Applied, ProposeError>>),
+    Read(Reply<Result<Arc<Replica>, ReadError>>),
+    Transfer(Reply<Result<NodeId, ProposeError>>),
+}
+
+/// What the actor hears. Collaborators say [`RaftMemberMsg`]; the rest is its own.
+pub enum Msg {
+    Protocol(RaftMemberMsg),
+    Turn,
+    Tick,
+    Wake,
+    Disk(DiskNews),
+    SnapshotTaken(Option<SnapshotHead>),
+    SnapshotLost { to: muster_messages::RaftId },
+}
+
+/// News from the disk's thread.
+pub struct DiskNews(Report);
+
+impl From<RaftMemberMsg> for Msg {
+    fn from(msg: RaftMemberMsg) -> Self {
+        Self::Protocol(msg)
+    }
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Protocol(msg) => msg.name(),
+            Self::Turn => "turn",
+            Self::Tick => "tick",
+            Self::Wake => "wake",
+            Self::Disk(_) => "disk",
+            Self::SnapshotTaken(_) => "snapshot_taken",
+            Self::SnapshotLost { .. } => "snapshot_lost",
+        }
+    }
+}
+
+impl RaftMember {
+    /// Opens the disk and resumes, founds, or waits for a seat. Blocks: call it in a `Spec`'s factory. An earlier
+    /// incarnation's disk thread is waited for; if it hangs, this fails and the supervisor tries again.
+    pub fn open(args: RaftArgs) -> Result<Self, Fault> {
+        let RaftArgs { data_dir, node, config, transport, publish, founding } = args;
+        let (disk, recovered) = DiskThread::open(&data_dir)?;
+        let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
+        let core = if founding && recovered.seat.is_none() {
+            RaftCore::found(config, node, seed, now, logger())?
+        } else {
+            RaftCore::open(config, node, recovered, seed, now, logger())?
+        };
+        Ok(Self {
+            core,
+            disk,
+            snapshots: SnapshotFiles::in_dir(&data_dir),
+            transport,
+            publish,
+            tick,
+            ports: BTreeMap::new(),
+            next_ask: 0,
+            turn_due: false,
+            persisted: 0,
+            snapshots_taken: 0,
+            snapshots_sent: 0,
+        })
+    }
+
+    fn park(&mut self, port: Port) -> AskId {
+        self.next_ask += 1;
+        let ask = AskId(self.next_ask);
+        self.ports.insert(ask, port);
+        ask
+    }
+
+    fn input(&mut self, now: Moment, msg: RaftMemberMsg) -> Input {
+        let by = |ms: u64| now + Duration::from_millis(ms);
+        match msg {
+            RaftMemberMsg::Propose { command, deadline_ms, reply } => {
+                Input::Propose { ask: self.park(Port::Propose(reply)), command, deadline: by(deadline_ms) }
+            }
+            RaftMemberMsg::ProposeSeat { change, reply } => Input::ProposeSeat { ask: self.park(Port::Propose(reply)), change },
+            RaftMemberMsg::Read { deadline_ms, reply } => Input::Read { ask: self.park(Port::Read(reply)), deadline: by(deadline_ms) },
+            RaftMemberMsg::FromPeer { node, peer_seat, packets } => Input::Packets { node, peer_seat, packets },
+            RaftMemberMsg::SnapshotReceived { node, peer_seat, packet, data } => Input::SnapshotReceived { node, peer_seat, packet, data },
+            RaftMemberMsg::SnapshotSent { to, ok } => Input::SnapshotSent { to, ok },
+            RaftMemberMsg::PeerSession { node, up } => Input::PeerSession { node, up },
+            RaftMemberMsg::Unreachable { to } => Input::Unreachable { to },
+            RaftMemberMsg::LeaderGone { node } => Input::LeaderGone { node },
+            RaftMemberMsg::TransferLeadership { to, reply } => Input::TransferLeadership { ask: self.park(Port::Transfer(reply)), to },
+        }
+    }
+
+    fn turn(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        self.turn_due = false;
+        let now = cx.now();
+        // The report is only a nudge, so that a full mailbox loses nothing.
+        let persisted = self.disk.persisted();
+        if persisted > self.persisted {
+            self.persisted = persisted;
+            self.core.step(now, Input::Persisted { number: persisted });
+        }
+        let batch = self.core.turn(now)?;
+        self.perform(cx, now, batch)
+    }
+
+    fn perform(&mut self, cx: &Cx<Msg>, now: Moment, batch: Batch) -> Result<(), Fault> {
+        self.send(batch.send);
+        if !batch.make_durable.is_empty() {
+            self.disk.write(batch.make_durable)?;
+        }
+        if let Some(replica) = batch.publish {
+            self.publish.send_replace(replica);
+        }
+        if let Some((members, own_seat)) = batch.members {
+            self.transport.members(members, own_seat);
+        }
+        for answer in batch.answers {
+            self.answer(answer);
+        }
+        for snapshot in batch.send_snapshots {
+            self.send_snapshot(cx, snapshot);
+        }
+        if let Some(job) = batch.take_snapshot {
+            self.take_snapshot(cx, job);
+        }
+        for notice in &batch.notices {
+            say(notice);
+        }
+        if let Some(at) = batch.wake_at {
+            cx.after(at.since(now), Msg::Wake);
+        }
+        if batch.again {
+            self.want_turn(cx);
+        }
+        Ok(())
+    }
+
+    /// A `Turn` behind everything that waits. A full mailbox loses it; the next tick brings one.
+    fn want_turn(&mut self, cx: &Cx<Msg>) {
+        self.turn_due = self.turn_due || cx.me().tell(Msg::Turn).is_ok();
+    }
+
+    fn send(&self, outbound: Vec<Outbound>) {
+        let mut by_node: BTreeMap<NodeId, (String, Vec<RaftPacket>, usize)> = BTreeMap::new();
+        for out in outbound {
+            let size = out.packet.entries.iter().map(|e| e.data.len() + e.context.len() + 32).sum::<usize>() + 256;
+            let (addr, packets, bytes) = by_node.entry(out.node).or_default();
+            if *bytes + size > MAX_PACKETS_BYTES && !packets.is_empty() {
+                self.transport.send(out.node, addr, std::mem::take(packets));
+                *bytes = 0;
+            }
+            *bytes += size;
+            *addr = out.addr;
+            packets.push(out.packet);
+        }
+        for (node, (addr, packets, _)) in by_node {
+            self.transport.send(node, &addr, packets);
+        }
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        // Whoever asked may have given up: its port is closed, and that is its own affair.
+        match answer {
+            Answer::Proposed(ask, result) => {
+                if let Some(Port::Propose(port)) = self.ports.remove(&ask) {
+                    let _gave_up = port.send(result);
+                }
+            }
+            Answer::Read(ask, result) => {
+                if let Some(Port::Read(port)) = self.ports.remove(&ask) {
+                    let _gave_up = port.send(result);
+                }
+            }
+            Answer::Transferred(ask, result) => {
+                if let Some(Port::Transfer(port)) = self.ports.remove(&ask) {
+                    let _gave_up = port.send(result);
+                }
+            }
+        }
+    }
+
+    /// Encoding takes milliseconds to tens of them: away from this thread.
+    fn send_snapshot(&mut self, cx: &Cx<Msg>, snapshot: OutboundSnapshot) {
+        self.snapshots_sent += 1;
+        let (transport, me) = (Arc::clone(&self.transport), cx.me().clone());
+        cx.spawn(async move {
+            let OutboundSnapshot { node, addr, mut packet, job } = snapshot;
+            match tokio::task::spawn_blocking(move || job.run()).await {
+                Ok((head, data)) => {
+                    packet.snapshot = Some(head.clone());
+                    transport.send_snapshot(node, &addr, head, Arc::new(data), packet);
+                }
+                // Lost with the mailbox: the core gives a snapshot up by itself after a while.
+                Err(_) => drop(me.tell(Msg::SnapshotLost { to: packet.to })),
+            }
+        });
+    }
+
+    fn take_snapshot(&mut self, cx: &Cx<Msg>, job: SnapshotJob) {
+        self.snapshots_taken += 1;
+        let (files, me) = (self.snapshots.clone(), cx.me().clone());
+        cx.spawn(async move {
+            let work = move || {
+                let (head, data) = job.run();
+                files.store(&head, &data).map(|()| head)
+            };
+            let head = match tokio::task::spawn_blocking(work).await {
+                Ok(Ok(head)) => Some(head),
+                Ok(Err(fault)) => {
+                    tracing::warn!(%fault, "a snapshot could not be written");
+                    None
+                }
+                Err(_) => None,
+            };
+            insist(&me, head).await;
+        });
+    }
+}
+
+/// The core waits for this one before it takes another, so a full mailbox is waited out.
+async fn insist(me: &Address<Msg>, head: Option<SnapshotHead>) {
+    while let Err(muster_kernel::Undeliverable::Full) = me.tell(Msg::SnapshotTaken(head.clone())) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn say(notice: &Notice) {
+    match notice {
+        Notice::DiskTooSlow { .. } | Notice::SnapshotUnreadable { .. } => tracing::warn!(?notice, "raft"),
+        Notice::Leads { .. } | Notice::Follows { .. } | Notice::LostLeader { .. } => tracing::info!(?notice, "raft"),
+        Notice::Seated { .. } | Notice::Unseated { .. } | Notice::Installed { .. } | Notice::Sending { .. } => tracing::info!(?notice, "raft"),
+        Notice::SeatRefused { .. } => tracing::debug!(?notice, "raft"),
+    }
+}
+
+impl Shell for RaftMember {
+    type Msg = Msg;
+    const KIND: &'static str = "RaftMember";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let me = cx.me().clone();
+        self.disk.listen(Box::new(move |report| {
+            // A nudge; a tick makes up for one that a full mailbox refuses, and for the failure that follows it.
+            let _full = me.tell(Msg::Disk(DiskNews(report)));
+        }));
+        let (me, every) = (cx.me().clone(), self.tick);
+        cx.spawn(async move {
+            let mut ticks = tokio::time::interval(every);
+            // After a pause (SIGSTOP, a suspended machine) the missed ticks must not run an election timer down.
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let _full = me.tell(Msg::Tick);
+            }
+        });
+        self.turn(cx)
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        let now = cx.now();
+        match msg {
+            Msg::Protocol(msg) => {
+                let input = self.input(now, msg);
+                self.core.step(now, input);
+            }
+            Msg::Tick => {
+                self.core.step(now, Input::Tick);
+                self.turn_due = false; // should its message have been lost
+            }
+            Msg::Wake => self.core.step(now, Input::Woke),
+            Msg::Disk(DiskNews(Report::Persisted)) => {}
+            Msg::Disk(DiskNews(Report::Failed(fault))) => return Err(fault.into()),
+            Msg::SnapshotTaken(head) => self.core.step(now, Input::SnapshotTaken { head }),
+            Msg::SnapshotLost { to } => self.core.step(now, Input::SnapshotSent { to, ok: false }),
+            Msg::Turn => return self.turn(cx),
+        }
+        self.want_turn(cx);
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let RaftStatus { raft_id, role, term, leader_node, commit, applied, leading, progress, .. } = self.core.status(Clock.now());
+        let (proposals, reads, writes) = self.core.in_flight();
+        let (first, last, snapshot) = self.core.log_span();
+        let peers: Vec<Value> = progress
+            .iter()
+            .map(|p| {
+                json!({"raft_id": p.raft_id, "node": p.node, "voter": p.voter, "match": p.matched,
+                       "acked_ago_ms": p.acked_ago.map(|d| d.as_millis() as u64), "in_snapshot": p.in_snapshot})
+            })
+            .collect();
+        json!({
+            "raft_id": raft_id, "role": role, "term": term, "leader": leader_node, "leading": leading,
+            "commit": commit, "applied": applied,
+            "log": {"first": first, "last": last, "snapshot": snapshot},
+            "in_flight": {"proposals": proposals, "reads": reads, "disk_writes": writes},
+            "snapshots": {"taken": self.snapshots_taken, "sent": self.snapshots_sent},
+            "dropped": self.core.counters(),
+            "progress": peers,
+        })
+    }
+}
+
+impl Drop for RaftMember {
+    /// Nobody leads from a member that is not there: what it published must not say so until it is back.
+    fn drop(&mut self) {
+        self.publish.send_modify(|replica| {
+            let RaftStatus { raft_id, term, commit, applied, .. } = replica.raft.clone();
+            let raft = RaftStatus { raft_id, term, commit, applied, ..RaftStatus::default() };
+            *replica = Arc::new(Replica { tables: replica.tables.clone(), raft });
+        });
+    }
+}
