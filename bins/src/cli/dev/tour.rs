@@ -30,7 +30,8 @@ pub async fn run(out: Out) -> Outcome<u8> {
         told = tour.tell() => told,
         word = interrupts.next() => Err(Failure::internal(format!("{word}; everything was cleaned up"))),
     };
-    if told.is_err() {
+    // An interruption is nobody's failure: only a step that did not hold needs explaining.
+    if tour.steps.last().is_some_and(|step| step["ok"] == false) {
         tour.show_logs();
     }
     // In this order: a daemon that still runs would write into the folder that is being removed.
