@@ -69,12 +69,7 @@ pub struct ErrorBody {
 impl ErrorBody {
     /// An error without details.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            message: message.into(),
-            details: "{}".to_owned(),
-            retry_after_ms: None,
-        }
+        Self { code, message: message.into(), details: "{}".to_owned(), retry_after_ms: None }
     }
     /// Adds details.
     #[must_use]
@@ -90,8 +85,7 @@ impl ErrorBody {
     }
     /// `{"error":{"code","message","details"}}`.
     pub fn to_json(&self) -> serde_json::Value {
-        let mut details =
-            serde_json::from_str(&self.details).unwrap_or_else(|_| serde_json::json!({}));
+        let mut details = serde_json::from_str(&self.details).unwrap_or_else(|_| serde_json::json!({}));
         if let (Some(ms), Some(map)) = (self.retry_after_ms, details.as_object_mut()) {
             map.insert("retry_after_ms".to_owned(), ms.into());
         }

@@ -164,11 +164,7 @@ impl Name {
             })
             .collect();
         let trimmed = mapped.trim_matches(['.', '_', '-']);
-        Self(if trimmed.is_empty() {
-            "node".to_owned()
-        } else {
-            trimmed.to_owned()
-        })
+        Self(if trimmed.is_empty() { "node".to_owned() } else { trimmed.to_owned() })
     }
 }
 impl fmt::Display for Name {
@@ -189,10 +185,7 @@ impl FromStr for Name {
         if legal {
             Ok(Self(text.to_owned()))
         } else {
-            Err(BadId {
-                what: "a name",
-                rule: "1 to 63 of [a-z0-9._-], first and last a letter or digit",
-            })
+            Err(BadId { what: "a name", rule: "1 to 63 of [a-z0-9._-], first and last a letter or digit" })
         }
     }
 }
@@ -222,10 +215,7 @@ mod tests {
         for bad in ["", "-a", "a.", "A", "a b", "ü", &"x".repeat(64)] {
             assert!(bad.parse::<Name>().is_err(), "{bad:?}");
         }
-        assert_eq!(
-            Name::sanitized("My Host.Example-").as_str(),
-            "my-host.example"
-        );
+        assert_eq!(Name::sanitized("My Host.Example-").as_str(), "my-host.example");
         assert_eq!(Name::sanitized("---").as_str(), "node");
     }
 }

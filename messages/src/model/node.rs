@@ -28,10 +28,7 @@ impl std::str::FromStr for Role {
         match text {
             "worker" => Ok(Role::Worker),
             "manager" => Ok(Role::Manager),
-            _ => Err(super::BadId {
-                what: "a role",
-                rule: "`worker` or `manager`",
-            }),
+            _ => Err(super::BadId { what: "a role", rule: "`worker` or `manager`" }),
         }
     }
 }

@@ -2,9 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision, Role, Secret, WallTime,
-};
+use super::{ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision, Role, Secret, WallTime};
 
 /// The cluster itself, written by its first entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

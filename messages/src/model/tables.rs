@@ -8,8 +8,8 @@ use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Blocked, ClusterRecord, Event, Member, Membership, Name, NodeId, NodeRecord, Outcome, RaftId,
-    RequestId, Revision, Role, Token, User,
+    Blocked, ClusterRecord, Event, Member, Membership, Name, NodeId, NodeRecord, Outcome, RaftId, RequestId, Revision,
+    Role, Token, User,
 };
 
 /// All replicated tables at one revision. Cloning is O(tables), not O(rows).

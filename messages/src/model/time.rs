@@ -17,10 +17,7 @@ impl WallTime {
     /// This much later (saturating).
     #[must_use]
     pub fn plus(self, d: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_add(i64::try_from(d.as_millis()).unwrap_or(i64::MAX)),
-        )
+        Self(self.0.saturating_add(i64::try_from(d.as_millis()).unwrap_or(i64::MAX)))
     }
     /// From seconds since 1970, as certificates count.
     pub fn from_unix_secs(secs: i64) -> Self {
@@ -40,11 +37,7 @@ impl fmt::Display for WallTime {
 }
 impl Serialize for WallTime {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        if s.is_human_readable() {
-            s.collect_str(self)
-        } else {
-            s.serialize_i64(self.0)
-        }
+        if s.is_human_readable() { s.collect_str(self) } else { s.serialize_i64(self.0) }
     }
 }
 impl<'de> Deserialize<'de> for WallTime {
@@ -59,9 +52,7 @@ impl<'de> Deserialize<'de> for WallTime {
 }
 
 /// Microseconds on one process' monotonic clock. Handed in by the shell, never compared across nodes.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Moment(pub u64);
 
@@ -74,19 +65,13 @@ impl Moment {
 impl Add<Duration> for Moment {
     type Output = Moment;
     fn add(self, d: Duration) -> Moment {
-        Moment(
-            self.0
-                .saturating_add(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)),
-        )
+        Moment(self.0.saturating_add(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)))
     }
 }
 impl Sub<Duration> for Moment {
     type Output = Moment;
     fn sub(self, d: Duration) -> Moment {
-        Moment(
-            self.0
-                .saturating_sub(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)),
-        )
+        Moment(self.0.saturating_sub(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)))
     }
 }
 

@@ -7,17 +7,11 @@ use crate::wire::{Refusal, SeatReply, SeatRequest};
 /// Messages of the agent.
 pub enum AgentMsg {
     /// The manager half asks for a Raft seat, through the session. `unreachable` while there is none.
-    RequestSeat {
-        request: SeatRequest,
-        reply: Reply<Result<SeatReply, ErrorBody>>,
-    },
+    RequestSeat { request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
     /// Another manager refused this node's manager half (mesh, dial-back). `demoted`, `blocked` and `removed` count here as if
     /// the agent's own host had said them; others are ignored. `serial` is the certificate that was refused, where
     /// known. Lost: the next refusal. Late: ignored once another certificate is in force.
-    RefusedByPeer {
-        refusal: Refusal,
-        serial: Option<String>,
-    },
+    RefusedByPeer { refusal: Refusal, serial: Option<String> },
 }
 
 impl Named for AgentMsg {

@@ -15,11 +15,7 @@ pub enum CertAuthorityMsg {
         reply: Reply<Result<SignReply, ErrorBody>>,
     },
     /// A stranger with a token, or a node that re-keys. Repeated with the same request id: the same node, one use counted.
-    Join {
-        observed_addr: String,
-        request: Box<JoinRequest>,
-        reply: Reply<Result<JoinReply, ErrorBody>>,
-    },
+    Join { observed_addr: String, request: Box<JoinRequest>, reply: Reply<Result<JoinReply, ErrorBody>> },
     /// A certificate for a person or program.
     SignUser {
         name: Name,

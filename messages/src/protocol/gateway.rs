@@ -16,13 +16,7 @@ pub enum Service {
 
 impl Service {
     /// All of them, in the order the gateway offers them.
-    pub const ALL: [Service; 5] = [
-        Service::Mesh,
-        Service::Agent,
-        Service::Join,
-        Service::Api,
-        Service::Http,
-    ];
+    pub const ALL: [Service; 5] = [Service::Mesh, Service::Agent, Service::Join, Service::Api, Service::Http];
     /// The ALPN protocol ids that lead to this service.
     pub fn alpn(self) -> &'static [&'static [u8]] {
         match self {
@@ -38,11 +32,7 @@ impl Service {
 /// Messages of the gateway.
 pub enum GatewayMsg {
     /// Cuts live connections of a principal, on the named services (empty: all). Repeated: nothing left to cut.
-    Cut {
-        principal: Principal,
-        services: Vec<Service>,
-        reason: RefusalReason,
-    },
+    Cut { principal: Principal, services: Vec<Service>, reason: RefusalReason },
 }
 
 impl Named for GatewayMsg {

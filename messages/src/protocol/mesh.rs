@@ -8,18 +8,9 @@ use crate::wire::PeerCall;
 pub enum MeshMsg {
     /// Calls another manager's services. Answered within `deadline_ms`; `unreachable` when there is no session.
     /// Repeated: the call reaches the peer again (calls are safe to repeat).
-    Call {
-        to: NodeId,
-        deadline_ms: u64,
-        call: Box<PeerCall>,
-        reply: Reply<Result<Vec<u8>, ErrorBody>>,
-    },
+    Call { to: NodeId, deadline_ms: u64, call: Box<PeerCall>, reply: Reply<Result<Vec<u8>, ErrorBody>> },
     /// Dials an address, exchanges hellos and closes: who answers there? (The dial-back of a promotion.)
-    Probe {
-        addr: String,
-        expect: NodeId,
-        reply: Reply<Result<(), ErrorBody>>,
-    },
+    Probe { addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>> },
     /// Ends the sessions with a node that is no current manager.
     Cut { node: NodeId, reason: String },
 }

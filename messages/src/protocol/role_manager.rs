@@ -25,19 +25,9 @@ pub enum RoleManagerMsg {
     },
     /// Asks that `node` be removed. Answered when seat, record and block are done, or refused.
     /// Lost: ask again; the wish is in the replicated state once accepted. Repeated: waits for the same removal.
-    Remove {
-        node: NodeId,
-        force: bool,
-        by: Principal,
-        request: RequestId,
-        reply: Reply<Result<(), ErrorBody>>,
-    },
+    Remove { node: NodeId, force: bool, by: Principal, request: RequestId, reply: Reply<Result<(), ErrorBody>> },
     /// A node with a manager certificate asks for a seat. Repeated: the same seat while it holds it.
-    RequestSeat {
-        node: NodeId,
-        request: SeatRequest,
-        reply: Reply<Result<SeatReply, ErrorBody>>,
-    },
+    RequestSeat { node: NodeId, request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
 }
 
 impl Named for RoleManagerMsg {

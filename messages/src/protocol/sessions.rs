@@ -7,12 +7,7 @@ use crate::wire::{ActorsAsk, SessionDigest};
 /// Messages of the sessions' host (`node/manager/sessions`).
 pub enum SessionsMsg {
     /// Asks a node in session here about its actors. `not_found` when it has no session here.
-    AskNode {
-        node: NodeId,
-        ask: ActorsAsk,
-        deadline_ms: u64,
-        reply: Reply<Result<String, ErrorBody>>,
-    },
+    AskNode { node: NodeId, ask: ActorsAsk, deadline_ms: u64, reply: Reply<Result<String, ErrorBody>> },
 }
 
 impl Named for SessionsMsg {
@@ -26,11 +21,7 @@ impl Named for SessionsMsg {
 /// Messages of the dispatcher (leader).
 pub enum DispatcherMsg {
     /// A host's view of its sessions. Lost: the next one. Repeated or late: ignored by `sequence`.
-    Digest {
-        host: NodeId,
-        digest: SessionDigest,
-        reply: Reply<Result<(), ErrorBody>>,
-    },
+    Digest { host: NodeId, digest: SessionDigest, reply: Reply<Result<(), ErrorBody>> },
 }
 
 impl Named for DispatcherMsg {

@@ -17,10 +17,7 @@ pub enum AgentFrame {
     /// A request; answered by a [`HostFrame::Answer`] with the same id. Lost with the connection: ask again on the next one.
     Ask { id: u64, ask: AgentAsk },
     /// The answer to a [`HostFrame::Ask`]: JSON text or an error.
-    Answer {
-        id: u64,
-        result: Result<String, ErrorBody>,
-    },
+    Answer { id: u64, result: Result<String, ErrorBody> },
     /// The agent is leaving on purpose (shutdown, or a new certificate).
     Bye { reason: String },
 }
@@ -72,13 +69,20 @@ pub enum HostFrame {
         result: Result<AgentAnswer, ErrorBody>,
     },
     /// A question to the agent's process; answered by [`AgentFrame::Answer`].
-    Ask { id: u64, ask: ActorsAsk },
+    Ask {
+        id: u64,
+        ask: ActorsAsk,
+    },
     /// Go to another manager: this one has no leader, or is shutting down.
-    Move { reason: String },
+    Move {
+        reason: String,
+    },
     /// The session ends here, and why.
     Ended(super::Refusal),
     /// Answers a heartbeat: the host is there, and its copy has applied this. Lost: the next one.
-    Heard { revision: Revision },
+    Heard {
+        revision: Revision,
+    },
 }
 
 /// Everything an agent needs to know, always whole.
@@ -105,14 +109,7 @@ pub struct AgentView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ActorsAsk {
     Tree,
-    Inspect {
-        path: String,
-    },
-    Restart {
-        path: String,
-    },
-    Crash {
-        path: String,
-        how: crate::model::CrashHow,
-    },
+    Inspect { path: String },
+    Restart { path: String },
+    Crash { path: String, how: crate::model::CrashHow },
 }

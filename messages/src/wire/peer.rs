@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RaftPacket, Request, SnapshotHead};
 use crate::model::{
-    CertIdentity, ClusterId, ErrorBody, Incarnation, Liveness, NodeId, Principal, RaftId,
-    RequestId, WallTime,
+    CertIdentity, ClusterId, ErrorBody, Incarnation, Liveness, NodeId, Principal, RaftId, RequestId, WallTime,
 };
 
 /// The version of everything in this file.
@@ -52,38 +51,23 @@ pub enum PeerMessage {
     /// Acknowledged when handed to the raft member's mailbox, which is the window's flow control.
     Raft(Vec<RaftPacket>),
     /// A piece of a snapshot. `head` names which; pieces come in order. Lost: the transfer ends, Raft asks again.
-    SnapshotChunk {
-        head: SnapshotHead,
-        from: RaftId,
-        offset: u64,
-        data: Vec<u8>,
-        last: Option<Box<RaftPacket>>,
-    },
+    SnapshotChunk { head: SnapshotHead, from: RaftId, offset: u64, data: Vec<u8>, last: Option<Box<RaftPacket>> },
     /// A call that the receiver's services answer.
     Call(PeerCall),
+    /// The sender holds this seat now: judged like the seat of a hello, sent before the first Raft message that comes
+    /// from it. Lost: those messages are dropped, and the session ends. Repeated: same answer.
+    Seat(RaftId),
 }
 
 /// Calls between managers. Each is safe to repeat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerCall {
     /// An API request that the forwarder authenticated. Answered by the leader on its own applied copy.
-    Api {
-        caller: Principal,
-        request_id: RequestId,
-        timeout_ms: u64,
-        request: Request,
-    },
+    Api { caller: Principal, request_id: RequestId, timeout_ms: u64, request: Request },
     /// A node that holds a session on the forwarder asks for a certificate. The forwarder vouches for `node`.
-    SignNode {
-        identity: CertIdentity,
-        observed_addr: String,
-        csr_pem: String,
-    },
+    SignNode { identity: CertIdentity, observed_addr: String, csr_pem: String },
     /// A stranger with a token asks to become a node.
-    Join {
-        observed_addr: String,
-        request: super::JoinRequest,
-    },
+    Join { observed_addr: String, request: super::JoinRequest },
     /// A node whose certificate says manager asks for a Raft seat.
     Seat { node: NodeId, request: SeatRequest },
     /// The sessions of one manager, so that the leader knows who is alive. A full view each time; replaces the last one.
@@ -170,11 +154,7 @@ pub enum SeatReply {
     /// The seat that was allocated or is already held; the leader will dial in.
     Seated { raft_id: RaftId },
     /// Not now; ask again after the pause. `reason` is a word of the contract.
-    Wait {
-        reason: crate::model::WaitReason,
-        message: String,
-        retry_after_ms: u64,
-    },
+    Wait { reason: crate::model::WaitReason, message: String, retry_after_ms: u64 },
     /// This node is not wanted as a manager.
     NotWanted { message: String },
 }
