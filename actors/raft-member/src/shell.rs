@@ -134,15 +134,23 @@ impl RaftMember {
             RaftMemberMsg::Propose { command, deadline_ms, reply } => {
                 Input::Propose { ask: self.park(Port::Propose(reply)), command, deadline: by(deadline_ms) }
             }
-            RaftMemberMsg::ProposeSeat { change, reply } => Input::ProposeSeat { ask: self.park(Port::Propose(reply)), change },
-            RaftMemberMsg::Read { deadline_ms, reply } => Input::Read { ask: self.park(Port::Read(reply)), deadline: by(deadline_ms) },
+            RaftMemberMsg::ProposeSeat { change, reply } => {
+                Input::ProposeSeat { ask: self.park(Port::Propose(reply)), change }
+            }
+            RaftMemberMsg::Read { deadline_ms, reply } => {
+                Input::Read { ask: self.park(Port::Read(reply)), deadline: by(deadline_ms) }
+            }
             RaftMemberMsg::FromPeer { node, peer_seat, packets } => Input::Packets { node, peer_seat, packets },
-            RaftMemberMsg::SnapshotReceived { node, peer_seat, packet, data } => Input::SnapshotReceived { node, peer_seat, packet, data },
+            RaftMemberMsg::SnapshotReceived { node, peer_seat, packet, data } => {
+                Input::SnapshotReceived { node, peer_seat, packet, data }
+            }
             RaftMemberMsg::SnapshotSent { to, ok } => Input::SnapshotSent { to, ok },
             RaftMemberMsg::PeerSession { node, up } => Input::PeerSession { node, up },
             RaftMemberMsg::Unreachable { to } => Input::Unreachable { to },
             RaftMemberMsg::LeaderGone { node } => Input::LeaderGone { node },
-            RaftMemberMsg::TransferLeadership { to, reply } => Input::TransferLeadership { ask: self.park(Port::Transfer(reply)), to },
+            RaftMemberMsg::TransferLeadership { to, reply } => {
+                Input::TransferLeadership { ask: self.park(Port::Transfer(reply)), to }
+            }
         }
     }
 
@@ -284,7 +292,9 @@ fn say(notice: &Notice) {
     match notice {
         Notice::DiskTooSlow { .. } | Notice::SnapshotUnreadable { .. } => tracing::warn!(?notice, "raft"),
         Notice::Leads { .. } | Notice::Follows { .. } | Notice::LostLeader { .. } => tracing::info!(?notice, "raft"),
-        Notice::Seated { .. } | Notice::Unseated { .. } | Notice::Installed { .. } | Notice::Sending { .. } => tracing::info!(?notice, "raft"),
+        Notice::Seated { .. } | Notice::Unseated { .. } | Notice::Installed { .. } | Notice::Sending { .. } => {
+            tracing::info!(?notice, "raft")
+        }
         Notice::SeatRefused { .. } => tracing::debug!(?notice, "raft"),
     }
 }
@@ -335,7 +345,8 @@ impl Shell for RaftMember {
     }
 
     fn view(&self) -> Value {
-        let RaftStatus { raft_id, role, term, leader_node, commit, applied, leading, progress, .. } = self.core.status(Clock.now());
+        let RaftStatus { raft_id, role, term, leader_node, commit, applied, leading, progress, .. } =
+            self.core.status(Clock.now());
         let (proposals, reads, writes) = self.core.in_flight();
         let (first, last, snapshot) = self.core.log_span();
         let peers: Vec<Value> = progress

@@ -16,7 +16,9 @@ impl RaftCore {
             let at = LogPoint { index: entry.index, term: entry.term };
             debug_assert_eq!(at.index, self.tables.revision.0 + 1, "entries are applied in order, each once");
             self.bytes_since_snapshot += entry_bytes(&entry);
-            let outcome = match content(&entry).map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))? {
+            let outcome = match content(&entry)
+                .map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))?
+            {
                 None => {
                     muster_store::apply_empty(&mut self.tables, Revision(at.index));
                     Ok(())
@@ -47,7 +49,8 @@ impl RaftCore {
             let Some(change) = conf_change(&change.kind) else { return Ok(()) };
             let seat = self.seat.as_mut().expect("entries come from a seat");
             // Raft may build a snapshot message in here: it is completed when it leaves, from the state as it is then.
-            let conf = seat.raw.apply_conf_change(&change).map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
+            let conf =
+                seat.raw.apply_conf_change(&change).map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
             seat.raw.mut_store().set_conf(conf);
             Ok(())
         });

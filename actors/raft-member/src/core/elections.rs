@@ -114,7 +114,8 @@ impl RaftCore {
     fn judge_snapshots(&mut self, now: Moment) {
         let limit = self.config.snapshot_limit;
         let Some(seat) = self.seat.as_mut().filter(|s| !s.sending.is_empty()) else { return };
-        let lost: Vec<u64> = seat.sending.iter().filter(|(_, since)| now.since(**since) >= limit).map(|(id, _)| *id).collect();
+        let lost: Vec<u64> =
+            seat.sending.iter().filter(|(_, since)| now.since(**since) >= limit).map(|(id, _)| *id).collect();
         for id in lost {
             seat.sending.remove(&id);
             seat.raw.report_snapshot(id, SnapshotStatus::Failure);
@@ -130,7 +131,9 @@ impl RaftCore {
         }
         let delay = self.dice.delay(self.config.hint_spread);
         let left = self.config.hint_tries;
-        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Follower && !s.removed) else { return };
+        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Follower && !s.removed) else {
+            return;
+        };
         let term = seat.raw.raft.term;
         seat.raw.raft.become_follower(term, INVALID_ID);
         if seat.raw.raft.promotable() {

@@ -27,7 +27,10 @@ pub(crate) fn command_entry(command: &Command) -> Result<Entry, WireError> {
 /// `raft` reads the kind and the id to know that the configuration changes; we read the context.
 pub(crate) fn seat_entry(change: &SeatChange) -> Result<Entry, WireError> {
     let context = encode(&Written::Seat1(change))?;
-    let data = conf_change(&change.kind).unwrap_or_default().write_to_bytes().map_err(|e| WireError::Malformed(e.to_string()))?;
+    let data = conf_change(&change.kind)
+        .unwrap_or_default()
+        .write_to_bytes()
+        .map_err(|e| WireError::Malformed(e.to_string()))?;
     let mut entry = Entry { data: data.into(), context: context.into(), ..Entry::default() };
     entry.set_entry_type(EntryType::EntryConfChange);
     Ok(entry)

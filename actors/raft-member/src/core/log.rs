@@ -31,7 +31,13 @@ pub(crate) fn conf_state(voters: &[u64], learners: &[u64]) -> ConfState {
 }
 
 impl MemLog {
-    pub fn recovered(hard: HardMark, before: LogPoint, entries: Vec<Entry>, applied: LogPoint, conf: ConfState) -> Self {
+    pub fn recovered(
+        hard: HardMark,
+        before: LogPoint,
+        entries: Vec<Entry>,
+        applied: LogPoint,
+        conf: ConfState,
+    ) -> Self {
         let bytes = entries.iter().map(entry_bytes).sum();
         let hard = HardState { term: hard.term, vote: hard.vote, commit: hard.commit, ..HardState::default() };
         Self { before, entries: entries.into(), bytes, applied, conf, hard }
@@ -58,7 +64,10 @@ impl MemLog {
     /// Appends; an overlap replaces what was there.
     pub fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first() else { return };
-        assert!(first.index > self.before.index && first.index <= self.last() + 1, "LOG-1: appended entries join the log");
+        assert!(
+            first.index > self.before.index && first.index <= self.last() + 1,
+            "LOG-1: appended entries join the log"
+        );
         let keep = (first.index - self.first()) as usize;
         for gone in self.entries.drain(keep..) {
             self.bytes -= entry_bytes(&gone);
@@ -105,7 +114,13 @@ impl Storage for MemLog {
     fn initial_state(&self) -> raft::Result<RaftState> {
         Ok(RaftState::new(self.hard.clone(), self.conf.clone()))
     }
-    fn entries(&self, low: u64, high: u64, max_size: impl Into<Option<u64>>, _: GetEntriesContext) -> raft::Result<Vec<Entry>> {
+    fn entries(
+        &self,
+        low: u64,
+        high: u64,
+        max_size: impl Into<Option<u64>>,
+        _: GetEntriesContext,
+    ) -> raft::Result<Vec<Entry>> {
         if low < self.first() {
             return Err(raft::Error::Store(StorageError::Compacted));
         }

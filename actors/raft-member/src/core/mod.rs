@@ -49,9 +49,9 @@ use raft::eraftpb::ConfState;
 use raft::{RawNode, SnapshotStatus, StateRole};
 use slog::Logger;
 
+pub use self::config::RaftConfig;
 #[cfg(feature = "sabotage")]
 pub use self::config::Sabotage;
-pub use self::config::RaftConfig;
 use self::dice::Dice;
 use self::elections::{Hint, Transfer};
 use self::log::{MemLog, conf_state, entry_bytes};
@@ -161,16 +161,25 @@ impl RaftCore {
         let (head, data) = job.run();
         let hard = HardMark { term: 1, vote: 0, commit: 1 };
         let snapshot = Some((head.clone(), tables));
-        let recovered = Recovered { seat: Some(id), hard, snapshot, truncated: LogPoint { index: 1, term: 1 }, entries: vec![] };
+        let recovered =
+            Recovered { seat: Some(id), hard, snapshot, truncated: LogPoint { index: 1, term: 1 }, entries: vec![] };
         let mut core = Self::open(config, me, recovered, seed, now, logger)?;
         core.durable = HardMark::default();
-        let write = Durable { sync: true, start_over: Some(id), install: Some((head, Arc::new(data))), ..core.new_write() };
+        let write =
+            Durable { sync: true, start_over: Some(id), install: Some((head, Arc::new(data))), ..core.new_write() };
         core.write(now, write, 0, Settling::Entries);
         Ok(core)
     }
 
     /// Resumes with what the disk gave back.
-    pub fn open(config: RaftConfig, me: NodeId, recovered: Recovered, seed: u64, now: Moment, logger: Logger) -> Result<Self, CoreFault> {
+    pub fn open(
+        config: RaftConfig,
+        me: NodeId,
+        recovered: Recovered,
+        seed: u64,
+        now: Moment,
+        logger: Logger,
+    ) -> Result<Self, CoreFault> {
         let mut dice = Dice::seeded(seed);
         let nonce = dice.roll();
         let mut core = Self {
@@ -209,7 +218,9 @@ impl RaftCore {
     fn sit_down(&mut self, now: Moment, id: RaftId, recovered: Recovered) -> Result<(), CoreFault> {
         let Recovered { mut hard, snapshot, truncated, entries, .. } = recovered;
         let (at, conf, tables) = match snapshot {
-            Some((head, tables)) => (LogPoint { index: head.index, term: head.term }, conf_state(&head.voters, &head.learners), tables),
+            Some((head, tables)) => {
+                (LogPoint { index: head.index, term: head.term }, conf_state(&head.voters, &head.learners), tables)
+            }
             None => (LogPoint::default(), ConfState::default(), Tables::default()),
         };
         // A snapshot holds committed entries only.
@@ -218,7 +229,10 @@ impl RaftCore {
         let last = truncated.index + entries.len() as u64;
         if !contiguous || truncated.index > at.index || last < hard.commit {
             let first = truncated.index + 1;
-            return Err(CoreFault(format!("the log has entries {first} to {last}, the snapshot is at {}, committed is {}", at.index, hard.commit)));
+            return Err(CoreFault(format!(
+                "the log has entries {first} to {last}, the snapshot is at {}, committed is {}",
+                at.index, hard.commit
+            )));
         }
         self.bytes_since_snapshot = entries.iter().map(entry_bytes).sum();
         self.snapshot_index = at.index;
@@ -227,7 +241,8 @@ impl RaftCore {
         self.hard = hard;
         self.durable = hard;
         let log = MemLog::recovered(hard, truncated, entries, at, conf);
-        let raw = RawNode::new(&self.config.for_raft(id.0, at.index), log, &self.logger).map_err(|e| CoreFault(format!("raft does not start: {e}")))?;
+        let raw = RawNode::new(&self.config.for_raft(id.0, at.index), log, &self.logger)
+            .map_err(|e| CoreFault(format!("raft does not start: {e}")))?;
         let was = Standing { term: raw.raft.term, role: raw.raft.state, leader: raw.raft.leader_id };
         let (low, high) = self.config.election_ticks();
         let timeout = self.dice.between(low, high);
@@ -262,7 +277,9 @@ impl RaftCore {
                     self.hear(now, node, peer_seat, packet, None);
                 }
             }
-            Input::SnapshotReceived { node, peer_seat, packet, data } => self.hear(now, node, peer_seat, *packet, Some(data)),
+            Input::SnapshotReceived { node, peer_seat, packet, data } => {
+                self.hear(now, node, peer_seat, *packet, Some(data))
+            }
             Input::SnapshotSent { to, ok } => self.snapshot_sent(to, ok),
             Input::SnapshotTaken { head } => self.snapshot_taken(now, head),
             Input::Persisted { number } => self.persisted(number),
@@ -328,7 +345,14 @@ impl RaftCore {
     }
 
     /// A packet from an authenticated node.
-    fn hear(&mut self, now: Moment, node: NodeId, peer_seat: Option<RaftId>, packet: RaftPacket, data: Option<Vec<u8>>) {
+    fn hear(
+        &mut self,
+        now: Moment,
+        node: NodeId,
+        peer_seat: Option<RaftId>,
+        packet: RaftPacket,
+        data: Option<Vec<u8>>,
+    ) {
         if let Err(why) = self.hear_checked(now, node, peer_seat, packet, data) {
             *self.counters.entry(why).or_default() += 1;
         }
@@ -379,7 +403,11 @@ impl RaftCore {
         Ok(())
     }
 
-    fn open_snapshot(&mut self, head: Option<SnapshotHead>, data: Option<Vec<u8>>) -> Result<Incoming, packets::Dropped> {
+    fn open_snapshot(
+        &mut self,
+        head: Option<SnapshotHead>,
+        data: Option<Vec<u8>>,
+    ) -> Result<Incoming, packets::Dropped> {
         let (Some(head), Some(data)) = (head, data) else { return Err("ill_formed") };
         let why = match muster_store::snapshot::decode(&data) {
             Ok(tables) if tables.revision == Revision(head.index) => return Ok((head, tables, Arc::new(data))),
@@ -430,7 +458,9 @@ impl RaftCore {
             self.sessions.remove(&node);
         }
         let Some(id) = self.tables.seat_of(node).map(|m| m.raft_id.0) else { return };
-        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader && s.id.0 != id) else { return };
+        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader && s.id.0 != id) else {
+            return;
+        };
         let Some(progress) = seat.raw.raft.mut_prs().get_mut(id) else { return };
         if up {
             // It need not wait for the next heartbeat.
@@ -482,7 +512,9 @@ impl RaftCore {
     }
     /// First and last index of the log in memory, and the index of the snapshot before it.
     pub fn log_span(&self) -> (u64, u64, u64) {
-        self.seat.as_ref().map_or((0, 0, 0), |s| (s.raw.store().first(), s.raw.raft.raft_log.last_index(), self.snapshot_index))
+        self.seat
+            .as_ref()
+            .map_or((0, 0, 0), |s| (s.raw.store().first(), s.raw.raft.raft_log.last_index(), self.snapshot_index))
     }
     /// The terms of the entries in memory from `first` on: for invariants (log matching).
     pub fn log_terms(&self) -> Vec<LogPoint> {

@@ -154,7 +154,9 @@ pub(crate) fn well_formed(p: &RaftPacket) -> Result<(), Dropped> {
         _ => p.entries.is_empty(),
     };
     let right_term = (p.term == 0) == local;
-    let extras = (p.kind == PacketKind::Snapshot || p.snapshot.is_none()) && p.request_snapshot == 0 && p.context.len() <= MAX_CONTEXT;
+    let extras = (p.kind == PacketKind::Snapshot || p.snapshot.is_none())
+        && p.request_snapshot == 0
+        && p.context.len() <= MAX_CONTEXT;
     if sane && shape && right_term && extras { Ok(()) } else { Err("ill_formed") }
 }
 
@@ -173,7 +175,11 @@ fn head_is_sound(head: &SnapshotHead, to: RaftId) -> bool {
     let all: Vec<u64> = head.voters.iter().chain(&head.learners).copied().collect();
     let distinct: BTreeSet<u64> = all.iter().copied().collect();
     let place = head.index > 0 && head.index < SANE && head.term > 0 && head.term < SANE;
-    place && !head.voters.is_empty() && distinct.len() == all.len() && !distinct.contains(&0) && distinct.contains(&to.0)
+    place
+        && !head.voters.is_empty()
+        && distinct.len() == all.len()
+        && !distinct.contains(&0)
+        && distinct.contains(&to.0)
 }
 
 /// What only this member's state tells. `settling`: entries or a snapshot of ours are still on their way to the disk.
@@ -190,7 +196,11 @@ pub(crate) fn acceptable(p: &RaftPacket, raw: &RawNode<MemLog>, settling: Settli
         PacketKind::RequestVoteResponse => settling == Settling::Nothing,
         // Only the leader that we follow may make us campaign, and not while a snapshot settles.
         // A lone voter would take office at once.
-        PacketKind::TimeoutNow => from_leader && settling < Settling::Snapshot && (settling == Settling::Nothing || !raft.prs().is_singleton()),
+        PacketKind::TimeoutNow => {
+            from_leader
+                && settling < Settling::Snapshot
+                && (settling == Settling::Nothing || !raft.prs().is_singleton())
+        }
         // A follower would forward it on, and on.
         PacketKind::ReadIndex => raft.state == StateRole::Leader && raft.prs().get(p.from.0).is_some(),
         PacketKind::ReadIndexResponse => from_leader,

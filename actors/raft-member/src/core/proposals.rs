@@ -98,7 +98,9 @@ impl Proposals {
             self.end(&p, verdict(&p, at, outcome), out);
         }
         if !self.orphans.is_empty() {
-            let (ended, left) = std::mem::take(&mut self.orphans).into_iter().partition::<Vec<_>, _>(|o| o.pending.at.index <= at.index);
+            let (ended, left) = std::mem::take(&mut self.orphans)
+                .into_iter()
+                .partition::<Vec<_>, _>(|o| o.pending.at.index <= at.index);
             self.orphans = left;
             for o in ended {
                 self.end(&o.pending, verdict(&o.pending, at, outcome), out);
@@ -106,9 +108,16 @@ impl Proposals {
         }
     }
     /// Ends what waited too long. `late` says why while we lead, `lost` once we do not.
-    pub fn expire(&mut self, now: Moment, late: impl Fn() -> ProposeError, lost: impl Fn() -> ProposeError, out: &mut Vec<Answer>) {
+    pub fn expire(
+        &mut self,
+        now: Moment,
+        late: impl Fn() -> ProposeError,
+        lost: impl Fn() -> ProposeError,
+        out: &mut Vec<Answer>,
+    ) {
         if self.pending.iter().any(|p| p.deadline <= now) {
-            let (ended, left) = std::mem::take(&mut self.pending).into_iter().partition::<Vec<_>, _>(|p| p.deadline <= now);
+            let (ended, left) =
+                std::mem::take(&mut self.pending).into_iter().partition::<Vec<_>, _>(|p| p.deadline <= now);
             self.pending = left.into();
             for p in ended {
                 self.pending_bytes -= p.bytes;
@@ -116,7 +125,8 @@ impl Proposals {
             }
         }
         if self.queued.iter().any(|q| q.deadline <= now) {
-            let (ended, left) = std::mem::take(&mut self.queued).into_iter().partition::<Vec<_>, _>(|q| q.deadline <= now);
+            let (ended, left) =
+                std::mem::take(&mut self.queued).into_iter().partition::<Vec<_>, _>(|q| q.deadline <= now);
             self.queued = left;
             for q in ended {
                 self.queued_bytes -= entry_bytes(&q.entry) as usize;
@@ -132,7 +142,12 @@ impl Proposals {
         self.expire_orphans(|_| true, || ProposeError::UnknownOutcome, out);
     }
 
-    fn expire_orphans(&mut self, gone: impl Fn(&Orphan) -> bool, lost: impl Fn() -> ProposeError, out: &mut Vec<Answer>) {
+    fn expire_orphans(
+        &mut self,
+        gone: impl Fn(&Orphan) -> bool,
+        lost: impl Fn() -> ProposeError,
+        out: &mut Vec<Answer>,
+    ) {
         if self.orphans.iter().any(&gone) {
             let (ended, left) = std::mem::take(&mut self.orphans).into_iter().partition::<Vec<_>, _>(gone);
             self.orphans = left;

@@ -26,7 +26,10 @@ impl RaftCore {
 
     fn tell_members(&mut self) {
         let own = self.replica.raft.raft_id;
-        let same = self.told_members.as_ref().is_some_and(|(m, seat)| *seat == own && m.iter().eq(self.tables.members.values()));
+        let same = self
+            .told_members
+            .as_ref()
+            .is_some_and(|(m, seat)| *seat == own && m.iter().eq(self.tables.members.values()));
         if !same {
             let members = (self.tables.members.values().cloned().collect(), own);
             self.told_members = Some(members.clone());
@@ -67,7 +70,11 @@ impl RaftCore {
             node: self.node_of(RaftId(id)),
             voter: prs.conf().voters().contains(id),
             matched: pr.matched,
-            acked_ago: if id == seat.id.0 { Some(std::time::Duration::ZERO) } else { seat.acked.get(&id).map(|at| now.since(*at)) },
+            acked_ago: if id == seat.id.0 {
+                Some(std::time::Duration::ZERO)
+            } else {
+                seat.acked.get(&id).map(|at| now.since(*at))
+            },
             in_snapshot: pr.state == ProgressState::Snapshot,
         };
         sorted.into_iter().map(peer).collect()

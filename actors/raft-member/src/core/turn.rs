@@ -11,8 +11,8 @@ use raft::{INVALID_ID, Ready, SnapshotStatus, StateRole};
 use super::log::{conf_state, entry_bytes};
 use super::packets::{self, Settling};
 use super::{
-    Answer, Batch, Compaction, CoreFault, Durable, HardMark, InFlight, Installing, LogPoint, Notice, Outbound, OutboundSnapshot, RaftCore,
-    SnapshotJob,
+    Answer, Batch, Compaction, CoreFault, Durable, HardMark, InFlight, Installing, LogPoint, Notice, Outbound,
+    OutboundSnapshot, RaftCore, SnapshotJob,
 };
 
 /// Rounds of raft's `Ready` in one turn; what is left over comes in the next one, so that inputs are heard between.
@@ -68,7 +68,9 @@ impl RaftCore {
                 self.proposals.entered(first, term, entered);
             }
             // Too much is uncommitted, or this leader has just been removed: nothing entered the log.
-            Err(_) => self.out.answers.extend(queued.into_iter().map(|q| Answer::Proposed(q.ask, Err(ProposeError::Busy)))),
+            Err(_) => {
+                self.out.answers.extend(queued.into_iter().map(|q| Answer::Proposed(q.ask, Err(ProposeError::Busy))))
+            }
         }
     }
 
@@ -128,7 +130,8 @@ impl RaftCore {
         let outbound = self.address(now, messages);
         // DURABLE-2. A leader replicates while its own write is on its way, once its term is durable: a lone voter
         // is elected in the same breath, and would otherwise lead the same term twice after a crash.
-        let waits_for = self.in_flight.back().map(|f| f.write).filter(|_| !(leads && self.durable.term == term) && !early_vote);
+        let waits_for =
+            self.in_flight.back().map(|f| f.write).filter(|_| !(leads && self.durable.term == term) && !early_vote);
         match waits_for {
             Some(write) => self.held.push_back((write, outbound)),
             None => self.out.send.extend(outbound),
@@ -240,13 +243,20 @@ impl RaftCore {
         let log = self.seat.as_ref().expect("a snapshot has a seat").raw.store();
         let (at, conf) = (log.applied(), log.conf());
         debug_assert_eq!(at.index, self.tables.revision.0);
-        SnapshotJob { index: at.index, term: at.term, voters: conf.voters.clone(), learners: conf.learners.clone(), tables: self.tables.clone() }
+        SnapshotJob {
+            index: at.index,
+            term: at.term,
+            voters: conf.voters.clone(),
+            learners: conf.learners.clone(),
+            tables: self.tables.clone(),
+        }
     }
 
     fn consider_snapshot(&mut self) {
         let Some(seat) = self.seat.as_ref() else { return };
         let since = self.tables.revision.0.saturating_sub(self.snapshot_index);
-        let due = since >= self.config.snapshot_entries || (since > 0 && self.bytes_since_snapshot >= self.config.snapshot_bytes);
+        let due = since >= self.config.snapshot_entries
+            || (since > 0 && self.bytes_since_snapshot >= self.config.snapshot_bytes);
         if due && !self.taking_snapshot && seat.installing.is_none() {
             self.taking_snapshot = true;
             self.bytes_since_snapshot = 0;

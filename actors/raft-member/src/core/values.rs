@@ -20,25 +20,61 @@ pub enum Input {
     Tick,
     /// The moment that [`Batch::wake_at`] named.
     Woke,
-    Propose { ask: AskId, command: Box<Command>, deadline: Moment },
-    ProposeSeat { ask: AskId, change: Box<SeatChange> },
-    Read { ask: AskId, deadline: Moment },
+    Propose {
+        ask: AskId,
+        command: Box<Command>,
+        deadline: Moment,
+    },
+    ProposeSeat {
+        ask: AskId,
+        change: Box<SeatChange>,
+    },
+    Read {
+        ask: AskId,
+        deadline: Moment,
+    },
     /// From an authenticated peer; `peer_seat` is the seat that its hello named.
-    Packets { node: NodeId, peer_seat: Option<RaftId>, packets: Vec<RaftPacket> },
+    Packets {
+        node: NodeId,
+        peer_seat: Option<RaftId>,
+        packets: Vec<RaftPacket>,
+    },
     /// A snapshot that arrived whole, its digest verified.
-    SnapshotReceived { node: NodeId, peer_seat: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
+    SnapshotReceived {
+        node: NodeId,
+        peer_seat: Option<RaftId>,
+        packet: Box<RaftPacket>,
+        data: Vec<u8>,
+    },
     /// A snapshot of ours arrived at `to`, or did not.
-    SnapshotSent { to: RaftId, ok: bool },
+    SnapshotSent {
+        to: RaftId,
+        ok: bool,
+    },
     /// The file of [`Batch::take_snapshot`] is written and synced; `None`: it could not be.
-    SnapshotTaken { head: Option<SnapshotHead> },
+    SnapshotTaken {
+        head: Option<SnapshotHead>,
+    },
     /// Every [`Durable`] up to this number is on disk.
-    Persisted { number: u64 },
+    Persisted {
+        number: u64,
+    },
     /// A mesh session with this node began or ended.
-    PeerSession { node: NodeId, up: bool },
-    Unreachable { to: RaftId },
+    PeerSession {
+        node: NodeId,
+        up: bool,
+    },
+    Unreachable {
+        to: RaftId,
+    },
     /// The session with the leader broke and its address refuses connections at once.
-    LeaderGone { node: NodeId },
-    TransferLeadership { ask: AskId, to: Option<NodeId> },
+    LeaderGone {
+        node: NodeId,
+    },
+    TransferLeadership {
+        ask: AskId,
+        to: Option<NodeId>,
+    },
 }
 
 /// One turn's consequences. Whatever must not be known before it is durable is not in here: the core holds it
@@ -181,19 +217,43 @@ pub enum Answer {
 /// Something for the log of the node. Levels are the shell's choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    Leads { term: Term },
-    Follows { term: Term, leader: RaftId, node: Option<NodeId> },
-    LostLeader { term: Term },
+    Leads {
+        term: Term,
+    },
+    Follows {
+        term: Term,
+        leader: RaftId,
+        node: Option<NodeId>,
+    },
+    LostLeader {
+        term: Term,
+    },
     /// A disk write took too long; leadership was given up.
-    DiskTooSlow { term: Term },
+    DiskTooSlow {
+        term: Term,
+    },
     /// A leader's packet gave this node a seat.
-    Seated { raft_id: RaftId },
+    Seated {
+        raft_id: RaftId,
+    },
     /// This member's seat was removed.
-    Unseated { raft_id: RaftId },
-    Installed { index: u64 },
-    SeatRefused { why: String },
-    SnapshotUnreadable { index: u64, why: String },
-    Sending { to: RaftId, index: u64 },
+    Unseated {
+        raft_id: RaftId,
+    },
+    Installed {
+        index: u64,
+    },
+    SeatRefused {
+        why: String,
+    },
+    SnapshotUnreadable {
+        index: u64,
+        why: String,
+    },
+    Sending {
+        to: RaftId,
+        index: u64,
+    },
 }
 
 /// The core cannot go on: its data contradict themselves or what is written cannot be read.

@@ -173,7 +173,11 @@ impl LogDisk for EngineDisk {
         let Meta { seat, hard, snapshot, truncated, .. } = self.meta.clone();
         let last = entries.last().map_or(truncated, |e| LogPoint { index: e.index, term: e.term });
         let base = snapshot.as_ref().map_or(0, |head| head.index);
-        if last.index < hard.commit || last.term > hard.term.max(truncated.term) || truncated.index > base || last.index < base {
+        if last.index < hard.commit
+            || last.term > hard.term.max(truncated.term)
+            || truncated.index > base
+            || last.index < base
+        {
             return Err(self.damaged(format!(
                 "the log ends with entry {} of term {}; committed is {}, the term is {}, the snapshot is at {base}",
                 last.index, last.term, hard.commit, hard.term
@@ -184,7 +188,8 @@ impl LogDisk for EngineDisk {
             None => None,
             Some(head) => {
                 let data = self.snapshots.load(&head)?;
-                let tables = muster_store::snapshot::decode(&data).map_err(|e| LogFault::damaged(self.dir.join("snapshot"), e))?;
+                let tables = muster_store::snapshot::decode(&data)
+                    .map_err(|e| LogFault::damaged(self.dir.join("snapshot"), e))?;
                 Some((head, tables))
             }
         };
@@ -234,10 +239,11 @@ fn suspect(dir: &Path) -> PathBuf {
     let mut files = listing.unwrap_or_default();
     files.retain(|f| f.extension().is_some_and(|e| e == "raftlog" || e == "rewrite"));
     files.sort();
-    let unreadable = |f: &PathBuf| match catch_unwind(|| Engine::dump(f).map(|items| items.into_iter().all(|i| i.is_ok()))) {
-        Ok(Ok(whole)) => !whole,
-        _ => true,
-    };
+    let unreadable =
+        |f: &PathBuf| match catch_unwind(|| Engine::dump(f).map(|items| items.into_iter().all(|i| i.is_ok()))) {
+            Ok(Ok(whole)) => !whole,
+            _ => true,
+        };
     let newest = files.iter().rfind(|f| f.extension().is_some_and(|e| e == "raftlog")).cloned();
     files.into_iter().find(unreadable).or(newest).unwrap_or(log)
 }

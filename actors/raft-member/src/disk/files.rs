@@ -29,7 +29,9 @@ impl Lock {
             match file.try_lock() {
                 Ok(()) => return Ok(Self(file)),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-                Err(TryLockError::WouldBlock) => return Err(LogFault::io(&path, "another owner has it, or its last write hangs")),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(LogFault::io(&path, "another owner has it, or its last write hangs"));
+                }
                 Err(TryLockError::Error(e)) => return Err(LogFault::io(&path, e)),
             }
         }
@@ -47,7 +49,8 @@ pub(crate) fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
         return Ok(());
     }
     let path = dir.join("wipe");
-    let marked = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).and_then(|_| sync_dir(dir));
+    let marked =
+        OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).and_then(|_| sync_dir(dir));
     marked.map_err(|e| LogFault::io(path, e))
 }
 
@@ -117,7 +120,9 @@ impl SnapshotFiles {
         let path = self.path(head.index);
         let mut data = Vec::new();
         match File::open(&path).and_then(|mut f| f.read_to_end(&mut data)) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(LogFault::damaged(path, "the snapshot is missing")),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(LogFault::damaged(path, "the snapshot is missing"));
+            }
             Err(e) => return Err(LogFault::io(path, e)),
             Ok(_) => {}
         }
@@ -128,7 +133,9 @@ impl SnapshotFiles {
     }
     /// Removes those older than `index`. Best effort: a leftover costs space, and the next call finds it.
     pub fn forget_before(&self, index: u64) {
-        self.remove(|name| name.strip_prefix("snapshot-").and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < index));
+        self.remove(|name| {
+            name.strip_prefix("snapshot-").and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < index)
+        });
     }
     /// Removes what an interrupted write left. Only while nobody else writes here.
     pub fn forget_unfinished(&self) {

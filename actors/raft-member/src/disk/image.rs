@@ -52,6 +52,12 @@ impl Image {
             }
             Some(_) => return Err(LogFault::damaged("snapshot", "its digest does not match")),
         };
-        Ok(Recovered { seat: self.seat, hard: self.hard, snapshot, truncated: self.truncated, entries: self.entries.clone() })
+        Ok(Recovered {
+            seat: self.seat,
+            hard: self.hard,
+            snapshot,
+            truncated: self.truncated,
+            entries: self.entries.clone(),
+        })
     }
 }

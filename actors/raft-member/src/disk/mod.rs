@@ -65,7 +65,9 @@ impl LogFault {
 pub enum DirState {
     /// No seat was ever held in it.
     Absent,
-    Present { raft_id: RaftId },
+    Present {
+        raft_id: RaftId,
+    },
     Damaged(LogFault),
     /// It could not be looked at: in use, or the disk fails. Says nothing about the data.
     Unreadable(LogFault),

@@ -13,7 +13,13 @@ fn entry(index: u64, term: u64, size: usize) -> Entry {
 }
 
 fn job(index: u64, term: u64) -> SnapshotJob {
-    SnapshotJob { index, term, voters: vec![1], learners: vec![], tables: Tables { revision: Revision(index), ..Tables::default() } }
+    SnapshotJob {
+        index,
+        term,
+        voters: vec![1],
+        learners: vec![],
+        tables: Tables { revision: Revision(index), ..Tables::default() },
+    }
 }
 
 fn founded() -> Durable {
@@ -58,7 +64,8 @@ fn recover(dir: &Path) -> Result<Recovered, LogFault> {
 }
 
 fn find(dir: &Path, part: &str) -> PathBuf {
-    let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.to_string_lossy().contains(part)).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).filter(|p| p.to_string_lossy().contains(part)).collect();
     files.sort();
     files.pop().unwrap_or_else(|| panic!("no {part} in {}", dir.display()))
 }
@@ -92,7 +99,10 @@ fn what_was_written_is_there_after_a_restart() {
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     write(&dir, vec![append(8, 12, 3, 9)]);
     let r = recover(&dir).unwrap();
-    assert_eq!((r.seat, r.hard, r.truncated), (Some(RaftId(1)), HardMark { term: 3, vote: 1, commit: 9 }, LogPoint { index: 1, term: 1 }));
+    assert_eq!(
+        (r.seat, r.hard, r.truncated),
+        (Some(RaftId(1)), HardMark { term: 3, vote: 1, commit: 9 }, LogPoint { index: 1, term: 1 })
+    );
     let terms: Vec<_> = r.entries.iter().map(|e| (e.index, e.term)).collect();
     let want: Vec<_> = (2..8).map(|i| (i, 2)).chain((8..=12).map(|i| (i, 3))).collect();
     assert_eq!(terms, want, "an overlap replaces what was there");
@@ -142,7 +152,11 @@ fn the_disk_and_the_simulated_disk_agree() {
         write(&dir, writes[..upto].to_vec());
         sim.write(&writes[..upto]).unwrap();
         let (real, simulated) = (recover(&dir).unwrap(), sim.recover().unwrap());
-        assert_eq!((real.seat, real.hard, real.truncated), (simulated.seat, simulated.hard, simulated.truncated), "{upto}");
+        assert_eq!(
+            (real.seat, real.hard, real.truncated),
+            (simulated.seat, simulated.hard, simulated.truncated),
+            "{upto}"
+        );
         assert_eq!((real.snapshot, real.entries), (simulated.snapshot, simulated.entries), "{upto}");
     }
 }
@@ -276,13 +290,21 @@ fn the_log_does_not_grow_for_ever() {
         let (head, data) = job(last, 2).run();
         SnapshotFiles::in_dir(&dir).store(&head, &data).unwrap();
         let compact = Some(Compaction { head, keep_after: LogPoint { index: last - 5, term: 2 } });
-        write_with(&disk, vec![Durable { sync: true, hard, entries, ..Durable::default() }, Durable { sync: true, hard, compact, ..Durable::default() }]);
+        write_with(
+            &disk,
+            vec![
+                Durable { sync: true, hard, entries, ..Durable::default() },
+                Durable { sync: true, hard, compact, ..Durable::default() },
+            ],
+        );
     }
     drop(disk);
     let r = recover(&dir).unwrap();
     assert_eq!((r.entries.len(), r.snapshot.unwrap().0.index), (5, last));
     let size: u64 = fs::read_dir(dir.join("log")).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert!(size < 100 << 20, "{size} bytes after 160 MB");
-    let snapshots = fs::read_dir(&dir).unwrap().filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with("snapshot-"));
+    let snapshots = fs::read_dir(&dir)
+        .unwrap()
+        .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with("snapshot-"));
     assert_eq!(snapshots.count(), 1);
 }

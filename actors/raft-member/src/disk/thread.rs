@@ -66,7 +66,8 @@ impl DiskThread {
         };
         let started = thread::Builder::new().name("raft-disk".to_owned()).spawn(run);
         started.map_err(|e| LogFault::io(dir, e))?;
-        let recovered = answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it made the reader panic")))?;
+        let recovered =
+            answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it made the reader panic")))?;
         Ok((Self { jobs, persisted }, recovered))
     }
     /// Whom it tells. `Report`s before this are not repeated, but `persisted` counts them.
@@ -84,7 +85,12 @@ impl DiskThread {
 }
 
 /// Writes whatever has queued up as one batch with one sync, until the other end is dropped.
-fn serve(mut disk: EngineDisk, inbox: &Receiver<Job>, persisted: &AtomicU64, listener: &mut Option<Listener>) -> Result<(), LogFault> {
+fn serve(
+    mut disk: EngineDisk,
+    inbox: &Receiver<Job>,
+    persisted: &AtomicU64,
+    listener: &mut Option<Listener>,
+) -> Result<(), LogFault> {
     let mut batches = 0;
     let mut rested = true;
     loop {

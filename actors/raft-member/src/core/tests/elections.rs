@@ -129,7 +129,9 @@ fn an_isolated_leader_steps_down_and_a_returning_member_disturbs_nobody() {
 fn acknowledgement_ages_tell_who_is_alive() {
     let mut w = World::cluster(29, 3);
     w.run(ms(1000));
-    let age = |w: &World, n: usize| w.core(1).status(w.now).progress.iter().find(|p| p.node == Some(node_id(n))).unwrap().acked_ago;
+    let age = |w: &World, n: usize| {
+        w.core(1).status(w.now).progress.iter().find(|p| p.node == Some(node_id(n))).unwrap().acked_ago
+    };
     assert!(age(&w, 2).unwrap() < ms(200));
     w.isolate(3);
     w.run(ms(900));

@@ -104,7 +104,10 @@ fn a_node_that_lost_its_seat_while_away_takes_the_new_one() {
     let id = w.add_learner(3);
     assert_eq!(id, RaftId(4), "RAFTID-1");
     w.heal();
-    w.until("it sits on the new seat", |w| w.core(3).status(w.now).raft_id == Some(id) && w.core(3).tables().membership_of(node_id(3)) == Membership::Learner);
+    w.until("it sits on the new seat", |w| {
+        w.core(3).status(w.now).raft_id == Some(id)
+            && w.core(3).tables().membership_of(node_id(3)) == Membership::Learner
+    });
     let at = w.core(1).tables().revision;
     w.until("it catches up", |w| w.core(3).tables().revision >= at);
     w.crash(3, 0);
@@ -122,7 +125,10 @@ fn an_old_copy_still_hears_a_leader_that_was_seated_anew() {
     let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(2) });
     w.applied(ask);
     let id = w.add_learner(2);
-    w.until("it learns", |w| w.core(2).status(w.now).raft_id == Some(id) && w.core(2).tables().membership_of(node_id(2)) == Membership::Learner);
+    w.until("it learns", |w| {
+        w.core(2).status(w.now).raft_id == Some(id)
+            && w.core(2).tables().membership_of(node_id(2)) == Membership::Learner
+    });
     let ask = w.propose_seat(1, SeatChangeKind::PromoteLearner { node: node_id(2), raft_id: id });
     w.applied(ask);
     w.run(ms(300));

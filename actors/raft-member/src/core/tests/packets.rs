@@ -49,7 +49,8 @@ fn a_packet_must_come_from_the_seat_that_its_sender_holds() {
     let mut w = World::cluster(81, 3);
     w.run(ms(300));
     let term = w.core(1).status(w.now).term;
-    let forged = |peer_seat, from| Input::Packets { node: node_id(3), peer_seat, packets: vec![heartbeat(from, 2, 99)] };
+    let forged =
+        |peer_seat, from| Input::Packets { node: node_id(3), peer_seat, packets: vec![heartbeat(from, 2, 99)] };
     for input in [forged(Some(RaftId(3)), 1), forged(Some(RaftId(1)), 1), forged(None, 3)] {
         w.tell(2, input);
     }
@@ -110,19 +111,30 @@ fn nothing_a_peer_sends_panics_a_member() {
         p.reject_hint = pick(&mut w);
         p.request_snapshot = if w.dice.roll() % 9 == 0 { pick(&mut w) } else { 0 };
         for i in 0..w.dice.roll() % 3 {
-            let kind = [EntryKind::Normal, EntryKind::ConfChange, EntryKind::ConfChangeV2][(w.dice.roll() % 3) as usize];
+            let kind =
+                [EntryKind::Normal, EntryKind::ConfChange, EntryKind::ConfChangeV2][(w.dice.roll() % 3) as usize];
             let index = if w.dice.roll() % 4 == 0 { pick(&mut w) } else { p.index.saturating_add(1 + i) };
             p.entries.push(RaftEntry { kind, term: p.log_term, index, data: vec![], context: vec![] });
         }
         if w.dice.roll() % 3 == 0 {
             let (index, term) = (pick(&mut w), pick(&mut w));
-            p.snapshot = Some(SnapshotHead { index, term, voters: vec![1, to], learners: vec![], bytes: 3, digest: [0; 32] });
+            p.snapshot =
+                Some(SnapshotHead { index, term, voters: vec![1, to], learners: vec![], bytes: 3, digest: [0; 32] });
         }
         let node = node_id(from as usize);
         // Entries that carry nothing may well be accepted from the leader's own seat and conflict with the real log:
         // a lying leader breaks the log, which no member can see. So the true leader's appends are not forged here.
-        let forges_log = matches!(p.kind, PacketKind::Append | PacketKind::AppendResponse | PacketKind::HeartbeatResponse) && !p.entries.is_empty()
-            || matches!(p.kind, PacketKind::Append | PacketKind::AppendResponse | PacketKind::RequestVoteResponse | PacketKind::ReadIndexResponse | PacketKind::Heartbeat);
+        let forges_log =
+            matches!(p.kind, PacketKind::Append | PacketKind::AppendResponse | PacketKind::HeartbeatResponse)
+                && !p.entries.is_empty()
+                || matches!(
+                    p.kind,
+                    PacketKind::Append
+                        | PacketKind::AppendResponse
+                        | PacketKind::RequestVoteResponse
+                        | PacketKind::ReadIndexResponse
+                        | PacketKind::Heartbeat
+                );
         if forges_log {
             p.kind = PacketKind::RequestPreVote;
         }
@@ -169,12 +181,25 @@ fn a_lying_leader_panics_nobody() {
             p.log_term = dice.roll() % (term + 2);
             p.reject = dice.roll() % 3 == 0;
             p.reject_hint = dice.roll() % (last + 2);
-            let entries = if p.kind == PacketKind::Append { dice.roll() % 3 } else { u64::from(p.kind == PacketKind::ReadIndexResponse) };
+            let entries = if p.kind == PacketKind::Append {
+                dice.roll() % 3
+            } else {
+                u64::from(p.kind == PacketKind::ReadIndexResponse)
+            };
             for i in 0..entries {
-                p.entries.push(RaftEntry { kind: EntryKind::Normal, term: p.term, index: p.index + 1 + i, data: vec![], context: vec![] });
+                p.entries.push(RaftEntry {
+                    kind: EntryKind::Normal,
+                    term: p.term,
+                    index: p.index + 1 + i,
+                    data: vec![],
+                    context: vec![],
+                });
             }
             let now = w.now;
-            core.step(now, Input::Packets { node: node_id(from as usize), peer_seat: Some(RaftId(from)), packets: vec![p] });
+            core.step(
+                now,
+                Input::Packets { node: node_id(from as usize), peer_seat: Some(RaftId(from)), packets: vec![p] },
+            );
             let batch = core.turn(now).expect("no fault");
             if let Some(last) = batch.make_durable.last()
                 && dice.roll() % 2 == 0

@@ -16,7 +16,8 @@ fn a_founder_leads_alone_and_three_nodes_replicate() {
 #[test]
 fn a_guard_that_does_not_hold_is_refused_and_changes_nothing() {
     let mut w = World::cluster(2, 3);
-    let ask = w.propose(1, command().change(Change::GrantRole { node: node_id(9), role: muster_messages::Role::Worker }));
+    let ask =
+        w.propose(1, command().change(Change::GrantRole { node: node_id(9), role: muster_messages::Role::Worker }));
     assert!(matches!(w.outcome(ask), Err(ProposeError::Refused(CommandRefusal::NotFound { .. }))));
 }
 

@@ -13,8 +13,8 @@ fn write_many(w: &mut World, count: usize) {
     for i in 0..count / 10 {
         let asks: Vec<_> = (0..10).map(|j| w.propose(1, label("a", &format!("{i}-{j}")))).collect();
         for ask in asks {
-        w.applied(ask);
-    }
+            w.applied(ask);
+        }
     }
 }
 
@@ -72,7 +72,9 @@ fn a_crash_while_a_snapshot_settles_loses_nothing() {
         write_many(&mut w, 200);
         w.restart(3);
         w.nodes.get_mut(&3).unwrap().disk_takes = Some(ms(2000));
-        w.until("a snapshot is on its way", |w| w.nodes[&1].notices.iter().any(|(_, n)| matches!(n, Notice::Sending { to, .. } if to.0 == 3)));
+        w.until("a snapshot is on its way", |w| {
+            w.nodes[&1].notices.iter().any(|(_, n)| matches!(n, Notice::Sending { to, .. } if to.0 == 3))
+        });
         w.run(ms(700));
         w.crash(3, survive);
         w.restart(3);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
 use muster_messages::wire::RaftPacket;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, Generation, Incarnation, Liveness, Moment, Name, NodeId, NodeRecord, Principal, RaftId,
-    Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
+    Change, ClusterId, ClusterRecord, Command, Generation, Incarnation, Liveness, Moment, Name, NodeId, NodeRecord,
+    Principal, RaftId, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
 };
 
 use crate::core::dice::Dice;
@@ -63,7 +63,11 @@ pub fn command() -> Command {
 }
 
 pub fn label(key: &str, value: &str) -> Command {
-    command().change(Change::UpdateLabels { node: node_id(1), add: [(key.to_owned(), value.to_owned())].into(), remove: vec![] })
+    command().change(Change::UpdateLabels {
+        node: node_id(1),
+        add: [(key.to_owned(), value.to_owned())].into(),
+        remove: vec![],
+    })
 }
 
 pub fn seat(kind: SeatChangeKind) -> SeatChange {
@@ -143,12 +147,21 @@ impl World {
     }
     pub fn start_empty(&mut self, n: usize) {
         let seed = self.dice.roll();
-        let core = RaftCore::open(self.config.clone(), node_id(n), Recovered::default(), seed, self.now, logger()).unwrap();
+        let core =
+            RaftCore::open(self.config.clone(), node_id(n), Recovered::default(), seed, self.now, logger()).unwrap();
         self.add(n, core, SimDisk::default());
     }
     fn add(&mut self, n: usize, core: RaftCore, disk: SimDisk) {
         *self.lives.entry(n).or_default() += 1;
-        let node = Node { core: Some(core), disk, inbox: VecDeque::new(), disk_takes: Some(ms(1)), busy: false, wake: None, notices: vec![] };
+        let node = Node {
+            core: Some(core),
+            disk,
+            inbox: VecDeque::new(),
+            disk_takes: Some(ms(1)),
+            busy: false,
+            wake: None,
+            notices: vec![],
+        };
         self.nodes.insert(n, node);
         self.sessions(n, true);
     }
@@ -162,7 +175,9 @@ impl World {
         self.start_empty(n);
         let id = self.add_learner(n);
         let l = self.leading().unwrap();
-        self.until("the learner catches up", |w| w.core(n).tables().membership_of(node_id(n)) == muster_messages::Membership::Learner);
+        self.until("the learner catches up", |w| {
+            w.core(n).tables().membership_of(node_id(n)) == muster_messages::Membership::Learner
+        });
         let ask = self.propose_seat(l, SeatChangeKind::PromoteLearner { node: node_id(n), raft_id: id });
         self.applied(ask);
         id
@@ -316,7 +331,8 @@ impl World {
     pub fn describe(&self) -> String {
         let mut text = String::new();
         for (n, c) in self.up() {
-            text += &format!("n{n}: {:?} {:?} {:?} {:?}\n", c.status(self.now), c.log_span(), c.in_flight(), c.counters());
+            text +=
+                &format!("n{n}: {:?} {:?} {:?} {:?}\n", c.status(self.now), c.log_span(), c.in_flight(), c.counters());
         }
         text
     }
