@@ -58,4 +58,6 @@ pub struct LeaderPorts {
     pub dispatcher: Recipient<DispatcherMsg>,
     /// What is pending, as the role manager last published it.
     pub view: watch::Receiver<Arc<RoleView>>,
+    /// Nodes whose recorded liveness nobody has confirmed to this leader yet.
+    pub stale: watch::Receiver<Arc<BTreeSet<NodeId>>>,
 }

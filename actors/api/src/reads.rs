@@ -1,6 +1,7 @@
 //! Reads: linearizable from the local copy after a read index; with the leader's conditions where they matter; from
 //! the local copy, marked stale, where there is no quorum and the contract allows it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,8 +40,15 @@ impl Service {
             return self.events(manager, asked, *since, Duration::from_millis(*wait_ms)).await;
         }
         let replica = self.copy(manager, asked.left()).await?;
-        let (roles, peers) = (RoleView::default(), (manager.peers)());
-        let source = Source { replica: &replica, roles: &roles, this: manager.node, peers: &peers, stale: None };
+        let (roles, peers, unconfirmed) = (RoleView::default(), (manager.peers)(), BTreeSet::new());
+        let source = Source {
+            replica: &replica,
+            roles: &roles,
+            this: manager.node,
+            peers: &peers,
+            unconfirmed: &unconfirmed,
+            stale: None,
+        };
         let answer = match &asked.request {
             Request::CertList => source.certificates(),
             Request::CaShow => ca(&replica)?,
@@ -101,7 +109,8 @@ impl Service {
         let none = RoleView::default();
         let peers = (manager.peers)();
         let roles: &RoleView = if replica.raft.leading { &roles } else { &none };
-        let source = Source { replica, roles, this: manager.node, peers: &peers, stale };
+        let unconfirmed = if replica.raft.leading { manager.leader.stale.borrow().clone() } else { Arc::default() };
+        let source = Source { replica, roles, this: manager.node, peers: &peers, unconfirmed: &unconfirmed, stale };
         let answer = match &asked.request {
             Request::Status { .. } => to_json(&source.status(self.this())),
             Request::NodeList { .. } => to_json(&source.node_list()),

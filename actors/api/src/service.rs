@@ -128,9 +128,15 @@ impl Service {
     pub(crate) fn no_quorum(&self, manager: &ManagerPorts, why: &str) -> ErrorBody {
         let replica = manager.replica.borrow().clone();
         let peers = (manager.peers)();
-        let roles = muster_messages::RoleView::default();
-        let source =
-            crate::core::Source { replica: &replica, roles: &roles, this: manager.node, peers: &peers, stale: None };
+        let (roles, unconfirmed) = (muster_messages::RoleView::default(), std::collections::BTreeSet::new());
+        let source = crate::core::Source {
+            replica: &replica,
+            roles: &roles,
+            this: manager.node,
+            peers: &peers,
+            unconfirmed: &unconfirmed,
+            stale: None,
+        };
         let missing = source.missing();
         let named: Vec<String> = missing
             .iter()

@@ -109,9 +109,15 @@ impl Service {
                 let change = Change::UpdateLabels { node: id, add: add.clone(), remove: remove.clone() };
                 let replica = self.propose(manager, asked, command.change(change)).await?;
                 let roles = manager.leader.view.borrow().clone();
-                let peers = (manager.peers)();
-                let source =
-                    Source { replica: &replica, roles: &roles, this: manager.node, peers: &peers, stale: None };
+                let (peers, unconfirmed) = ((manager.peers)(), manager.leader.stale.borrow().clone());
+                let source = Source {
+                    replica: &replica,
+                    roles: &roles,
+                    this: manager.node,
+                    peers: &peers,
+                    unconfirmed: &unconfirmed,
+                    stale: None,
+                };
                 let record = replica.tables.nodes.get(&id);
                 let record =
                     record.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, format!("{id} was removed meanwhile")))?;

@@ -119,6 +119,9 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     {
         return Err(no_way_back(config, &raft));
     }
+    if matches!(raft, RaftData::Damaged { .. }) {
+        set_aside(&config.data_dir)?;
+    }
     Ok(Booted { memory, credentials, founding, raft })
 }
 
@@ -166,7 +169,19 @@ fn raft_data(config: &Config, local: &muster_pki::LocalNode, founding: bool) -> 
         (disk::DirState::Damaged(fault), held) => {
             RaftData::Damaged { held, file: fault.file.display().to_string(), why: fault.why.clone() }
         }
+        (disk::DirState::Unreadable(fault), _) => return Err(Exit::new(1, fault.to_string())),
     })
+}
+
+/// Damaged data is kept for whoever wants to know what happened, out of the way of the empty copy that follows.
+fn set_aside(data: &std::path::Path) -> Result<(), Exit> {
+    let (from, to) = (data.join("raft"), data.join("raft.damaged"));
+    if to.exists() {
+        std::fs::remove_dir_all(&to)?;
+    }
+    std::fs::rename(&from, &to)?;
+    eprintln!("musterd: the damaged Raft data was moved to {}", to.display());
+    Ok(())
 }
 
 fn no_other_manager(known: &[String], config: &Config, advertise: &str) -> bool {

@@ -1,6 +1,7 @@
 //! The leader's subtree: role manager, certificate authority, dispatcher. It runs while this member leads and has
 //! applied an entry of its own term; another term is another subtree.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use muster_kernel::{Address, Backoff, Intensity, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{
-    Change, Command, Generation, Guard, Liveness, NodeRecord, Principal, Replica, Revision, Role, RoleView, Token,
+    Change, Command, Generation, Guard, Liveness, NodeId, NodeRecord, Principal, Replica, Revision, Role, RoleView,
+    Token,
 };
 use muster_role_manager::RoleManagerShell;
-use muster_sessions::{DispatcherConfig, DispatcherShell};
+use muster_sessions::{DispatcherConfig, DispatcherPorts, dispatcher_address, dispatcher_spec};
 use tokio::sync::watch;
 
 use super::node::Shared;
@@ -25,12 +27,16 @@ use super::switch::Plan;
 pub struct LeaderAddresses {
     pub roles: Address<muster_role_manager::Msg>,
     pub authority: Address<muster_cert_authority::Msg>,
-    pub dispatcher: Address<muster_sessions::DispatcherShellMsg>,
+    pub dispatcher: Address<muster_sessions::DispatcherMailbox>,
 }
 
 /// Mailboxes: each message is one person's or node's request; more than these are refused with a time to retry.
 pub fn addresses() -> LeaderAddresses {
-    LeaderAddresses { roles: Address::new(1024), authority: Address::new(1024), dispatcher: Address::new(1024) }
+    LeaderAddresses {
+        roles: Address::new(1024),
+        authority: Address::new(1024),
+        dispatcher: dispatcher_address(&DispatcherConfig::default()),
+    }
 }
 
 /// Starts and stops the leader's subtree.
@@ -39,8 +45,8 @@ pub struct LeaderPlan {
     addresses: LeaderAddresses,
     ports: Arc<ManagerPorts>,
     mesh: MeshHandle,
-    raft: Recipient<RaftMemberMsg>,
     view: Arc<watch::Sender<Arc<RoleView>>>,
+    stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
 }
 
 impl LeaderPlan {
@@ -49,10 +55,10 @@ impl LeaderPlan {
         addresses: LeaderAddresses,
         ports: Arc<ManagerPorts>,
         mesh: MeshHandle,
-        raft: Recipient<RaftMemberMsg>,
         view: Arc<watch::Sender<Arc<RoleView>>>,
+        stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
     ) -> Self {
-        Self { shared, addresses, ports, mesh, raft, view }
+        Self { shared, addresses, ports, mesh, view, stale }
     }
 }
 
@@ -65,7 +71,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         tracing::info!(term = level.raft.term.0, "this manager leads");
         let founding = self.shared.founding.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(founding) = founding {
-            tokio::spawn(write_first_entry(self.shared.clone(), founding, self.raft.clone()));
+            tokio::spawn(write_first_entry(self.shared.clone(), founding, self.ports.raft.clone()));
         }
         let config = &self.shared.config;
         let mut authority_config = muster_cert_authority::Config::default();
@@ -74,20 +80,16 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         }
         let mut dispatcher_config = DispatcherConfig::default();
         if let Some(heartbeat) = config.settings.agent.heartbeat {
-            dispatcher_config.heartbeat = heartbeat.0;
+            // Three missed heartbeats, and one for the way: as long as a host gives its sessions.
+            dispatcher_config.grace = heartbeat.0 * 4;
         }
-        let (addresses, ports, mesh, raft, view, me) = (
-            self.addresses.clone(),
-            Arc::clone(&self.ports),
-            self.mesh.clone(),
-            self.raft.clone(),
-            Arc::clone(&self.view),
-            self.shared.me,
-        );
+        let (addresses, ports, mesh, me) =
+            (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
+        let (view, stale) = (Arc::clone(&self.view), Arc::clone(&self.stale));
         // One slot per leadership: what an earlier leadership was about to do, a fresh look decides anew.
         let slot = Slot::new();
         Spec::group("leader", Intensity::default(), move |children| {
-            let (raft, replica) = (raft.clone(), ports.replica.clone());
+            let (raft, replica) = (ports.raft.clone(), ports.replica.clone());
             let (view, slot, probe) = (Arc::clone(&view), slot.clone(), mesh.recipient());
             let (r, c) = (raft.clone(), replica.clone());
             children.start(Spec::actor("role-manager", addresses.roles.clone(), move || {
@@ -103,10 +105,8 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             children.start(Spec::actor("cert-authority", addresses.authority.clone(), move || {
                 Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()))
             }));
-            let config = dispatcher_config.clone();
-            children.start(Spec::actor("dispatcher", addresses.dispatcher.clone(), move || {
-                Ok(DispatcherShell::new(config.clone(), raft.clone(), replica.clone()))
-            }));
+            let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, stale: Arc::clone(&stale) };
+            children.start(dispatcher_spec(addresses.dispatcher.clone(), ports));
             Ok(())
         })
         .backoff(Backoff::QUICK)

@@ -14,7 +14,7 @@ use muster_mesh::{Mesh, MeshConfig, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{Replica, RoleView};
 use muster_raft_member::{RaftArgs, RaftConfig, RaftMember, disk};
-use muster_sessions::{SessionsConfig, SessionsPorts, SessionsShell};
+use muster_sessions::{SessionsConfig, SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
 use super::boot::RaftData;
@@ -94,7 +94,9 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let handle = mesh.handle();
     let view = Arc::new(watch::Sender::new(Arc::new(RoleView::default())));
     let leader = super::leader::addresses();
-    let sessions: Address<muster_sessions::Msg> = Address::new(4096);
+    let sessions_config = sessions_config(shared);
+    let sessions = sessions_address(&sessions_config);
+    let stale = Arc::new(watch::Sender::new(Arc::new(std::collections::BTreeSet::new())));
     let ports = Arc::new(ManagerPorts {
         node: shared.me,
         replica: replica.subscribe(),
@@ -107,6 +109,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             authority: leader.authority.recipient(),
             dispatcher: leader.dispatcher.recipient(),
             view: view.subscribe(),
+            stale: stale.subscribe(),
         },
     });
     let router = Router::new(shared.api.clone(), Arc::clone(&ports), handle.clone());
@@ -118,12 +121,20 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     children.start(Spec::actor("blocklist", Address::new(1024), move || {
         Ok(BlocklistShell::new(copies.clone(), gateway.clone(), raft_port.clone(), slot.clone()))
     }));
-    children.start(sessions_spec(shared, &sessions, &router, &replica));
+    children.start(sessions_spec(
+        sessions,
+        SessionsPorts {
+            config: sessions_config,
+            services: shared.services.clone(),
+            replica: replica.subscribe(),
+            leader: Arc::new(router.clone()),
+        },
+    ));
     let join =
         JoinPorts { services: shared.services.clone(), leader: router.leader_calls(), root_pem: root_of(shared) };
     children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
     children.start(router.spec(incoming));
-    let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, raft.recipient(), view);
+    let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, view, stale);
     let (plan, siblings, levels) = (Arc::new(plan), children.clone(), replica.subscribe());
     let switch: Address<SwitchMsg<Arc<Replica>>> = Address::new(64);
     children.start(Spec::actor("leader-switch", switch, move || {
@@ -176,37 +187,22 @@ fn raft_spec(
             transport: Arc::new(mesh.clone()),
             publish: Arc::clone(&replica),
             node: shared.me,
-            advertise: shared.advertise.clone(),
             founding,
         })
     })
 }
 
-fn sessions_spec(
-    shared: &Shared,
-    address: &Address<muster_sessions::Msg>,
-    router: &Router,
-    replica: &Arc<watch::Sender<Arc<Replica>>>,
-) -> Spec {
+fn sessions_config(shared: &Shared) -> SessionsConfig {
     let mut config = SessionsConfig::default();
     let settings = &shared.config.settings.agent;
     if let Some(heartbeat) = settings.heartbeat {
         config.heartbeat = heartbeat.0;
     }
     if let Some(per_second) = settings.registrations_per_second {
-        config.registrations_per_second = per_second;
+        config.registrations_per_sec = f64::from(per_second);
+        config.registration_burst = f64::from(per_second);
     }
-    let ports = SessionsPorts {
-        node: shared.me,
-        services: shared.services.clone(),
-        replica: replica.subscribe(),
-        leader: Arc::new(router.clone()),
-    };
-    let address_of_children = address.clone();
-    Spec::actor("sessions", address.clone(), move || {
-        let _same = &address_of_children;
-        Ok(SessionsShell::new(config.clone(), ports.clone()))
-    })
+    config
 }
 
 /// Before a process stops: if it leads, somebody else should, without waiting for an election timeout.

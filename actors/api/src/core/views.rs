@@ -1,5 +1,6 @@
 //! The JSON shapes of the contract, built from one consistent copy of the replicated state.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use muster_messages::{
@@ -21,7 +22,9 @@ pub struct Source<'a> {
     /// The node that answers.
     pub this: NodeId,
     /// Managers with a live mesh session, for copies without a leader.
-    pub peers: &'a std::collections::BTreeSet<NodeId>,
+    pub peers: &'a BTreeSet<NodeId>,
+    /// Nodes whose recorded liveness nobody has confirmed to this leader yet.
+    pub unconfirmed: &'a BTreeSet<NodeId>,
     /// `Some`: answered from the local copy without quorum; the time it was last known good.
     pub stale: Option<WallTime>,
 }
@@ -61,7 +64,7 @@ impl Source<'_> {
             role: record.role,
             state: record.liveness,
             state_since: record.liveness_since,
-            stale: self.stale.is_some(),
+            stale: self.stale.is_some() || self.unconfirmed.contains(&record.id),
             membership: self.tables().membership_of(record.id),
             manager: seat.map(|seat| NodeManagerView {
                 raft_id: seat.raft_id,
