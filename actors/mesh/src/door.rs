@@ -14,14 +14,15 @@ use std::time::Duration;
 use muster_kernel::{Clock, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{IncomingCall, Named, RaftMemberMsg};
 use muster_messages::wire::{self, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket};
-use muster_messages::{ErrorBody, ErrorCode};
+use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica};
 use ractor::message::{BoxedDowncastErr, SerializedMessage};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::assembly::Piece;
 use crate::core::filter::MAX_CALL_MS;
+use crate::core::hello::believed;
 use crate::offences::Offences;
 use crate::session::{QUEUE, Session, Sessions};
 
@@ -96,6 +97,7 @@ impl Counters {
 /// What the door needs. Shared by its incarnations.
 pub struct Hall {
     pub sessions: Sessions,
+    pub replica: watch::Receiver<Arc<Replica>>,
     pub raft: Recipient<RaftMemberMsg>,
     pub calls: mpsc::Sender<IncomingCall>,
     pub snapshot_limit: u64,
@@ -116,6 +118,7 @@ impl Hall {
                 return self.call(session, call, bytes.len(), reply);
             }
             Ok(PeerEnvelope { message: PeerMessage::Raft(packets), .. }) => self.raft(&session, packets),
+            Ok(PeerEnvelope { message: PeerMessage::Seat(claimed), .. }) => self.seat(&session, claimed),
             Ok(PeerEnvelope { message: PeerMessage::SnapshotChunk { head, from, offset, data, last }, .. }) => {
                 self.piece(&session, Piece { head, from, offset, data, last })
             }
@@ -131,7 +134,7 @@ impl Hall {
 
     fn raft(&self, session: &Session, mut packets: Vec<RaftPacket>) -> PeerReply {
         let came = packets.len();
-        packets.retain(|p| Some(p.from) == session.seat);
+        packets.retain(|p| Some(p.from) == session.seat());
         if packets.len() < came {
             add(&self.counters.foreign_seat, came - packets.len());
             self.offence(session, "foreign_seat");
@@ -140,13 +143,28 @@ impl Hall {
             return PeerReply::Taken;
         }
         add(&self.counters.packets, packets.len());
-        self.hand_on(RaftMemberMsg::FromPeer { node: session.node, peer_seat: session.seat, packets })
+        self.hand_on(RaftMemberMsg::FromPeer { node: session.node, peer_seat: session.seat(), packets })
+    }
+
+    fn seat(&self, session: &Session, claimed: RaftId) -> PeerReply {
+        let replica = self.replica.borrow().clone();
+        match believed(claimed, session.node, replica.raft.raft_id, &replica.tables) {
+            Ok(seat) => {
+                session.reseat(seat);
+                PeerReply::Taken
+            }
+            Err(foreign) => {
+                add(&self.counters.foreign_seat, 1);
+                self.offence(session, "foreign_seat");
+                PeerReply::Refused { reason: foreign.to_string() }
+            }
+        }
     }
 
     fn piece(&self, session: &Session, piece: Piece) -> PeerReply {
         add(&self.counters.chunks, 1);
         let foreign = piece.last.as_ref().is_some_and(|p| p.from != piece.from);
-        if Some(piece.from) != session.seat || foreign {
+        if Some(piece.from) != session.seat() || foreign {
             add(&self.counters.foreign_seat, 1);
             self.offence(session, "foreign_seat");
             return refused("another node's seat");
@@ -156,7 +174,7 @@ impl Hall {
             Ok(None) => PeerReply::Taken,
             Ok(Some((packet, data))) => {
                 add(&self.counters.snapshots, 1);
-                let (node, peer_seat) = (session.node, session.seat);
+                let (node, peer_seat) = (session.node, session.seat());
                 self.hand_on(RaftMemberMsg::SnapshotReceived { node, peer_seat, packet, data })
             }
             Err(spoiled) => {

@@ -3,8 +3,7 @@
 //! Owns   the links (`core::links`), the session server, the door, one peer actor per node.
 //! Hears  connections from the gateway, members from the raft member, the replica, sessions opened and ended.
 //! Says   dials; `PeerSession`, `LeaderGone`; the link that is up to each peer actor; a refusal to the agent.
-//! Keeps  at most one session of a node up (MESH-12); a session speaks with the hello that is current (a new door or a
-//!        new seat opens all sessions anew).
+//! Keeps  at most one session of a node up (MESH-12); no session outlives the door that its hello named.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,6 +54,8 @@ pub enum Msg {
     PeerStarted(NodeId),
     /// A hello ended.
     Greeted(Box<Greeted>),
+    /// A node answered a probe.
+    Answered(NodeId),
     Session(SessionEvent),
     /// It should be ready by now.
     ReadyBy(SessionNumber),
@@ -87,6 +88,7 @@ impl Named for Msg {
             Msg::Door(_) => "door",
             Msg::PeerStarted(_) => "peer_started",
             Msg::Greeted(_) => "greeted",
+            Msg::Answered(_) => "answered",
             Msg::Session(SessionEvent::Ready { .. }) => "session_ready",
             Msg::Session(SessionEvent::Ended { .. }) => "session_ended",
             Msg::ReadyBy(_) => "ready_by",
@@ -134,6 +136,7 @@ impl MeshShell {
         let sessions = Sessions::default();
         let hall = Hall {
             sessions: sessions.clone(),
+            replica: wiring.replica.clone(),
             raft: wiring.raft.clone(),
             calls: wiring.calls.clone(),
             snapshot_limit: config.snapshot_limit,
@@ -230,17 +233,18 @@ impl MeshShell {
         info!(%node, session = number, remote = %session.remote, side = ?session.side, "mesh session up");
         self.last_errors.remove(&node);
         self.peer(cx, node);
-        self.handle.peers.set_up(node, true);
         self.link(node);
-        self.tell_raft(RaftMemberMsg::PeerSession { node, up: true });
     }
 
-    /// Gives the peer actor the link that is up. One that is only starting asks for it when it is there.
+    /// Gives the peer actor the link that is up, and then tells the raft member: what it sends from now on arrives. A peer
+    /// actor that is only starting asks for its link when it is there.
     fn link(&self, node: NodeId) {
         let session = self.links.up(node).and_then(|n| self.sessions.get(n));
         let door = session.as_ref().and_then(|s| self.doors.get(&s.number).cloned());
-        if let (Some(peer), Some(session), Some(door)) = (self.handle.peers.get(node), session, door) {
-            let _starting = peer.tell(PeerMsg::Link(Some(Box::new(Link { session, door }))));
+        let (Some(peer), Some(session), Some(door)) = (self.handle.peers.get(node), session, door) else { return };
+        if peer.tell(PeerMsg::Link(Some(Box::new(Link { session, door })))).is_ok() {
+            self.handle.peers.set_up(node, true);
+            self.tell_raft(RaftMemberMsg::PeerSession { node, up: true });
         }
     }
 
@@ -300,8 +304,8 @@ impl MeshShell {
             }
         }
         let outcome = match result {
-            // Said with an old hello: the door or the seat has changed since.
-            Ok(opened) if *self.said.borrow() != Some(opened.own) => DialOutcome::Failed,
+            // Said with an old hello: the door that it names is gone.
+            Ok(opened) if Some(opened.own.door_pid) != self.door => DialOutcome::Failed,
             Ok(opened) => {
                 if !opened.agreed.probe {
                     self.open(cx, matches!(who, Who::Dialed(_)), opened);
@@ -340,6 +344,7 @@ impl MeshShell {
             number,
             node: agreed.node,
             seat: agreed.seat,
+            own_seat: opened.own.seat,
             side: if dialed { Side::Dialed } else { Side::Accepted },
             remote: opened.remote,
             since: cx.wall(),
@@ -399,7 +404,8 @@ impl MeshShell {
     fn look(&mut self, cx: &Cx<Msg>) {
         let own = self.own();
         let said = self.said.send_replace(own);
-        if said.is_some() && said != own {
+        // A new seat is told within the session; a new door is another actor.
+        if said.is_some() && said.map(|o| o.door_pid) != self.door {
             self.step(cx, Input::Renew);
         }
         let replica = self.wiring.replica.borrow().clone();
@@ -437,8 +443,12 @@ impl MeshShell {
 
     fn probe(&self, cx: &Cx<Msg>, addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>>) {
         let opening = self.greeter().dial(addr.clone(), expect, true);
+        let me = cx.me().clone();
         cx.spawn(async move {
             let answered = opening.await.map(|_| ()).map_err(|why| why.body(&addr));
+            if answered.is_ok() {
+                let _gone = me.tell(Msg::Answered(expect));
+            }
             let _gone = reply.send(answered);
         });
     }
@@ -461,7 +471,7 @@ impl MeshShell {
 fn session_view(session: &Session) -> Value {
     json!({
         "number": session.number, "side": format!("{:?}", session.side).to_lowercase(), "remote": session.remote,
-        "since": session.since, "seat": session.seat,
+        "since": session.since, "seat": session.seat(),
         "bytes_read": session.meter.read(), "bytes_written": session.meter.written(),
         "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
         "gated": session.meter.gated(),
@@ -539,6 +549,7 @@ impl Shell for MeshShell {
             }
             Msg::PeerStarted(node) => self.link(node),
             Msg::Greeted(greeted) => self.greeted(cx, *greeted),
+            Msg::Answered(node) => self.step(cx, Input::Answered { node }),
             Msg::Session(event) => self.session(cx, event),
             Msg::ReadyBy(number) => {
                 if let Some(session) = self.sessions.get(number).filter(|_| !self.doors.contains_key(&number)) {

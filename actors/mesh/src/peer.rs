@@ -89,6 +89,7 @@ impl Named for PeerMsg {
 /// What a call carried.
 pub enum What {
     Raft(Vec<RaftId>),
+    Seat,
     Piece,
     Call(Reply<Result<Vec<u8>, ErrorBody>>),
 }
@@ -123,6 +124,8 @@ pub struct PeerShell {
     raft: Recipient<RaftMemberMsg>,
     started: Recipient<PeerStarted>,
     link: Option<Link>,
+    /// The seat that the peer takes our messages to come from.
+    said: Option<RaftId>,
     backlog: Backlog,
     outgoing: Option<Outgoing>,
     waiting: VecDeque<Waiting>,
@@ -143,6 +146,7 @@ impl PeerShell {
             raft,
             started,
             link: None,
+            said: None,
             backlog: Backlog::default(),
             outgoing: None,
             waiting: VecDeque::new(),
@@ -175,6 +179,7 @@ impl PeerShell {
         (self.sent, self.pieces, self.asked) = (0, 0, 0);
         self.answered_at = cx.now();
         self.snapshot_ended(false);
+        self.said = link.as_ref().and_then(|l| l.session.own_seat);
         self.link = link;
         if self.link.is_none() {
             let lost = self.backlog.clear();
@@ -192,6 +197,7 @@ impl PeerShell {
             let batch = self.backlog.batch();
             let mut seats: Vec<RaftId> = batch.iter().map(|p| p.to).collect();
             seats.dedup();
+            self.say_seat(cx, &link, batch.last().map(|p| p.from));
             match send(cx, &link, PeerMessage::Raft(batch), RAFT_DEADLINE, What::Raft(seats)) {
                 Ok(()) => self.sent += 1,
                 Err(What::Raft(seats)) => self.unreachable(seats),
@@ -215,6 +221,17 @@ impl PeerShell {
         }
     }
 
+    /// The first message from a new seat is preceded by the news of it: a session that began before this manager had
+    /// that seat need not be opened anew.
+    fn say_seat(&mut self, cx: &Cx<PeerMsg>, link: &Link, seat: Option<RaftId>) {
+        if let Some(seat) = seat.filter(|s| self.said != Some(*s)) {
+            self.said = Some(seat);
+            if send(cx, link, PeerMessage::Seat(seat), RAFT_DEADLINE, What::Seat).is_err() {
+                link.session.end(Ending::Closed);
+            }
+        }
+    }
+
     fn pump_pieces(&mut self, cx: &Cx<PeerMsg>, link: &Link) {
         while self.pieces < PIECE_WINDOW
             && link.session.meter.queued() < QUEUE / 2
@@ -230,6 +247,8 @@ impl PeerShell {
                 last: outgoing.complete.then(|| outgoing.packet.clone()),
             };
             outgoing.offset = end;
+            let from = outgoing.packet.from;
+            self.say_seat(cx, link, Some(from));
             match send(cx, link, piece, PIECE_DEADLINE, What::Piece) {
                 Ok(()) => self.pieces += 1,
                 Err(_) => self.snapshot_ended(false),
@@ -254,6 +273,13 @@ impl PeerShell {
                     self.unreachable(seats);
                 }
             }
+            // Not believed, or lost: everything that follows would be dropped.
+            What::Seat if current && !taken => {
+                if let Some(link) = &self.link {
+                    link.session.end(Ending::Unseated);
+                }
+            }
+            What::Seat => {}
             What::Piece => {
                 self.pieces -= usize::from(current);
                 if current && !taken {
@@ -273,7 +299,7 @@ impl PeerShell {
     /// to a service may rightly take long.)
     fn overdue(&mut self, cx: &Cx<PeerMsg>, what: &What) {
         let limit = match what {
-            What::Raft(_) => RAFT_DEADLINE,
+            What::Raft(_) | What::Seat => RAFT_DEADLINE,
             What::Piece => PIECE_DEADLINE,
             What::Call(_) => return,
         };

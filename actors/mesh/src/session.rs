@@ -35,6 +35,8 @@ pub enum Ending {
     Stalled,
     #[error("calls are not answered")]
     Unanswered,
+    #[error("the peer does not believe this manager's seat")]
+    Unseated,
     #[error("not ready in time")]
     NotReady,
     #[error("a newer session took over")]
@@ -69,6 +71,7 @@ impl Ending {
             Ending::Idle => "idle",
             Ending::Stalled => "stalled",
             Ending::Unanswered => "unanswered",
+            Ending::Unseated => "unseated",
             Ending::NotReady => "not_ready",
             Ending::Superseded => "superseded",
             Ending::NotWanted => "not_wanted",
@@ -165,8 +168,10 @@ fn take(from: &AtomicU64, amount: u64) {
 pub struct Session {
     pub number: SessionNumber,
     pub node: NodeId,
-    /// The seat that the peer may speak for.
-    pub seat: Option<RaftId>,
+    /// The seat that the peer may speak for; 0: none.
+    seat: AtomicU64,
+    /// The seat that our hello named.
+    pub own_seat: Option<RaftId>,
     pub side: Side,
     pub remote: String,
     pub since: WallTime,
@@ -193,6 +198,7 @@ pub struct Facts {
     pub number: SessionNumber,
     pub node: NodeId,
     pub seat: Option<RaftId>,
+    pub own_seat: Option<RaftId>,
     pub side: Side,
     pub remote: String,
     pub since: WallTime,
@@ -209,7 +215,8 @@ impl Session {
         Arc::new(Self {
             number: facts.number,
             node: facts.node,
-            seat: facts.seat,
+            seat: AtomicU64::new(facts.seat.map_or(0, |s| s.0)),
+            own_seat: facts.own_seat,
             side: facts.side,
             remote: facts.remote,
             since: facts.since,
@@ -225,6 +232,14 @@ impl Session {
             kill: facts.kill,
             _permit: facts.permit,
         })
+    }
+    /// The seat that the peer may speak for.
+    pub fn seat(&self) -> Option<RaftId> {
+        Some(RaftId(self.seat.load(Ordering::Acquire))).filter(|s| s.0 != 0)
+    }
+    /// It speaks for another one now.
+    pub fn reseat(&self, seat: Option<RaftId>) {
+        self.seat.store(seat.map_or(0, |s| s.0), Ordering::Release);
     }
     /// Ends it. The first reason stays.
     pub fn end(&self, why: Ending) {

@@ -242,6 +242,7 @@ mod tests {
             number: 1,
             node: NodeId::from_entropy(2),
             seat: None,
+            own_seat: None,
             side: Side::Accepted,
             remote: String::new(),
             since: WallTime(0),

@@ -72,18 +72,26 @@ impl Own {
     }
 
     fn seat(&self, hello: &MeshHello, copy: &Tables) -> Result<Option<RaftId>, Refusal> {
-        let Some(claimed) = hello.raft_id else {
-            return Ok(None);
-        };
-        let holder = copy.members.get(&claimed).map(|m| m.node);
-        if claimed == RaftId(0) || Some(claimed) == self.seat || holder.is_some_and(|n| n != hello.node) {
-            return Err(no(RefusalReason::Forbidden, format!("seat {claimed} is another node's")));
-        }
-        // A newer seat than the copy knows is believed: the copy may be old. An older one is not.
-        let newer = copy.seat_of(hello.node).is_none_or(|m| m.raft_id <= claimed);
-        let removed = copy.removed_raft_ids.contains(&claimed);
-        Ok((newer && !removed).then_some(claimed))
+        let Some(claimed) = hello.raft_id else { return Ok(None) };
+        believed(claimed, hello.node, self.seat, copy).map_err(|why| no(RefusalReason::Forbidden, why.to_string()))
     }
+}
+
+/// A seat that is another node's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("seat {0} is another node's")]
+pub struct Foreign(pub RaftId);
+
+/// The seat to believe when `node` claims one. A newer seat than the copy knows is believed, for the copy may be old; an
+/// older one is not. `own` is this manager's.
+pub fn believed(claimed: RaftId, node: NodeId, own: Option<RaftId>, copy: &Tables) -> Result<Option<RaftId>, Foreign> {
+    let holder = copy.members.get(&claimed).map(|m| m.node);
+    if claimed == RaftId(0) || Some(claimed) == own || holder.is_some_and(|n| n != node) {
+        return Err(Foreign(claimed));
+    }
+    let newer = copy.seat_of(node).is_none_or(|m| m.raft_id <= claimed);
+    let removed = copy.removed_raft_ids.contains(&claimed);
+    Ok((newer && !removed).then_some(claimed))
 }
 
 /// Whether the node is a current manager. The gateway has judged whoever dialled us; whom we dialled is judged here, by

@@ -29,6 +29,9 @@ const PROVEN: Duration = Duration::from_secs(5);
 /// How long after the leader's session ended a refused address is worth telling: later Raft has noticed by itself.
 const HINT: Duration = Duration::from_secs(1);
 
+/// How long an answered probe counts: a node is probed just before it becomes a member.
+const ANSWERED: Duration = Duration::from_secs(30);
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -47,12 +50,16 @@ pub enum Input {
     Ended {
         number: SessionNumber,
     },
+    /// This node answered a probe: it listens, and may not know us yet.
+    Answered {
+        node: NodeId,
+    },
     /// A dial ended. `Opened` comes before, when it succeeded.
     Dialed {
         node: NodeId,
         outcome: DialOutcome,
     },
-    /// The own hello changed (a new seat, a new door): every session is opened anew.
+    /// The own hello changed (a new door): every session is opened anew.
     Renew,
     Woke,
 }
@@ -128,13 +135,14 @@ struct Link {
 pub struct Links {
     own: NodeId,
     links: BTreeMap<NodeId, Link>,
+    answered: BTreeMap<NodeId, Moment>,
     dice: u64,
 }
 
 impl Links {
     /// No link yet. `seed` drives the delays.
     pub fn new(own: NodeId, seed: u64) -> Self {
-        Self { own, links: BTreeMap::new(), dice: seed | 1 }
+        Self { own, links: BTreeMap::new(), answered: BTreeMap::new(), dice: seed | 1 }
     }
 
     /// One turn. `leader` is who leads, as far as is known.
@@ -149,6 +157,10 @@ impl Links {
                 for node in self.links.keys().copied().collect::<Vec<_>>() {
                     self.end_all(node, Because::Renewed, out);
                 }
+            }
+            Input::Answered { node } => {
+                self.answered.retain(|_, at| now.since(*at) < ANSWERED);
+                self.answered.insert(node, now);
             }
             Input::Woke => {}
         }
@@ -192,13 +204,16 @@ impl Links {
         }
     }
 
+    /// A new member has an empty copy and knows nobody: whoever has just probed it dials at once, greater id or not.
     fn fresh(&mut self, now: Moment, node: NodeId) -> Link {
+        let answered = self.answered.remove(&node).is_some_and(|at| now.since(at) < ANSWERED);
+        let patience = if answered { Duration::ZERO } else { self.patience(node) };
         Link {
             addr: None,
             sessions: BTreeMap::new(),
             up: None,
             dialing: false,
-            next_dial: now + self.patience(node),
+            next_dial: now + patience,
             failures: 0,
             led: None,
         }
@@ -395,6 +410,17 @@ mod tests {
         assert_eq!(dials(&greater.step(wanted(&[2, 3]))), []);
         assert_eq!(dials(&greater.after(SECOND / 2)), []);
         assert_eq!(dials(&greater.after(SECOND * 2)), [node(2)]);
+    }
+
+    #[test]
+    fn whoever_probed_a_new_member_dials_it_at_once() {
+        let mut greater = World::of(3);
+        assert_eq!(greater.step(Input::Answered { node: node(2) }), []);
+        assert_eq!(dials(&greater.step(wanted(&[2, 3]))), [node(2)]);
+        let mut late = World::of(3);
+        late.step(Input::Answered { node: node(2) });
+        late.now = late.now + ANSWERED;
+        assert_eq!(dials(&late.step(wanted(&[2, 3]))), []);
     }
 
     #[test]

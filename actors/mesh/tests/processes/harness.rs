@@ -78,13 +78,14 @@ impl Node {
             lines = self.heard.more.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-    /// Waits until the lines that begin so satisfy `enough`.
-    pub fn wait_until(&self, prefix: &str, enough: impl Fn(&[String]) -> bool) {
+    /// Waits until the lines that begin so satisfy `enough`; they are taken out.
+    pub fn take_until(&self, prefix: &str, enough: impl Fn(&[String]) -> bool) {
         let until = Instant::now() + DEADLINE;
         let mut lines = self.heard.lines.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let found: Vec<String> = lines.iter().filter(|l| l.starts_with(prefix)).cloned().collect();
             if enough(&found) {
+                lines.retain(|l| !l.starts_with(prefix));
                 return;
             }
             let left = until.saturating_duration_since(Instant::now());

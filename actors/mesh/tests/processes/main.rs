@@ -33,8 +33,8 @@ fn three_managers_exchange_messages_calls_and_snapshots() {
 
     nodes[0].tell("raft 2 500 1000");
     nodes[1].tell("raft 1 500 1000");
-    nodes[1].wait_until("packets", |l| packets(l, 1) == 500);
-    nodes[0].wait_until("packets", |l| packets(l, 2) == 500);
+    nodes[1].take_until("packets", |l| packets(l, 1) == 500);
+    nodes[0].take_until("packets", |l| packets(l, 2) == 500);
 
     nodes[2].tell("call 1 hello");
     assert_eq!(nodes[2].wait_for("answer"), "answer ok hello");
@@ -53,8 +53,27 @@ fn three_managers_exchange_messages_calls_and_snapshots() {
     assert_eq!(nodes[0].wait_for("sent"), "sent false");
 
     nodes[0].tell("forge 2 3");
-    let view = nodes[1].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"] == 1);
+    // The claim and the message; the session ends, for nothing from it would be believed.
+    let view = nodes[1].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"] == 2);
     assert_eq!(view["offences"][0]["offence"], "foreign_seat");
+    assert!(nodes[1].heard("packets").is_empty());
+}
+
+#[test]
+fn a_new_member_speaks_for_its_seat_in_the_session_it_has() {
+    let mut nodes = [Node::start(1), Node::start(2)];
+    // The leader has the greater id, and has just probed: it need not wait for the smaller one to dial.
+    let addr = nodes[0].addr.clone();
+    nodes[1].tell(&format!("probe {addr} 1"));
+    assert_eq!(nodes[1].wait_for("probe"), "probe ok");
+    introduce(&mut nodes[1..]);
+    let members = format!("members 1@{addr} 2@{}", nodes[1].addr);
+    nodes[1].tell(&members);
+    nodes[0].wait_for("session 2 up");
+    nodes[0].tell("raft 2 3 10");
+    nodes[1].take_until("packets", |l| packets(l, 1) == 3);
+    let ended = nodes[1].view("node/mesh")["sessions_ended"].clone();
+    assert_eq!(ended, serde_json::json!({}));
 }
 
 #[test]

@@ -213,7 +213,12 @@ impl Running {
                     let seat = parse(n);
                     Member { node: node(parse(n)), raft_id: RaftId(seat), addr: addr.to_owned(), voter: true }
                 };
-                self.mesh.members(members.iter().map(member).collect(), Some(RaftId(self.own)));
+                let members: Vec<Member> = members.iter().map(member).collect();
+                self.replica.send_modify(|r| {
+                    let tables = &mut Arc::make_mut(r).tables;
+                    tables.members = members.iter().map(|m| (m.raft_id, m.clone())).collect();
+                });
+                self.mesh.members(members, Some(RaftId(self.own)));
             }
             ["leader", n] => self.replica.send_modify(|r| Arc::make_mut(r).raft.leader_node = Some(node(parse(n)))),
             ["raft", to, count, bytes] => {
