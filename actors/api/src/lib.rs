@@ -19,7 +19,7 @@ mod shell;
 mod socket;
 mod writes;
 
-pub use native::serve_native;
+pub use native::{Caller, serve_native};
 pub use ports::{ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 pub use service::Service;
 pub use shell::{ApiMsg, ApiShell};

@@ -1,5 +1,7 @@
 //! `muster-api/1` and the admin socket: framed calls, many in flight on one connection, answers in any order.
 
+use std::sync::Arc;
+
 use muster_gateway::{FrameError, Framed};
 use muster_messages::wire::{ApiAnswer, ApiCall};
 use muster_messages::{ErrorBody, ErrorCode, Principal};
@@ -12,8 +14,11 @@ use crate::service::Service;
 /// Calls in flight on one connection. More are not read until one is answered: back pressure on that client alone.
 const IN_FLIGHT: usize = 256;
 
+/// Who speaks on a connection. A certificate speaks for one principal; an admin socket for what its node is right now.
+pub type Caller = Arc<dyn Fn() -> Principal + Send + Sync>;
+
 /// Serves one connection until it ends. Dropping the future drops what is in flight.
-pub async fn serve_native<S>(service: Service, caller: Principal, stream: Framed<S>) -> Result<(), FrameError>
+pub async fn serve_native<S>(service: Service, caller: Caller, stream: Framed<S>) -> Result<(), FrameError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -26,7 +31,7 @@ where
                 let _ended = tasks.join_next().await;
             }
             while tasks.try_join_next().is_some() {}
-            let (service, caller, answers) = (service.clone(), caller.clone(), answers.clone());
+            let (service, caller, answers) = (service.clone(), caller(), answers.clone());
             tasks.spawn(async move {
                 let id = call.id;
                 let result = service.answer(caller, call).await;

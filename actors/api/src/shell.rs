@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use muster_gateway::{Connection, Framed};
 use muster_kernel::{Cx, Fault, Shell};
-use muster_messages::Principal;
 use muster_messages::protocol::{Named, Service as Port};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
 use crate::http::serve_http;
-use crate::native::serve_native;
+use crate::native::{Caller, serve_native};
 use crate::service::Service;
 use crate::socket::{AdminSocket, Spoken, recognise};
 
@@ -42,18 +41,13 @@ pub struct ApiShell {
     incoming: Incoming,
     socket: Option<Arc<AdminSocket>>,
     /// A manager's socket speaks as operator, a worker's as its node.
-    socket_caller: Arc<dyn Fn() -> Principal + Send + Sync>,
+    socket_caller: Caller,
     open: Arc<AtomicU64>,
 }
 
 impl ApiShell {
     /// An API that serves these connections.
-    pub fn new(
-        service: Service,
-        incoming: Incoming,
-        socket: Option<Arc<AdminSocket>>,
-        socket_caller: Arc<dyn Fn() -> Principal + Send + Sync>,
-    ) -> Self {
+    pub fn new(service: Service, incoming: Incoming, socket: Option<Arc<AdminSocket>>, socket_caller: Caller) -> Self {
         Self { service, incoming, socket, socket_caller, open: Arc::new(AtomicU64::new(0)) }
     }
 
@@ -89,7 +83,7 @@ impl ApiShell {
                         continue;
                     }
                 };
-                let (service, place, caller) = (service.clone(), Open::new(&open), caller());
+                let (service, place, caller) = (service.clone(), Open::new(&open), Arc::clone(&caller));
                 tasks.spawn(async move {
                     match recognise(stream).await {
                         Ok(Spoken::Native(stream)) => {
@@ -98,7 +92,7 @@ impl ApiShell {
                                 tracing::debug!(%error, "admin socket connection ended");
                             }
                         }
-                        Ok(Spoken::Http(stream)) => serve_http(service, caller, None, stream).await,
+                        Ok(Spoken::Http(stream)) => serve_http(service, caller(), None, stream).await,
                         Ok(Spoken::Nothing) | Err(_) => {}
                     }
                     drop((place, slot));
@@ -113,7 +107,7 @@ async fn serve(service: Service, connection: Connection) {
     match connection.service {
         Port::Http => serve_http(service, caller, connection.refused, connection.stream).await,
         _ => {
-            let ended = serve_native(service, caller, Framed::new(connection.stream)).await;
+            let ended = serve_native(service, Arc::new(move || caller.clone()), Framed::new(connection.stream)).await;
             if let Err(error) = ended {
                 tracing::debug!(%error, remote = %connection.remote, "api connection ended");
             }

@@ -47,15 +47,12 @@ impl From<AskError> for ErrorBody {
     fn from(why: AskError) -> Self {
         let retry = Duration::from_millis(200);
         match why {
-            AskError::Full => ErrorBody::new(
-                ErrorCode::TooManyRequests,
-                "too many requests are waiting; retry",
-            )
-            .retry_after(retry),
+            AskError::Full => {
+                ErrorBody::new(ErrorCode::TooManyRequests, "too many requests are waiting; retry").retry_after(retry)
+            }
             AskError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, "no answer in time"),
             AskError::Down => {
-                ErrorBody::new(ErrorCode::Unreachable, "the service is restarting; retry")
-                    .retry_after(retry)
+                ErrorBody::new(ErrorCode::Unreachable, "the service is restarting; retry").retry_after(retry)
             }
             AskError::Closed => ErrorBody::new(
                 ErrorCode::UnknownOutcome,
@@ -108,10 +105,7 @@ pub struct Address<M: Send + 'static> {
 
 impl<M: Send + 'static> Clone for Address<M> {
     fn clone(&self) -> Self {
-        Self {
-            shared: Arc::clone(&self.shared),
-            only: self.only,
-        }
+        Self { shared: Arc::clone(&self.shared), only: self.only }
     }
 }
 impl<M: Send + 'static> fmt::Debug for Address<M> {
@@ -130,19 +124,12 @@ impl<M: Send + 'static> Address<M> {
             refused: AtomicU64::new(0),
             stale: AtomicU64::new(0),
         };
-        Self {
-            shared: Arc::new(shared),
-            only: None,
-        }
+        Self { shared: Arc::new(shared), only: None }
     }
 
     /// Sends a message. Never blocks. `Ok` means: in the mailbox, nothing more.
     pub fn tell(&self, msg: M) -> Result<(), Undeliverable> {
-        let live = self
-            .shared
-            .live
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let live = self.shared.live.read().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = live.as_ref() else {
             return Err(Undeliverable::Down);
         };
@@ -150,9 +137,7 @@ impl<M: Send + 'static> Address<M> {
             self.shared.stale.fetch_add(1, Ordering::Relaxed);
             return Err(Undeliverable::Down);
         }
-        if self.shared.depth.fetch_add(1, Ordering::Relaxed) >= self.shared.capacity
-            && self.only.is_none()
-        {
+        if self.shared.depth.fetch_add(1, Ordering::Relaxed) >= self.shared.capacity && self.only.is_none() {
             self.shared.depth.fetch_sub(1, Ordering::Relaxed);
             self.shared.refused.fetch_add(1, Ordering::Relaxed);
             return Err(Undeliverable::Full);
@@ -160,10 +145,7 @@ impl<M: Send + 'static> Address<M> {
         // An actor's own timers and task results are exempt from the bound: each was started by the actor itself,
         // and refusing them would lose the end of something that it waits for.
         let ticket = Ticket(Arc::clone(&self.shared.depth));
-        current
-            .actor
-            .send_message(Letter::Message(msg, ticket))
-            .map_err(|_| Undeliverable::Down)
+        current.actor.send_message(Letter::Message(msg, ticket)).map_err(|_| Undeliverable::Down)
     }
 
     /// Asks and waits for the answer. Not from inside a handler: two actors that ask each other there deadlock.
@@ -204,35 +186,20 @@ impl<M: Send + 'static> Address<M> {
     }
 
     pub(crate) fn of_incarnation(&self, incarnation: u64) -> Self {
-        Self {
-            shared: Arc::clone(&self.shared),
-            only: Some(incarnation),
-        }
+        Self { shared: Arc::clone(&self.shared), only: Some(incarnation) }
     }
     pub(crate) fn move_in(&self, incarnation: u64, actor: ActorRef<Letter<M>>) {
-        *self
-            .shared
-            .live
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Live { incarnation, actor });
+        *self.shared.live.write().unwrap_or_else(PoisonError::into_inner) = Some(Live { incarnation, actor });
     }
     /// The incarnation has ended. A newer one that has moved in already stays.
     pub(crate) fn move_out(&self, incarnation: u64) {
-        let mut live = self
-            .shared
-            .live
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.shared.live.write().unwrap_or_else(PoisonError::into_inner);
         if live.as_ref().is_some_and(|l| l.incarnation == incarnation) {
             *live = None;
         }
     }
     pub(crate) fn letter(&self, letter: Letter<M>) {
-        let live = self
-            .shared
-            .live
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let live = self.shared.live.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(current) = live.as_ref()
             && self.only.is_none_or(|only| only == current.incarnation)
         {

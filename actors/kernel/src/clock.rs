@@ -17,17 +17,11 @@ impl Clock {
     pub fn now(self) -> Moment {
         let start = *START.get_or_init(Instant::now);
         let micros = Instant::now().saturating_duration_since(start).as_micros();
-        Moment(
-            u64::try_from(micros)
-                .unwrap_or(u64::MAX)
-                .saturating_add(3_600_000_000),
-        )
+        Moment(u64::try_from(micros).unwrap_or(u64::MAX).saturating_add(3_600_000_000))
     }
     /// Wall time, for certificates and people.
     pub fn wall(self) -> WallTime {
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         WallTime(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 }

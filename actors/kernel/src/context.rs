@@ -32,10 +32,7 @@ struct Inner {
 
 impl<M: Send + 'static> Clone for Cx<M> {
     fn clone(&self) -> Self {
-        Self {
-            me: self.me.clone(),
-            inner: Arc::clone(&self.inner),
-        }
+        Self { me: self.me.clone(), inner: Arc::clone(&self.inner) }
     }
 }
 
@@ -49,10 +46,7 @@ impl<M: Send + 'static> Cx<M> {
             tree,
             children: OnceLock::new(),
         };
-        Self {
-            me,
-            inner: Arc::new(inner),
-        }
+        Self { me, inner: Arc::new(inner) }
     }
     pub(crate) fn moved_in(&self, cell: ActorCell) {
         let _first = self.inner.cell.set(cell);
@@ -115,19 +109,11 @@ impl<M: Send + 'static> Cx<M> {
     /// This actor's children: a supervised group of its own, one level below its path. They stop before it does.
     pub fn children(&self) -> &Children {
         self.inner.children.get_or_init(|| {
-            let cell = self
-                .inner
-                .cell
-                .get()
-                .cloned()
-                .expect("children are asked for by a running actor");
+            let cell = self.inner.cell.get().cloned().expect("children are asked for by a running actor");
             Children::launch(
                 self.inner.path.clone(),
                 self.inner.tree.clone(),
-                Intensity {
-                    max: 1000,
-                    ..Intensity::default()
-                },
+                Intensity { max: 1000, ..Intensity::default() },
                 cell,
             )
         })

@@ -37,8 +37,7 @@ pub(crate) trait Launch: Send + Sync {
 /// The text of a caught panic.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "panic without text".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic without text".to_owned())
 }
 
 /// A handler or task of an actor panicked. A type, so that the supervisor can tell a panic from a returned error.
@@ -60,10 +59,7 @@ pub(crate) fn launch_actor<S: Shell>(
     address: Address<S::Msg>,
     factory: impl Fn() -> Result<S, Fault> + Send + Sync + 'static,
 ) -> Arc<dyn Launch> {
-    Arc::new(ActorLaunch::<S, _> {
-        address,
-        factory: Arc::new(factory),
-    })
+    Arc::new(ActorLaunch::<S, _> { address, factory: Arc::new(factory) })
 }
 
 impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for ActorLaunch<S, F> {
@@ -72,30 +68,20 @@ impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for A
         Box::pin(async move {
             // The factory may open files: it runs where blocking is allowed, and its panic is a failed start.
             let made = tokio::task::spawn_blocking(move || factory()).await;
-            let shell = made
-                .map_err(|e| Fault::new(format!("panicked while starting: {}", join_text(e))))??;
+            let shell = made.map_err(|e| Fault::new(format!("panicked while starting: {}", join_text(e))))??;
             let me = address.of_incarnation(start.incarnation);
-            let handle = ActorHandle {
-                address: address.clone(),
-                siblings: start.siblings,
-                name: start.name,
-            };
+            let handle = ActorHandle { address: address.clone(), siblings: start.siblings, name: start.name };
             start.vitals.set_handle(Arc::new(handle));
             let cx = Cx::new(me, start.path, start.incarnation, start.tree);
             let body = Body {
                 shell,
                 vitals: start.vitals,
-                tenancy: Tenancy {
-                    address,
-                    incarnation: start.incarnation,
-                    ended: cx.ended().clone(),
-                },
+                tenancy: Tenancy { address, incarnation: start.incarnation, ended: cx.ended().clone() },
                 cx,
             };
-            let (actor, _joined) =
-                Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor)
-                    .await
-                    .map_err(|e| Fault::new(e.to_string()))?;
+            let (actor, _joined) = Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor)
+                .await
+                .map_err(|e| Fault::new(e.to_string()))?;
             Ok(actor.get_cell())
         })
     }
@@ -168,15 +154,9 @@ impl<S: Shell> Actor for Hosted<S> {
         Ok(body)
     }
 
-    async fn post_start(
-        &self,
-        _me: ActorRef<Self::Msg>,
-        body: &mut Self::State,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn post_start(&self, _me: ActorRef<Self::Msg>, body: &mut Self::State) -> Result<(), ActorProcessingErr> {
         body.vitals.begin("started");
-        let done = AssertUnwindSafe(body.shell.started(&body.cx))
-            .catch_unwind()
-            .await;
+        let done = AssertUnwindSafe(body.shell.started(&body.cx)).catch_unwind().await;
         body.vitals.end();
         let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
         done.map_err(|fault| ActorProcessingErr::from(fault.0))?;
@@ -194,9 +174,7 @@ impl<S: Shell> Actor for Hosted<S> {
         match letter {
             Letter::Message(msg, ticket) => {
                 body.vitals.begin(msg.name());
-                let done = AssertUnwindSafe(body.shell.handle(&body.cx, msg))
-                    .catch_unwind()
-                    .await;
+                let done = AssertUnwindSafe(body.shell.handle(&body.cx, msg)).catch_unwind().await;
                 drop(ticket);
                 let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
                 if body.vitals.end() {
@@ -233,22 +211,14 @@ impl<S: Shell> Actor for Hosted<S> {
         }
     }
 
-    async fn post_stop(
-        &self,
-        _me: ActorRef<Self::Msg>,
-        body: &mut Self::State,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn post_stop(&self, _me: ActorRef<Self::Msg>, body: &mut Self::State) -> Result<(), ActorProcessingErr> {
         if let Some(children) = body.cx.running_children() {
             children.shut_down().await;
         }
         body.vitals.begin("stopping");
-        let stopped = AssertUnwindSafe(body.shell.stopping(&body.cx))
-            .catch_unwind()
-            .await;
+        let stopped = AssertUnwindSafe(body.shell.stopping(&body.cx)).catch_unwind().await;
         body.vitals.end();
-        stopped.map_err(|panic| {
-            format!("panicked while stopping: {}", panic_text(panic.as_ref())).into()
-        })
+        stopped.map_err(|panic| format!("panicked while stopping: {}", panic_text(panic.as_ref())).into())
     }
 
     async fn handle_supervisor_evt(
@@ -259,9 +229,7 @@ impl<S: Shell> Actor for Hosted<S> {
     ) -> Result<(), ActorProcessingErr> {
         match event {
             // The only ractor child of a hosted actor is the group of its own children.
-            SupervisionEvent::ActorFailed(_, error) => {
-                Err(format!("its children failed: {error}").into())
-            }
+            SupervisionEvent::ActorFailed(_, error) => Err(format!("its children failed: {error}").into()),
             _ => Ok(()),
         }
     }

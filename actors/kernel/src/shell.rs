@@ -53,11 +53,7 @@ pub trait Shell: Sized + Send + 'static {
     }
 
     /// Handles one message. An error ends this incarnation.
-    fn handle(
-        &mut self,
-        cx: &Cx<Self::Msg>,
-        msg: Self::Msg,
-    ) -> impl Future<Output = Result<(), Fault>> + Send;
+    fn handle(&mut self, cx: &Cx<Self::Msg>, msg: Self::Msg) -> impl Future<Output = Result<(), Fault>> + Send;
 
     /// A typed view of its own state for `muster actors inspect`. Cheap: it is taken often.
     fn view(&self) -> Value {

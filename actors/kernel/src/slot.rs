@@ -26,9 +26,6 @@ impl<T: Clone> Slot<T> {
     }
     /// A copy of what is in it.
     pub fn get(&self) -> Option<T> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -49,10 +49,7 @@ pub struct Intensity {
 }
 impl Default for Intensity {
     fn default() -> Self {
-        Self {
-            max: 10,
-            window: Duration::from_secs(60),
-        }
+        Self { max: 10, window: Duration::from_secs(60) }
     }
 }
 
@@ -98,8 +95,7 @@ impl Spec {
         intensity: Intensity,
         fill: impl Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(name, "Supervisor", launch_group(intensity, fill))
-            .stop_deadline(Duration::from_secs(8))
+        Self::new(name, "Supervisor", launch_group(intensity, fill)).stop_deadline(Duration::from_secs(8))
     }
 
     /// When it is started again.

@@ -24,10 +24,7 @@ pub(crate) struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let mut paths = self.tree.paths();
-        if paths
-            .get(&self.vitals.path)
-            .is_some_and(|v| Arc::ptr_eq(v, &self.vitals))
-        {
+        if paths.get(&self.vitals.path).is_some_and(|v| Arc::ptr_eq(v, &self.vitals)) {
             paths.remove(&self.vitals.path);
         }
     }
@@ -45,12 +42,8 @@ impl Tree {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
     pub(crate) fn register(&self, vitals: Arc<Vitals>) -> Registration {
-        self.paths()
-            .insert(vitals.path.clone(), Arc::clone(&vitals));
-        Registration {
-            tree: self.clone(),
-            vitals,
-        }
+        self.paths().insert(vitals.path.clone(), Arc::clone(&vitals));
+        Registration { tree: self.clone(), vitals }
     }
     fn find(&self, path: &str) -> Result<Arc<Vitals>, ErrorBody> {
         let paths = self.paths();
@@ -90,9 +83,8 @@ impl Tree {
     /// Crashes an actor on purpose.
     pub fn crash(&self, path: &str, how: CrashHow) -> Result<(), ErrorBody> {
         let vitals = self.find(path)?;
-        let handle = vitals
-            .handle()
-            .ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running")))?;
+        let handle =
+            vitals.handle().ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running")))?;
         handle.crash(how);
         Ok(())
     }
@@ -100,9 +92,8 @@ impl Tree {
     /// Asks an actor's supervisor to restart it gracefully.
     pub fn restart(&self, path: &str) -> Result<(), ErrorBody> {
         let vitals = self.find(path)?;
-        let handle = vitals
-            .handle()
-            .ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running")))?;
+        let handle =
+            vitals.handle().ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running")))?;
         handle.restart();
         Ok(())
     }
@@ -130,9 +121,7 @@ async fn refresh(all: &[Arc<Vitals>]) {
         })
         .collect();
     let deadline = tokio::time::Instant::now() + REFRESH_WAIT;
-    while tokio::time::Instant::now() < deadline
-        && waiting.iter().any(|(v, seen)| v.views() == *seen)
-    {
+    while tokio::time::Instant::now() < deadline && waiting.iter().any(|(v, seen)| v.views() == *seen) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -144,22 +133,12 @@ fn assemble(flat: Vec<ActorNode>) -> ActorNode {
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
     let root = sorted.first().map(|n| n.path.clone()).unwrap_or_default();
     for node in sorted.into_iter().rev() {
-        let parent = node
-            .path
-            .rsplit_once('/')
-            .map(|(p, _)| p.to_owned())
-            .unwrap_or_default();
+        let parent = node.path.rsplit_once('/').map(|(p, _)| p.to_owned()).unwrap_or_default();
         by_parent.entry(parent).or_default().push(node);
     }
-    let top = root
-        .rsplit_once('/')
-        .map(|(p, _)| p.to_owned())
-        .unwrap_or_default();
+    let top = root.rsplit_once('/').map(|(p, _)| p.to_owned()).unwrap_or_default();
     let roots = nest(&top, &mut by_parent);
-    roots
-        .into_iter()
-        .find(|n| n.path == root)
-        .unwrap_or_else(|| empty(root))
+    roots.into_iter().find(|n| n.path == root).unwrap_or_else(|| empty(root))
 }
 
 fn nest(parent: &str, by_parent: &mut BTreeMap<String, Vec<ActorNode>>) -> Vec<ActorNode> {

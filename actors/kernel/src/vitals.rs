@@ -72,10 +72,7 @@ impl Vitals {
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
     }
     pub(crate) fn handle(&self) -> Option<Arc<dyn Handle>> {
-        self.handle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn enter(&self, state: ActorState) {
@@ -99,11 +96,7 @@ impl Vitals {
         if inner.exits.len() == EXITS_KEPT {
             inner.exits.pop_front();
         }
-        inner.exits.push_back(ActorExit {
-            kind,
-            text,
-            at: Clock.wall(),
-        });
+        inner.exits.push_back(ActorExit { kind, text, at: Clock.wall() });
     }
 
     pub(crate) fn begin(&self, message: &'static str) {

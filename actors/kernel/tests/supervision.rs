@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use muster_kernel::{
-    Address, AskError, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree, Undeliverable,
-};
+use muster_kernel::{Address, AskError, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree, Undeliverable};
 use muster_messages::protocol::{Named, Reply};
 use muster_messages::{ActorState, CrashHow, ExitKind};
 
@@ -46,10 +44,7 @@ impl Shell for Counter {
             }
             Msg::Get(reply) => drop(reply.send(self.total)),
             Msg::SpawnPanic => cx.spawn(async { panic!("in a task") }),
-            Msg::StartChild(name) => {
-                cx.children()
-                    .start(counter(name, &Address::new(8), &Slot::new(), &self.log))
-            }
+            Msg::StartChild(name) => cx.children().start(counter(name, &Address::new(8), &Slot::new(), &self.log)),
             Msg::Block => std::future::pending().await,
         }
         Ok(())
@@ -58,10 +53,7 @@ impl Shell for Counter {
         serde_json::json!({"total": self.total})
     }
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
-        self.log
-            .lock()
-            .unwrap()
-            .push(format!("{} stopped", self.name));
+        self.log.lock().unwrap().push(format!("{} stopped", self.name));
     }
 }
 
@@ -70,12 +62,7 @@ type Log = Arc<std::sync::Mutex<Vec<String>>>;
 fn counter(name: &'static str, address: &Address<Msg>, slot: &Slot<u64>, log: &Log) -> Spec {
     let (slot, log) = (slot.clone(), Arc::clone(log));
     Spec::actor(name, address.clone(), move || {
-        Ok(Counter {
-            total: slot.get().unwrap_or(0),
-            slot: slot.clone(),
-            log: Arc::clone(&log),
-            name,
-        })
+        Ok(Counter { total: slot.get().unwrap_or(0), slot: slot.clone(), log: Arc::clone(&log), name })
     })
 }
 
@@ -96,25 +83,20 @@ async fn get(address: &Address<Msg>) -> Result<u64, AskError> {
 #[tokio::test]
 async fn a_crashed_actor_comes_back_with_its_slot_behind_the_same_address() {
     let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default())
-        .await
-        .unwrap();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let (address, slot, log) = (Address::new(8), Slot::new(), Log::default());
     assert_eq!(address.tell(Msg::Add(1)), Err(Undeliverable::Down));
     root.children().start(counter("a", &address, &slot, &log));
     eventually("started", async || get(&address).await.is_ok()).await;
-    for (how, kind) in [
-        (CrashHow::Panic, ExitKind::Panic),
-        (CrashHow::Error, ExitKind::Error),
-        (CrashHow::Kill, ExitKind::Killed),
-    ] {
+    for (how, kind) in
+        [(CrashHow::Panic, ExitKind::Panic), (CrashHow::Error, ExitKind::Error), (CrashHow::Kill, ExitKind::Killed)]
+    {
         let before = get(&address).await.unwrap();
         address.tell(Msg::Add(5)).unwrap();
         tree.crash("node/a", how).unwrap();
         eventually("restarted", async || {
             let node = tree.inspect("node/a").await.unwrap();
-            node.last_exits.last().is_some_and(|e| e.kind == kind)
-                && node.state == ActorState::Healthy
+            node.last_exits.last().is_some_and(|e| e.kind == kind) && node.state == ActorState::Healthy
         })
         .await;
         eventually("answers", async || get(&address).await == Ok(before + 5)).await;
@@ -129,71 +111,41 @@ async fn a_crashed_actor_comes_back_with_its_slot_behind_the_same_address() {
 #[tokio::test]
 async fn a_panic_in_a_task_is_a_fault_of_its_actor() {
     let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default())
-        .await
-        .unwrap();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let (address, slot, log) = (Address::new(8), Slot::new(), Log::default());
     root.children().start(counter("a", &address, &slot, &log));
     eventually("started", async || get(&address).await.is_ok()).await;
     address.tell(Msg::SpawnPanic).unwrap();
-    eventually("restarted", async || {
-        tree.inspect("node/a").await.unwrap().incarnation == 2
-    })
-    .await;
-    assert!(
-        tree.inspect("node/a").await.unwrap().last_exits[0]
-            .text
-            .contains("in a task")
-    );
+    eventually("restarted", async || tree.inspect("node/a").await.unwrap().incarnation == 2).await;
+    assert!(tree.inspect("node/a").await.unwrap().last_exits[0].text.contains("in a task"));
     root.shut_down().await;
 }
 
 #[tokio::test]
 async fn children_stop_before_their_parents_and_in_reverse_start_order() {
     let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default())
-        .await
-        .unwrap();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let (first, second, log) = (Address::new(8), Address::new(8), Log::default());
-    root.children()
-        .start(counter("first", &first, &Slot::new(), &log));
-    root.children()
-        .start(counter("second", &second, &Slot::new(), &log));
-    eventually("started", async || {
-        get(&first).await.is_ok() && get(&second).await.is_ok()
-    })
-    .await;
+    root.children().start(counter("first", &first, &Slot::new(), &log));
+    root.children().start(counter("second", &second, &Slot::new(), &log));
+    eventually("started", async || get(&first).await.is_ok() && get(&second).await.is_ok()).await;
     second.tell(Msg::StartChild("child")).unwrap();
-    eventually("child", async || {
-        tree.inspect("node/second/child")
-            .await
-            .is_ok_and(|n| n.state == ActorState::Healthy)
-    })
-    .await;
+    eventually("child", async || tree.inspect("node/second/child").await.is_ok_and(|n| n.state == ActorState::Healthy))
+        .await;
     root.shut_down().await;
-    assert_eq!(
-        *log.lock().unwrap(),
-        ["child stopped", "second stopped", "first stopped"]
-    );
+    assert_eq!(*log.lock().unwrap(), ["child stopped", "second stopped", "first stopped"]);
 }
 
 #[tokio::test]
 async fn a_full_mailbox_refuses_and_a_busy_actor_still_shows_what_it_does() {
     let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default())
-        .await
-        .unwrap();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let (address, log) = (Address::new(3), Log::default());
-    root.children()
-        .start(counter("a", &address, &Slot::new(), &log).stop_deadline(Duration::from_millis(50)));
+    root.children().start(counter("a", &address, &Slot::new(), &log).stop_deadline(Duration::from_millis(50)));
     eventually("started", async || get(&address).await.is_ok()).await;
     address.tell(Msg::Block).unwrap();
     eventually("blocked", async || {
-        tree.inspect("node/a")
-            .await
-            .unwrap()
-            .handling
-            .is_some_and(|h| h.message == "block")
+        tree.inspect("node/a").await.unwrap().handling.is_some_and(|h| h.message == "block")
     })
     .await;
     while address.tell(Msg::Add(1)).is_ok() {}
@@ -209,32 +161,22 @@ async fn a_full_mailbox_refuses_and_a_busy_actor_still_shows_what_it_does() {
 #[tokio::test]
 async fn a_group_that_fails_too_often_is_restarted_by_its_parent() {
     let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default())
-        .await
-        .unwrap();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let fills = Arc::new(AtomicU64::new(0));
     let (address, log) = (Address::new(64), Log::default());
     let (a, l, f) = (address.clone(), Arc::clone(&log), Arc::clone(&fills));
-    let limit = Intensity {
-        max: 2,
-        window: Duration::from_secs(60),
-    };
-    root.children()
-        .start(Spec::group("g", limit, move |children| {
-            f.fetch_add(1, Ordering::SeqCst);
-            children.start(counter("a", &a, &Slot::new(), &l));
-            Ok(())
-        }));
+    let limit = Intensity { max: 2, window: Duration::from_secs(60) };
+    root.children().start(Spec::group("g", limit, move |children| {
+        f.fetch_add(1, Ordering::SeqCst);
+        children.start(counter("a", &a, &Slot::new(), &l));
+        Ok(())
+    }));
     for n in 1..=3u64 {
         eventually("up", async || get(&address).await.is_ok()).await;
         let before = tree.inspect("node/g/a").await.unwrap().incarnation;
         tree.crash("node/g/a", CrashHow::Panic).unwrap();
         eventually("down", async || {
-            fills.load(Ordering::SeqCst) == 2
-                || tree
-                    .inspect("node/g/a")
-                    .await
-                    .is_ok_and(|x| x.incarnation > before)
+            fills.load(Ordering::SeqCst) == 2 || tree.inspect("node/g/a").await.is_ok_and(|x| x.incarnation > before)
         })
         .await;
         assert_eq!(fills.load(Ordering::SeqCst), if n == 3 { 2 } else { 1 });
@@ -249,31 +191,18 @@ async fn a_group_that_fails_too_often_is_restarted_by_its_parent() {
 #[tokio::test]
 async fn a_factory_that_fails_or_panics_is_a_failed_start() {
     let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default())
-        .await
-        .unwrap();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let tries = Arc::new(AtomicU64::new(0));
     let (address, log) = (Address::new(8), Log::default());
     let (t, l) = (Arc::clone(&tries), Arc::clone(&log));
-    root.children()
-        .start(Spec::actor("a", address.clone(), move || {
-            match t.fetch_add(1, Ordering::SeqCst) {
-                0 => Err(Fault::new("no disk")),
-                1 => panic!("bad disk"),
-                _ => Ok(Counter {
-                    total: 0,
-                    slot: Slot::new(),
-                    log: Arc::clone(&l),
-                    name: "a",
-                }),
-            }
-        }));
+    root.children().start(Spec::actor("a", address.clone(), move || match t.fetch_add(1, Ordering::SeqCst) {
+        0 => Err(Fault::new("no disk")),
+        1 => panic!("bad disk"),
+        _ => Ok(Counter { total: 0, slot: Slot::new(), log: Arc::clone(&l), name: "a" }),
+    }));
     eventually("third time", async || get(&address).await.is_ok()).await;
     let exits = tree.inspect("node/a").await.unwrap().last_exits;
-    assert_eq!(
-        exits.iter().map(|e| e.kind).collect::<Vec<_>>(),
-        [ExitKind::Start, ExitKind::Start]
-    );
+    assert_eq!(exits.iter().map(|e| e.kind).collect::<Vec<_>>(), [ExitKind::Start, ExitKind::Start]);
     assert!(exits[0].text.contains("no disk") && exits[1].text.contains("bad disk"));
     root.shut_down().await;
 }

@@ -304,3 +304,39 @@ async fn leadership_is_handed_over() {
     c.write(label("after")).await;
     c.root.shut_down().await;
 }
+
+/// `cargo test --release -p muster-raft-member --test member -- --ignored --nocapture`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn appends_per_second() {
+    for members in [1, 3] {
+        let mut c = Cluster::new().await;
+        c.start(1);
+        c.write(found()).await;
+        for n in 2..=members {
+            c.join(n).await;
+        }
+        let leader = c.leader().await;
+        for clients in [1, 64, 256] {
+            let total = 200 * clients + 1000;
+            let started = std::time::Instant::now();
+            let mut running = tokio::task::JoinSet::new();
+            for client in 0..clients {
+                let to = c.members[&leader].0.clone();
+                running.spawn(async move {
+                    for i in 0..total / clients {
+                        let command = label(&format!("{client}-{i}"));
+                        let make = |reply| {
+                            RaftMemberMsg::Propose { command: Box::new(command), deadline_ms: 5000, reply }.into()
+                        };
+                        to.ask(PATIENCE, make).await.unwrap().unwrap();
+                    }
+                });
+            }
+            while running.join_next().await.is_some() {}
+            let per_second = total as f64 / started.elapsed().as_secs_f64();
+            println!("{members} members, {clients} clients: {per_second:.0} per second");
+        }
+        c.root.shut_down().await;
+    }
+}

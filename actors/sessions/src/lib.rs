@@ -1,1 +1,19 @@
-//! muster-sessions
+//! Agent sessions from the managers' side: the host of all sessions of one manager, one actor per session, and the
+//! leader's dispatcher.
+//!
+//! See `OVERVIEW.md`.
+
+pub mod config;
+pub mod core;
+mod dispatcher;
+mod host;
+mod line;
+mod session;
+
+pub use self::config::{DispatcherConfig, SessionsConfig};
+pub use self::dispatcher::{
+    DispatcherPorts, DispatcherShell, Msg as DispatcherMailbox, dispatcher_address, dispatcher_spec,
+};
+pub use self::host::{Arrival, Msg as SessionsMailbox, SessionsPorts, SessionsShell, sessions_address, sessions_spec};
+pub use self::line::Heard;
+pub use self::session::{LeaderCalls, Msg as SessionMailbox, SessionShell};

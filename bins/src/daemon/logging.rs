@@ -1,6 +1,8 @@
 //! Logs go to stderr. ractor and ractor_cluster stay at INFO whatever the filter says: at DEBUG they print whole
 //! frames, keys included.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
@@ -12,10 +14,12 @@ pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::builder().parse(filter).map_err(|e| format!("--log {filter:?}: {e}"))?;
     let quiet = tracing_subscriber::filter::filter_fn(|meta| {
         let noisy = ["ractor", "rustls", "hyper", "h2", "raft_engine"].iter().any(|t| meta.target().starts_with(t));
-        !noisy || *meta.level() <= LevelFilter::INFO
+        // ractor opens a span around each actor that says nothing but a number.
+        !noisy || (*meta.level() <= LevelFilter::INFO && meta.is_event())
     });
     let registry = tracing_subscriber::registry().with(filter);
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(true);
+    let layer =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let installed = match format {
         LogFormat::Text => registry.with(layer.compact().with_filter(quiet)).try_init(),
         LogFormat::Json => registry.with(layer.json().with_filter(quiet)).try_init(),

@@ -142,13 +142,7 @@ pub struct Core {
 impl Core {
     /// A supervisor without children. The seed jitters the backoff.
     pub fn new(intensity: Intensity, seed: u64) -> Self {
-        Self {
-            children: BTreeMap::new(),
-            exits: VecDeque::new(),
-            intensity,
-            runs: 0,
-            entropy: seed,
-        }
+        Self { children: BTreeMap::new(), exits: VecDeque::new(), intensity, runs: 0, entropy: seed }
     }
 
     /// The run that is current for a child; reports of others are stale.
@@ -158,9 +152,7 @@ impl Core {
 
     /// The child was asked to go and has not gone yet.
     pub fn is_stopping(&self, name: &str) -> bool {
-        self.children
-            .get(name)
-            .is_some_and(|c| matches!(c.phase, Phase::Stopping(_)))
+        self.children.get(name).is_some_and(|c| matches!(c.phase, Phase::Stopping(_)))
     }
 
     /// Handles one input.
@@ -172,13 +164,7 @@ impl Core {
                     self.stop(&name, Then::Relaunch, out);
                 }
                 _ => {
-                    let child = Child {
-                        policy,
-                        run: 0,
-                        incarnation: 0,
-                        phase: Phase::Starting,
-                        failures: 0,
-                    };
+                    let child = Child { policy, run: 0, incarnation: 0, phase: Phase::Starting, failures: 0 };
                     self.children.insert(name.clone(), child);
                     self.launch(&name, out);
                 }
@@ -190,12 +176,7 @@ impl Core {
                     child.phase = Phase::Running { since: now };
                 }
             }
-            Input::Exited {
-                name,
-                run,
-                kind,
-                text,
-            } => self.exited(now, &name, run, kind, text, out),
+            Input::Exited { name, run, kind, text } => self.exited(now, &name, run, kind, text, out),
             Input::Stop { name } => {
                 if self.children.contains_key(&name) {
                     self.stop(&name, Then::Remove, out);
@@ -223,18 +204,9 @@ impl Core {
         child.run = run;
         child.incarnation += 1;
         child.phase = Phase::Starting;
-        out.push(Effect::Launch {
-            name: name.to_owned(),
-            run,
-            incarnation: child.incarnation,
-        });
+        out.push(Effect::Launch { name: name.to_owned(), run, incarnation: child.incarnation });
         let after = child.policy.start_deadline;
-        out.push(Effect::SetTimer {
-            name: name.to_owned(),
-            run,
-            timer: Timer::Start,
-            after,
-        });
+        out.push(Effect::SetTimer { name: name.to_owned(), run, timer: Timer::Start, after });
     }
 
     fn stop(&mut self, name: &str, then: Then, out: &mut Vec<Effect>) {
@@ -244,21 +216,10 @@ impl Core {
         match child.phase {
             Phase::Starting | Phase::Running { .. } => {
                 child.phase = Phase::Stopping(then);
-                out.push(Effect::State {
-                    name: name.to_owned(),
-                    state: ActorState::Stopping,
-                });
-                out.push(Effect::Stop {
-                    name: name.to_owned(),
-                    run: child.run,
-                });
+                out.push(Effect::State { name: name.to_owned(), state: ActorState::Stopping });
+                out.push(Effect::Stop { name: name.to_owned(), run: child.run });
                 let after = child.policy.stop_deadline;
-                out.push(Effect::SetTimer {
-                    name: name.to_owned(),
-                    run: child.run,
-                    timer: Timer::Stop,
-                    after,
-                });
+                out.push(Effect::SetTimer { name: name.to_owned(), run: child.run, timer: Timer::Stop, after });
             }
             // A removal is not undone by a restart of the same name, a start after it is: the last wish wins.
             Phase::Stopping(_) => child.phase = Phase::Stopping(then),
@@ -271,41 +232,23 @@ impl Core {
         match then {
             Then::Remove => {
                 self.children.remove(name);
-                out.push(Effect::Removed {
-                    name: name.to_owned(),
-                });
+                out.push(Effect::Removed { name: name.to_owned() });
             }
             Then::Relaunch => self.launch(name, out),
         }
     }
 
-    fn exited(
-        &mut self,
-        now: Moment,
-        name: &str,
-        run: u64,
-        kind: ExitKind,
-        text: String,
-        out: &mut Vec<Effect>,
-    ) {
+    fn exited(&mut self, now: Moment, name: &str, run: u64, kind: ExitKind, text: String, out: &mut Vec<Effect>) {
         let Some(child) = self.current(name, run) else {
             return;
         };
         match child.phase {
             Phase::Stopping(then) => {
-                out.push(Effect::Exit {
-                    name: name.to_owned(),
-                    kind,
-                    text,
-                });
+                out.push(Effect::Exit { name: name.to_owned(), kind, text });
                 self.gone(name, then, out);
             }
             Phase::Starting | Phase::Running { .. } => {
-                out.push(Effect::Exit {
-                    name: name.to_owned(),
-                    kind,
-                    text: text.clone(),
-                });
+                out.push(Effect::Exit { name: name.to_owned(), kind, text: text.clone() });
                 self.unasked(now, name, kind, &text, out);
             }
             Phase::BackingOff | Phase::Ended => {}
@@ -313,14 +256,7 @@ impl Core {
     }
 
     /// An exit that nobody asked for.
-    fn unasked(
-        &mut self,
-        now: Moment,
-        name: &str,
-        kind: ExitKind,
-        text: &str,
-        out: &mut Vec<Effect>,
-    ) {
+    fn unasked(&mut self, now: Moment, name: &str, kind: ExitKind, text: &str, out: &mut Vec<Effect>) {
         let failed = kind != ExitKind::Normal;
         let Some(child) = self.children.get_mut(name) else {
             return;
@@ -333,15 +269,10 @@ impl Core {
         if !again {
             if child.policy.restart == Restart::Temporary {
                 self.children.remove(name);
-                out.push(Effect::Removed {
-                    name: name.to_owned(),
-                });
+                out.push(Effect::Removed { name: name.to_owned() });
             } else {
                 child.phase = Phase::Ended;
-                out.push(Effect::State {
-                    name: name.to_owned(),
-                    state: ActorState::Done,
-                });
+                out.push(Effect::State { name: name.to_owned(), state: ActorState::Done });
             }
             return;
         }
@@ -356,37 +287,20 @@ impl Core {
         let (run, backoff) = (child.run, child.policy.backoff);
 
         self.exits.push_back(now);
-        while self
-            .exits
-            .front()
-            .is_some_and(|at| now.since(*at) > self.intensity.window)
-        {
+        while self.exits.front().is_some_and(|at| now.since(*at) > self.intensity.window) {
             self.exits.pop_front();
         }
         if self.exits.len() > self.intensity.max {
-            out.push(Effect::State {
-                name: name.to_owned(),
-                state: ActorState::Escalated,
-            });
+            out.push(Effect::State { name: name.to_owned(), state: ActorState::Escalated });
             let (max, secs) = (self.intensity.max, self.intensity.window.as_secs());
             out.push(Effect::Escalate {
-                text: format!(
-                    "{name} failed too often (more than {max} exits in {secs} s), last: {text}"
-                ),
+                text: format!("{name} failed too often (more than {max} exits in {secs} s), last: {text}"),
             });
             return;
         }
-        out.push(Effect::State {
-            name: name.to_owned(),
-            state: ActorState::BackingOff,
-        });
+        out.push(Effect::State { name: name.to_owned(), state: ActorState::BackingOff });
         let after = self.delay(backoff, failures);
-        out.push(Effect::SetTimer {
-            name: name.to_owned(),
-            run,
-            timer: Timer::Backoff,
-            after,
-        });
+        out.push(Effect::SetTimer { name: name.to_owned(), run, timer: Timer::Backoff, after });
     }
 
     /// `first` × 1.5ⁿ, at most `cap`, ± 50 %.
@@ -408,43 +322,21 @@ impl Core {
         };
         match (timer, child.phase) {
             (Timer::Start, Phase::Starting) => {
-                out.push(Effect::Kill {
-                    name: name.to_owned(),
-                    run,
-                });
+                out.push(Effect::Kill { name: name.to_owned(), run });
                 let text = "did not start in time".to_owned();
-                out.push(Effect::Exit {
-                    name: name.to_owned(),
-                    kind: ExitKind::Start,
-                    text: text.clone(),
-                });
+                out.push(Effect::Exit { name: name.to_owned(), kind: ExitKind::Start, text: text.clone() });
                 self.unasked(now, name, ExitKind::Start, &text, out);
             }
             (Timer::Backoff, Phase::BackingOff) => self.launch(name, out),
             (Timer::Stop, Phase::Stopping(_)) => {
                 let after = child.policy.stop_deadline;
-                out.push(Effect::Kill {
-                    name: name.to_owned(),
-                    run,
-                });
-                out.push(Effect::SetTimer {
-                    name: name.to_owned(),
-                    run,
-                    timer: Timer::Kill,
-                    after,
-                });
+                out.push(Effect::Kill { name: name.to_owned(), run });
+                out.push(Effect::SetTimer { name: name.to_owned(), run, timer: Timer::Kill, after });
             }
             (Timer::Kill, Phase::Stopping(then)) => {
-                out.push(Effect::State {
-                    name: name.to_owned(),
-                    state: ActorState::Stuck,
-                });
+                out.push(Effect::State { name: name.to_owned(), state: ActorState::Stuck });
                 let text = "ignored stop and kill".to_owned();
-                out.push(Effect::Exit {
-                    name: name.to_owned(),
-                    kind: ExitKind::Stuck,
-                    text,
-                });
+                out.push(Effect::Exit { name: name.to_owned(), kind: ExitKind::Stuck, text });
                 self.gone(name, then, out);
             }
             _ => {}
@@ -471,10 +363,7 @@ mod tests {
     }
     impl World {
         fn new() -> Self {
-            Self {
-                core: Core::new(Intensity::default(), 7),
-                now: Moment(3_600_000_000),
-            }
+            Self { core: Core::new(Intensity::default(), 7), now: Moment(3_600_000_000) }
         }
         fn step(&mut self, input: Input) -> Vec<Effect> {
             let mut out = Vec::new();
@@ -485,41 +374,22 @@ mod tests {
             self.core.run_of("a").unwrap()
         }
         fn start(&mut self, policy: Policy) {
-            self.step(Input::Start {
-                name: "a".into(),
-                policy,
-            });
+            self.step(Input::Start { name: "a".into(), policy });
             let run = self.run();
-            self.step(Input::Started {
-                name: "a".into(),
-                run,
-            });
+            self.step(Input::Started { name: "a".into(), run });
         }
         fn exit(&mut self, kind: ExitKind) -> Vec<Effect> {
             let run = self.run();
-            self.step(Input::Exited {
-                name: "a".into(),
-                run,
-                kind,
-                text: "x".into(),
-            })
+            self.step(Input::Exited { name: "a".into(), run, kind, text: "x".into() })
         }
         fn timer(&mut self, timer: Timer) -> Vec<Effect> {
             let run = self.run();
-            self.step(Input::Timer {
-                name: "a".into(),
-                run,
-                timer,
-            })
+            self.step(Input::Timer { name: "a".into(), run, timer })
         }
     }
     fn backoff_of(effects: &[Effect]) -> Option<Duration> {
         effects.iter().find_map(|e| match e {
-            Effect::SetTimer {
-                timer: Timer::Backoff,
-                after,
-                ..
-            } => Some(*after),
+            Effect::SetTimer { timer: Timer::Backoff, after, .. } => Some(*after),
             _ => None,
         })
     }
@@ -534,10 +404,7 @@ mod tests {
             let launched = w.timer(Timer::Backoff);
             assert!(matches!(launched[0], Effect::Launch { .. }));
             let run = w.run();
-            w.step(Input::Started {
-                name: "a".into(),
-                run,
-            });
+            w.step(Input::Started { name: "a".into(), run });
         }
         assert!(delays[0] >= Duration::from_millis(250) && delays[0] <= Duration::from_millis(750));
         assert!(delays[4] >= Duration::from_millis(1265), "{delays:?}");
@@ -551,10 +418,7 @@ mod tests {
             w.exit(ExitKind::Error);
             w.timer(Timer::Backoff);
             let run = w.run();
-            w.step(Input::Started {
-                name: "a".into(),
-                run,
-            });
+            w.step(Input::Started { name: "a".into(), run });
         }
         w.now = w.now + Duration::from_secs(31);
         assert!(backoff_of(&w.exit(ExitKind::Error)).unwrap() <= Duration::from_millis(750));
@@ -570,26 +434,16 @@ mod tests {
             assert_eq!(escalated, n == 10, "exit {n}");
             w.timer(Timer::Backoff);
             let run = w.run();
-            w.step(Input::Started {
-                name: "a".into(),
-                run,
-            });
+            w.step(Input::Started { name: "a".into(), run });
         }
         let mut w = World::new();
         w.start(POLICY);
         for _ in 0..30 {
             w.now = w.now + Duration::from_secs(10);
-            assert!(
-                !w.exit(ExitKind::Panic)
-                    .iter()
-                    .any(|e| matches!(e, Effect::Escalate { .. }))
-            );
+            assert!(!w.exit(ExitKind::Panic).iter().any(|e| matches!(e, Effect::Escalate { .. })));
             w.timer(Timer::Backoff);
             let run = w.run();
-            w.step(Input::Started {
-                name: "a".into(),
-                run,
-            });
+            w.step(Input::Started { name: "a".into(), run });
         }
     }
 
@@ -599,12 +453,7 @@ mod tests {
         w.start(POLICY);
         let run = w.run();
         w.step(Input::Stop { name: "a".into() });
-        let effects = w.step(Input::Exited {
-            name: "a".into(),
-            run,
-            kind: ExitKind::Killed,
-            text: String::new(),
-        });
+        let effects = w.step(Input::Exited { name: "a".into(), run, kind: ExitKind::Killed, text: String::new() });
         assert!(effects.contains(&Effect::Removed { name: "a".into() }));
         assert_eq!(w.core.run_of("a"), None);
     }
@@ -617,23 +466,11 @@ mod tests {
         let old = w.run();
         assert!(matches!(w.timer(Timer::Stop)[0], Effect::Kill { .. }));
         let effects = w.timer(Timer::Kill);
-        assert!(effects.contains(&Effect::State {
-            name: "a".into(),
-            state: ActorState::Stuck
-        }));
-        assert!(
-            effects
-                .iter()
-                .any(|e| matches!(e, Effect::Launch { incarnation: 2, .. }))
-        );
+        assert!(effects.contains(&Effect::State { name: "a".into(), state: ActorState::Stuck }));
+        assert!(effects.iter().any(|e| matches!(e, Effect::Launch { incarnation: 2, .. })));
         // The old one's exit, whenever it comes, changes nothing.
         assert_eq!(
-            w.step(Input::Exited {
-                name: "a".into(),
-                run: old,
-                kind: ExitKind::Killed,
-                text: String::new()
-            }),
+            w.step(Input::Exited { name: "a".into(), run: old, kind: ExitKind::Killed, text: String::new() }),
             []
         );
     }
@@ -649,21 +486,14 @@ mod tests {
         ] {
             let mut w = World::new();
             w.start(Policy { restart, ..POLICY });
-            assert_eq!(
-                backoff_of(&w.exit(kind)).is_some(),
-                again,
-                "{restart:?} {kind:?}"
-            );
+            assert_eq!(backoff_of(&w.exit(kind)).is_some(), again, "{restart:?} {kind:?}");
         }
     }
 
     #[test]
     fn a_start_that_takes_too_long_counts_as_a_failure() {
         let mut w = World::new();
-        w.step(Input::Start {
-            name: "a".into(),
-            policy: POLICY,
-        });
+        w.step(Input::Start { name: "a".into(), policy: POLICY });
         let effects = w.timer(Timer::Start);
         assert!(matches!(effects[0], Effect::Kill { .. }));
         assert!(backoff_of(&effects).is_some());

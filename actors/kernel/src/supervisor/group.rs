@@ -19,23 +19,15 @@ pub(crate) fn launch_group(
     intensity: Intensity,
     fill: impl Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static,
 ) -> Arc<dyn Launch> {
-    Arc::new(GroupLaunch {
-        intensity,
-        fill: Arc::new(fill),
-    })
+    Arc::new(GroupLaunch { intensity, fill: Arc::new(fill) })
 }
 
 impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for GroupLaunch<F> {
     fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>> {
         let (intensity, fill) = (self.intensity, Arc::clone(&self.fill));
         Box::pin(async move {
-            let children =
-                Children::spawn(start.path, start.tree, intensity, Some(start.supervisor)).await?;
-            let handle = GroupHandle {
-                children: children.clone(),
-                siblings: start.siblings,
-                name: start.name,
-            };
+            let children = Children::spawn(start.path, start.tree, intensity, Some(start.supervisor)).await?;
+            let handle = GroupHandle { children: children.clone(), siblings: start.siblings, name: start.name };
             start.vitals.set_handle(Arc::new(handle));
             if let Err(fault) = fill(&children) {
                 children.shut_down().await;

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{ActorState, CrashHow, ExitKind};
-use ractor::{
-    Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, ActorRuntime, ActorStatus,
-    SupervisionEvent,
-};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, ActorRuntime, ActorStatus, SupervisionEvent};
 use tokio::sync::oneshot;
 
 use super::core::{Core, Effect, Input, Policy, Timer};
@@ -19,23 +16,10 @@ use crate::{Clock, Fault, Intensity, Spec, Tree};
 
 pub(crate) enum SupervisorMsg {
     Start(Box<Spec>),
-    Stop {
-        name: String,
-        done: Option<oneshot::Sender<()>>,
-    },
-    Restart {
-        name: String,
-    },
-    Launched {
-        name: String,
-        run: u64,
-        result: Result<ActorCell, Fault>,
-    },
-    Timer {
-        name: String,
-        run: u64,
-        timer: Timer,
-    },
+    Stop { name: String, done: Option<oneshot::Sender<()>> },
+    Restart { name: String },
+    Launched { name: String, run: u64, result: Result<ActorCell, Fault> },
+    Timer { name: String, run: u64, timer: Timer },
     Crash(CrashHow),
 }
 impl ractor::Message for SupervisorMsg {}
@@ -49,64 +33,36 @@ pub struct Children {
 impl Children {
     /// Starts a child, or replaces the one of that name (the old one stops first).
     pub fn start(&self, spec: Spec) {
-        let _gone = self
-            .supervisor
-            .send_message(SupervisorMsg::Start(Box::new(spec)));
+        let _gone = self.supervisor.send_message(SupervisorMsg::Start(Box::new(spec)));
     }
     /// Asks a child to stop; it does not come back.
     pub fn stop(&self, name: &str) {
-        let _gone = self.supervisor.send_message(SupervisorMsg::Stop {
-            name: name.to_owned(),
-            done: None,
-        });
+        let _gone = self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: None });
     }
     /// Asks a child to stop and waits until it has gone, or was given up as stuck. Not from inside a handler.
     pub async fn stop_and_wait(&self, name: &str) {
         let (tx, rx) = oneshot::channel();
-        if self
-            .supervisor
-            .send_message(SupervisorMsg::Stop {
-                name: name.to_owned(),
-                done: Some(tx),
-            })
-            .is_ok()
-        {
+        if self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: Some(tx) }).is_ok() {
             let _gone = rx.await;
         }
     }
     /// Asks a child to stop and starts it again.
     pub fn restart(&self, name: &str) {
-        let _gone = self.supervisor.send_message(SupervisorMsg::Restart {
-            name: name.to_owned(),
-        });
+        let _gone = self.supervisor.send_message(SupervisorMsg::Restart { name: name.to_owned() });
     }
     /// Stops all children in reverse start order, and the group itself.
     pub async fn shut_down(&self) {
         let cell = self.supervisor.get_cell();
-        if cell
-            .stop_and_wait(Some("shutdown".to_owned()), Some(SHUTDOWN_LIMIT))
-            .await
-            .is_err()
-        {
+        if cell.stop_and_wait(Some("shutdown".to_owned()), Some(SHUTDOWN_LIMIT)).await.is_err() {
             cell.kill();
         }
     }
 
     /// An actor's own group of children.
-    pub(crate) fn launch(
-        path: String,
-        tree: Tree,
-        intensity: Intensity,
-        parent: ActorCell,
-    ) -> Self {
-        let args = SupervisorArgs {
-            path,
-            tree,
-            intensity,
-        };
-        let (supervisor, _starting) =
-            ActorRuntime::spawn_linked_instant(None, SupervisorActor, args, parent)
-                .expect("an unnamed actor can always be spawned");
+    pub(crate) fn launch(path: String, tree: Tree, intensity: Intensity, parent: ActorCell) -> Self {
+        let args = SupervisorArgs { path, tree, intensity };
+        let (supervisor, _starting) = ActorRuntime::spawn_linked_instant(None, SupervisorActor, args, parent)
+            .expect("an unnamed actor can always be spawned");
         Self { supervisor }
     }
     pub(crate) fn cell(&self) -> ActorCell {
@@ -121,11 +77,7 @@ impl Children {
         intensity: Intensity,
         parent: Option<ActorCell>,
     ) -> Result<Self, Fault> {
-        let args = SupervisorArgs {
-            path,
-            tree,
-            intensity,
-        };
+        let args = SupervisorArgs { path, tree, intensity };
         let spawned = match parent {
             Some(parent) => Actor::spawn_linked(None, SupervisorActor, args, parent).await,
             None => Actor::spawn(None, SupervisorActor, args).await,
@@ -153,11 +105,7 @@ impl Supervisor {
         let registration = tree.register(Arc::clone(&vitals));
         let children = Children::spawn(path.to_owned(), tree, intensity, None).await?;
         vitals.enter(ActorState::Healthy);
-        Ok(Self {
-            children,
-            vitals,
-            _registration: registration,
-        })
+        Ok(Self { children, vitals, _registration: registration })
     }
     /// Its children.
     pub fn children(&self) -> &Children {
@@ -234,11 +182,7 @@ impl Actor for SupervisorActor {
     type State = State;
     type Arguments = SupervisorArgs;
 
-    async fn pre_start(
-        &self,
-        me: ActorRef<Self::Msg>,
-        args: Self::Arguments,
-    ) -> Result<State, ActorProcessingErr> {
+    async fn pre_start(&self, me: ActorRef<Self::Msg>, args: Self::Arguments) -> Result<State, ActorProcessingErr> {
         let core = Core::new(args.intensity, rand::random());
         Ok(State {
             args,
@@ -251,12 +195,7 @@ impl Actor for SupervisorActor {
         })
     }
 
-    async fn handle(
-        &self,
-        me: ActorRef<Self::Msg>,
-        msg: Self::Msg,
-        s: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn handle(&self, me: ActorRef<Self::Msg>, msg: Self::Msg, s: &mut State) -> Result<(), ActorProcessingErr> {
         match msg {
             SupervisorMsg::Start(spec) => s.start(*spec),
             SupervisorMsg::Stop { name, done } => {
@@ -270,9 +209,7 @@ impl Actor for SupervisorActor {
             SupervisorMsg::Restart { name } => s.step(Input::Restart { name }),
             SupervisorMsg::Launched { name, run, result } => s.launched(name, run, result),
             SupervisorMsg::Timer { name, run, timer } => s.step(Input::Timer { name, run, timer }),
-            SupervisorMsg::Crash(CrashHow::Panic) => {
-                Err(Panicked("crashed on request".to_owned()).into())
-            }
+            SupervisorMsg::Crash(CrashHow::Panic) => Err(Panicked("crashed on request".to_owned()).into()),
             SupervisorMsg::Crash(CrashHow::Error) => Err("failed on request".into()),
             SupervisorMsg::Crash(CrashHow::Kill) => {
                 me.get_cell().kill();
@@ -294,32 +231,19 @@ impl Actor for SupervisorActor {
         let (cell, kind, text) = match event {
             SupervisionEvent::ActorFailed(cell, error) => {
                 let text = error.to_string();
-                let kind = if error.is::<Panicked>() {
-                    ExitKind::Panic
-                } else {
-                    ExitKind::Error
-                };
+                let kind = if error.is::<Panicked>() { ExitKind::Panic } else { ExitKind::Error };
                 (cell, kind, text)
             }
             SupervisionEvent::ActorTerminated(cell, state, reason) => {
                 drop(state);
                 let text = reason.unwrap_or_default();
-                let kind = if text == "killed" {
-                    ExitKind::Killed
-                } else {
-                    ExitKind::Normal
-                };
+                let kind = if text == "killed" { ExitKind::Killed } else { ExitKind::Normal };
                 (cell, kind, text)
             }
             _ => return Ok(()),
         };
         match s.running.remove(&cell.get_id()) {
-            Some((name, run)) => s.step(Input::Exited {
-                name,
-                run,
-                kind,
-                text,
-            }),
+            Some((name, run)) => s.step(Input::Exited { name, run, kind, text }),
             None => {
                 if s.early.len() == EARLY_KEPT {
                     s.early.pop_front();
@@ -330,22 +254,10 @@ impl Actor for SupervisorActor {
         }
     }
 
-    async fn post_stop(
-        &self,
-        _me: ActorRef<Self::Msg>,
-        s: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
-        let mut in_order: Vec<(&u64, &String)> = s
-            .children
-            .iter()
-            .map(|(name, c)| (&c.order, name))
-            .collect();
+    async fn post_stop(&self, _me: ActorRef<Self::Msg>, s: &mut State) -> Result<(), ActorProcessingErr> {
+        let mut in_order: Vec<(&u64, &String)> = s.children.iter().map(|(name, c)| (&c.order, name)).collect();
         in_order.sort();
-        let names: Vec<String> = in_order
-            .into_iter()
-            .rev()
-            .map(|(_, name)| name.clone())
-            .collect();
+        let names: Vec<String> = in_order.into_iter().rev().map(|(_, name)| name.clone()).collect();
         for name in names {
             if let Some(child) = s.children.remove(&name) {
                 child.stop_in_order().await;
@@ -363,10 +275,7 @@ impl Child {
         }
         self.vitals.enter(ActorState::Stopping);
         let deadline = Some(self.spec.stop_deadline);
-        if cell
-            .stop_and_wait(Some("shutdown".to_owned()), deadline)
-            .await
-            .is_err()
+        if cell.stop_and_wait(Some("shutdown".to_owned()), deadline).await.is_err()
             && cell.kill_and_wait(deadline).await.is_err()
         {
             self.vitals.enter(ActorState::Stuck);
@@ -405,12 +314,7 @@ impl State {
         self.step(Input::Start { name, policy })
     }
 
-    fn launched(
-        &mut self,
-        name: String,
-        run: u64,
-        result: Result<ActorCell, Fault>,
-    ) -> Result<(), ActorProcessingErr> {
+    fn launched(&mut self, name: String, run: u64, result: Result<ActorCell, Fault>) -> Result<(), ActorProcessingErr> {
         let current = self.core.run_of(&name) == Some(run);
         match result {
             Ok(cell) if !current => {
@@ -422,14 +326,8 @@ impl State {
             Ok(cell) => {
                 let id = cell.get_id();
                 if let Some(at) = self.early.iter().position(|(early, _, _)| *early == id) {
-                    let (_, kind, text) =
-                        self.early.remove(at).expect("the position was just found");
-                    return self.step(Input::Exited {
-                        name,
-                        run,
-                        kind,
-                        text,
-                    });
+                    let (_, kind, text) = self.early.remove(at).expect("the position was just found");
+                    return self.step(Input::Exited { name, run, kind, text });
                 }
                 self.running.insert(id, (name.clone(), run));
                 if self.core.is_stopping(&name) {
@@ -440,12 +338,7 @@ impl State {
                 }
                 self.step(Input::Started { name, run })
             }
-            Err(fault) => self.step(Input::Exited {
-                name,
-                run,
-                kind: ExitKind::Start,
-                text: fault.0,
-            }),
+            Err(fault) => self.step(Input::Exited { name, run, kind: ExitKind::Start, text: fault.0 }),
         }
     }
 
@@ -460,11 +353,7 @@ impl State {
 
     fn perform(&mut self, effect: Effect) -> Result<(), ActorProcessingErr> {
         match effect {
-            Effect::Launch {
-                name,
-                run,
-                incarnation,
-            } => self.launch(name, run, incarnation),
+            Effect::Launch { name, run, incarnation } => self.launch(name, run, incarnation),
             Effect::Stop { name, run } => {
                 if let Some(cell) = self.cell(&name, run) {
                     cell.stop(Some("stopped".to_owned()));
@@ -475,12 +364,7 @@ impl State {
                     cell.kill();
                 }
             }
-            Effect::SetTimer {
-                name,
-                run,
-                timer,
-                after,
-            } => {
+            Effect::SetTimer { name, run, timer, after } => {
                 let me = self.me.supervisor.clone();
                 tokio::spawn(async move {
                     tokio::time::sleep(after).await;
@@ -522,12 +406,7 @@ impl State {
     }
 
     fn cell(&self, name: &str, run: u64) -> Option<&ActorCell> {
-        self.children
-            .get(name)?
-            .cell
-            .as_ref()
-            .filter(|(of, _)| *of == run)
-            .map(|(_, cell)| cell)
+        self.children.get(name)?.cell.as_ref().filter(|(of, _)| *of == run).map(|(_, cell)| cell)
     }
 
     fn launch(&mut self, name: String, run: u64, incarnation: u64) {
@@ -549,9 +428,7 @@ impl State {
         tokio::spawn(async move {
             let result = launching.await;
             let late = result.as_ref().ok().cloned();
-            if me
-                .send_message(SupervisorMsg::Launched { name, run, result })
-                .is_err()
+            if me.send_message(SupervisorMsg::Launched { name, run, result }).is_err()
                 && let Some(cell) = late
             {
                 cell.kill();

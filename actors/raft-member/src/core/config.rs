@@ -20,10 +20,11 @@ pub struct RaftConfig {
     pub hint_again: Duration,
     pub hint_tries: u8,
 
-    /// Append messages on their way to one follower. Each turn makes at most one, so this is a window of turns.
+    /// Append messages on their way to one follower. Each turn makes about one, so this is a window of turns; while a
+    /// follower catches up, this times `max_size_per_msg` is what waits in the mesh for it.
     pub max_inflight_msgs: usize,
     /// Entries of one append message. A message must fit a frame of 1 MiB together with one command of
-    /// `max_command` bytes that overshoots the limit.
+    /// `max_command` bytes that overshoots the limit. (Raft's `batch_append` would merge messages beyond any limit.)
     pub max_size_per_msg: u64,
     /// Uncommitted bytes that a leader keeps before raft drops proposals: above `max_proposal_bytes`, so that our
     /// own bound answers `Busy` first.
@@ -86,7 +87,7 @@ impl Default for RaftConfig {
             hint_spread: Duration::from_millis(50),
             hint_again: Duration::from_millis(100),
             hint_tries: 4,
-            max_inflight_msgs: 256,
+            max_inflight_msgs: 64,
             max_size_per_msg: 256 << 10,
             max_uncommitted: 64 << 20,
             max_apply_bytes: 4 << 20,
@@ -139,7 +140,6 @@ impl RaftConfig {
             max_committed_size_per_ready: self.max_apply_bytes,
             check_quorum: true,
             pre_vote: true,
-            batch_append: true,
             ..raft::Config::default()
         }
     }

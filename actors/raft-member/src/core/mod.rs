@@ -9,8 +9,8 @@
 //!
 //! # Driving it
 //! ```text
-//! let mut core = RaftCore::found(config, me, seed, now)?;            // founds a cluster, or
-//! let mut core = RaftCore::open(config, me, recovered, seed, now)?;  // resumes; `Recovered::default()`: an empty copy
+//! let mut core = RaftCore::found(config, me, seed, now, logger())?;            // founds a cluster, or
+//! let mut core = RaftCore::open(config, me, recovered, seed, now, logger())?;  // resumes; `Recovered::default()`: an empty copy
 //! loop {
 //!     core.step(now, input);        // any number of inputs: cheap, nothing leaves yet
 //!     let batch = core.turn(now)?;  // one round for all of them: this is what batches proposals and writes

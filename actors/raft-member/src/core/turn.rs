@@ -131,7 +131,7 @@ impl RaftCore {
         // DURABLE-2. A leader replicates while its own write is on its way, once its term is durable: a lone voter
         // is elected in the same breath, and would otherwise lead the same term twice after a crash.
         let waits_for =
-            self.in_flight.back().map(|f| f.write).filter(|_| !(leads && self.durable.term == term) && !early_vote);
+            self.in_flight.back().map(|f| f.write).filter(|_| !(early_vote || leads && self.durable.term == term));
         match waits_for {
             Some(write) => self.held.push_back((write, outbound)),
             None => self.out.send.extend(outbound),

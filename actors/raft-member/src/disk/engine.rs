@@ -217,7 +217,7 @@ impl LogDisk for EngineDisk {
         if let Some(index) = newer {
             self.snapshots.forget_before(index);
         }
-        if newer.is_some() || self.meta.number % PURGE_EVERY == 0 {
+        if newer.is_some() || self.meta.number.is_multiple_of(PURGE_EVERY) {
             self.engine.purge_expired_files().map_err(|e| LogFault::io(&self.dir, e))?;
         }
         Ok(())

@@ -99,12 +99,14 @@ impl SnapshotFiles {
     pub fn in_dir(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
-    fn path(&self, index: u64) -> PathBuf {
-        self.dir.join(format!("snapshot-{index:020}"))
+    /// The digest is in the name: what an earlier incarnation may still be writing cannot land on ours.
+    fn path(&self, head: &SnapshotHead) -> PathBuf {
+        let mark = u32::from_be_bytes([head.digest[0], head.digest[1], head.digest[2], head.digest[3]]);
+        self.dir.join(format!("snapshot-{:020}-{mark:08x}", head.index))
     }
     /// Atomic: written beside, synced, renamed, and the directory synced.
     pub fn store(&self, head: &SnapshotHead, data: &[u8]) -> Result<(), LogFault> {
-        let path = self.path(head.index);
+        let path = self.path(head);
         let beside = path.with_extension("tmp");
         let write = || {
             let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&beside)?;
@@ -117,7 +119,7 @@ impl SnapshotFiles {
     }
     /// Reads and verifies.
     pub fn load(&self, head: &SnapshotHead) -> Result<Vec<u8>, LogFault> {
-        let path = self.path(head.index);
+        let path = self.path(head);
         let mut data = Vec::new();
         match File::open(&path).and_then(|mut f| f.read_to_end(&mut data)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -133,9 +135,8 @@ impl SnapshotFiles {
     }
     /// Removes those older than `index`. Best effort: a leftover costs space, and the next call finds it.
     pub fn forget_before(&self, index: u64) {
-        self.remove(|name| {
-            name.strip_prefix("snapshot-").and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < index)
-        });
+        let index_of = |name: &str| name.strip_prefix("snapshot-")?.get(..20)?.parse::<u64>().ok();
+        self.remove(|name| index_of(name).is_some_and(|n| n < index));
     }
     /// Removes what an interrupted write left. Only while nobody else writes here.
     pub fn forget_unfinished(&self) {

@@ -29,14 +29,15 @@ impl SimDisk {
     }
     /// Makes everything up to this write durable.
     pub fn sync(&mut self, number: u64) {
-        while let Some(write) = self.loose.pop_front_if(|w| w.number <= number) {
+        while self.loose.front().is_some_and(|w| w.number <= number) {
+            let write = self.loose.pop_front().expect("there is a front");
             let snapshots = &self.snapshots;
             self.durable.apply(&write, |head| snapshots.get(&head.index).cloned());
         }
     }
     /// The power goes; of what was not synced the first `survive` writes happen to have reached the platter.
     pub fn crash(&mut self, survive: usize) {
-        if let Some(last) = self.loose.iter().take(survive).last().map(|w| w.number) {
+        if let Some(last) = self.loose.iter().take(survive).next_back().map(|w| w.number) {
             self.sync(last);
         }
         self.loose.clear();

@@ -118,7 +118,7 @@ fn serve(
         }
         batches += 1;
         rested = false;
-        if batches % REST_EVERY == 0 {
+        if u64::is_multiple_of(batches, REST_EVERY) {
             disk.rest()?;
         }
     }

@@ -31,6 +31,11 @@ pub struct AskId(pub u64);
 /// A step that was started and ends exactly once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StepId(pub u64);
+impl std::fmt::Display for StepId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// What the core is told.
 #[derive(Clone, Debug)]

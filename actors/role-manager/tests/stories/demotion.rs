@@ -85,6 +85,7 @@ fn a_node_deleted_while_its_demotion_is_queued_is_not_brought_back() {
     world.hold_seats = true;
     world.demote(3);
     world.turn();
+    world.lawless = true;
     world.tables.nodes.remove(&id(3));
     world.hold_seats = false;
     world.settle();

@@ -212,3 +212,40 @@ fn a_lying_leader_panics_nobody() {
         }
     }
 }
+
+fn asks_for_vote(w: &mut World, from: u64, term: u64) -> Vec<PacketKind> {
+    let mut p = heartbeat(from, 2, term);
+    p.kind = PacketKind::RequestVote;
+    (p.index, p.log_term) = (1000, 1000);
+    p.context = b"CampaignTransfer".to_vec();
+    let now = w.now;
+    let core = w.nodes.get_mut(&2).unwrap().core.as_mut().unwrap();
+    core.step(now, Input::Packets { node: node_id(from as usize), peer_seat: Some(RaftId(from)), packets: vec![p] });
+    let batch = core.turn(now).unwrap();
+    batch.send.into_iter().filter(|o| !o.packet.reject).map(|o| o.packet.kind).collect()
+}
+
+#[test]
+fn a_vote_leaves_only_once_it_is_durable() {
+    let mut w = World::cluster(84, 3);
+    w.run(ms(300));
+    assert_eq!(asks_for_vote(&mut w, 3, 2000), []);
+    let core = w.nodes.get_mut(&2).unwrap().core.as_mut().unwrap();
+    core.step(w.now, Input::Persisted { number: u64::MAX });
+    let sent = core.turn(w.now).unwrap().send;
+    assert!(sent.iter().any(|o| o.packet.kind == PacketKind::RequestVoteResponse && !o.packet.reject));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn voting_before_the_sync_votes_twice_in_a_term() {
+    let mut w = World::seeded(85);
+    w.config.sabotage.vote_before_sync = true;
+    w.grow(3);
+    w.run(ms(300));
+    for from in [3, 1] {
+        assert_eq!(asks_for_vote(&mut w, from, 2000), [PacketKind::RequestVoteResponse]);
+        w.crash(2, 0);
+        w.restart(2);
+    }
+}

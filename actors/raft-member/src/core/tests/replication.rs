@@ -202,6 +202,32 @@ fn the_same_seed_gives_the_same_run() {
     assert_eq!(run(13), run(13));
 }
 
+#[test]
+fn a_follower_that_missed_megabytes_catches_up_in_packets_that_fit_a_frame() {
+    let mut w = World::cluster(14, 3);
+    w.run(ms(300));
+    w.crash(3, 0);
+    for i in 0..12 {
+        let asks: Vec<_> =
+            (0..4).map(|j| w.propose(1, label(&format!("k{j}"), &format!("{i}{}", "x".repeat(200_000))))).collect();
+        for ask in asks {
+            w.applied(ask);
+        }
+    }
+    w.restart(3);
+    let at = w.core(1).tables().revision;
+    w.until("it catches up", |w| w.core(3).tables().revision >= at);
+}
+
+#[test]
+fn a_command_that_fits_no_frame_is_refused() {
+    let mut w = World::cluster(15, 1);
+    let ask = w.propose(1, label("a", &"x".repeat(600_000)));
+    assert!(matches!(w.outcome(ask), Err(ProposeError::TooLarge { .. })));
+    let ask = w.propose(1, label("a", &"x".repeat(2_000_000)));
+    assert!(matches!(w.outcome(ask), Err(ProposeError::TooLarge { .. })));
+}
+
 #[cfg(feature = "sabotage")]
 #[test]
 fn acknowledging_before_the_sync_is_noticed() {

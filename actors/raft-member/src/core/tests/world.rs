@@ -453,6 +453,8 @@ impl World {
         if !lost {
             let delay = Duration::from_micros(200 + self.dice.roll() % 1500);
             let seat = packets[0].from;
+            let bytes = muster_messages::wire::encode(&packets).expect("it fits a frame").len();
+            assert!(bytes < 900 << 10, "{bytes} bytes in one packet");
             self.schedule(delay, Event::Packets { to, from: node_id(from), seat, packets, snapshot });
         }
         !lost
