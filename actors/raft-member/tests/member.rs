@@ -1,5 +1,7 @@
 //! The actor on a real disk: three members in one process, joined by a transport without sockets.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
