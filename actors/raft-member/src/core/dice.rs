@@ -25,4 +25,8 @@ impl Dice {
         let micros = u64::try_from(at_most.as_micros()).unwrap_or(u64::MAX - 1);
         Duration::from_micros(self.roll() % (micros + 1))
     }
+    #[cfg(test)]
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.roll().is_multiple_of(n)
+    }
 }

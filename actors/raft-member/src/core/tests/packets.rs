@@ -103,20 +103,20 @@ fn nothing_a_peer_sends_panics_a_member() {
             2 => 0,
             _ => term,
         };
-        p.log_term = if w.dice.roll() % 2 == 0 { term } else { pick(&mut w) };
+        p.log_term = if w.dice.one_in(2) { term } else { pick(&mut w) };
         p.index = pick(&mut w);
         p.commit = pick(&mut w);
         p.commit_term = pick(&mut w);
-        p.reject = w.dice.roll() % 2 == 0;
+        p.reject = w.dice.one_in(2);
         p.reject_hint = pick(&mut w);
-        p.request_snapshot = if w.dice.roll() % 9 == 0 { pick(&mut w) } else { 0 };
+        p.request_snapshot = if w.dice.one_in(9) { pick(&mut w) } else { 0 };
         for i in 0..w.dice.roll() % 3 {
             let kind =
                 [EntryKind::Normal, EntryKind::ConfChange, EntryKind::ConfChangeV2][(w.dice.roll() % 3) as usize];
-            let index = if w.dice.roll() % 4 == 0 { pick(&mut w) } else { p.index.saturating_add(1 + i) };
+            let index = if w.dice.one_in(4) { pick(&mut w) } else { p.index.saturating_add(1 + i) };
             p.entries.push(RaftEntry { kind, term: p.log_term, index, data: vec![], context: vec![] });
         }
-        if w.dice.roll() % 3 == 0 {
+        if w.dice.one_in(3) {
             let (index, term) = (pick(&mut w), pick(&mut w));
             p.snapshot =
                 Some(SnapshotHead { index, term, voters: vec![1, to], learners: vec![], bytes: 3, digest: [0; 32] });
@@ -138,13 +138,13 @@ fn nothing_a_peer_sends_panics_a_member() {
         if forges_log {
             p.kind = PacketKind::RequestPreVote;
         }
-        let input = if p.kind == PacketKind::Snapshot && w.dice.roll() % 2 == 0 {
+        let input = if p.kind == PacketKind::Snapshot && w.dice.one_in(2) {
             Input::SnapshotReceived { node, peer_seat: Some(RaftId(from)), packet: Box::new(p), data: vec![1, 2, 3] }
         } else {
             Input::Packets { node, peer_seat: Some(RaftId(from)), packets: vec![p] }
         };
         w.tell(to as usize, input);
-        if w.dice.roll() % 20 == 0 {
+        if w.dice.one_in(20) {
             w.run(ms(1));
         }
     }
@@ -179,7 +179,7 @@ fn a_lying_leader_panics_nobody() {
             p.index = (last + dice.roll() % 4).saturating_sub(2);
             p.commit = last + dice.roll() % 3;
             p.log_term = dice.roll() % (term + 2);
-            p.reject = dice.roll() % 3 == 0;
+            p.reject = dice.one_in(3);
             p.reject_hint = dice.roll() % (last + 2);
             let entries = if p.kind == PacketKind::Append {
                 dice.roll() % 3
@@ -202,11 +202,11 @@ fn a_lying_leader_panics_nobody() {
             );
             let batch = core.turn(now).expect("no fault");
             if let Some(last) = batch.make_durable.last()
-                && dice.roll() % 2 == 0
+                && dice.one_in(2)
             {
                 core.step(now, Input::Persisted { number: last.number });
             }
-            if dice.roll() % 5 == 0 {
+            if dice.one_in(5) {
                 core.step(now, Input::Tick);
             }
         }

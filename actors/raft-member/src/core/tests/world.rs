@@ -475,7 +475,7 @@ impl World {
                 panic!("n{other} and n{n} both lead term {}", s.term);
             }
         }
-        if self.now.0 % 50_000 != 0 {
+        if !self.now.0.is_multiple_of(50_000) {
             return;
         }
         let mut terms: BTreeMap<u64, u64> = BTreeMap::new();
