@@ -1,0 +1,273 @@
+//! The actor itself, between a raft member and a mesh that are probes: mailboxes without behaviour.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::{Address, AskError, Intensity, Recipient, Slot, Spec, Supervisor, Tree};
+use muster_messages::protocol::{Applied, MeshMsg, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg, WishAccepted};
+use muster_messages::wire::{SeatReply, SeatRequest};
+use muster_messages::*;
+use muster_role_manager::{Config, Msg, Ports, RoleManagerShell};
+use tokio::sync::{mpsc, watch};
+
+use crate::world::{World, id};
+
+const LONG: Duration = Duration::from_secs(20);
+
+struct Stage {
+    tables: Tables,
+    publish: watch::Sender<Arc<Replica>>,
+    raft: mpsc::UnboundedReceiver<RaftMemberMsg>,
+    mesh: mpsc::UnboundedReceiver<MeshMsg>,
+    view: watch::Receiver<Arc<RoleView>>,
+    roles: Address<Msg>,
+    tree: Tree,
+    root: Supervisor,
+}
+
+fn probe<P: Send + 'static>() -> (Recipient<P>, mpsc::UnboundedReceiver<P>) {
+    let (tx, rx) = mpsc::unbounded_channel();
+    (Recipient::new(move |m| tx.send(m).map_err(|_| muster_kernel::Undeliverable::Down)), rx)
+}
+
+impl Stage {
+    async fn set(managers: u64, workers: u64) -> Self {
+        let tables = World::new(managers, workers).tables;
+        let (publish, replica) = watch::channel(Arc::default());
+        let (view, seen) = watch::channel(Arc::default());
+        let (view, slot) = (Arc::new(view), Slot::new());
+        let ((raft, raft_heard), (mesh, mesh_heard)) = (probe(), probe());
+        let (roles, tree) = (Address::new(64), Tree::new());
+        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+        let stage = Self { tables, publish, raft: raft_heard, mesh: mesh_heard, view: seen, roles, tree, root };
+        stage.show();
+        let ports = Ports { raft, mesh, replica, view };
+        stage.root.children().start(Spec::actor("role-manager", stage.roles.clone(), move || {
+            Ok(RoleManagerShell::new(id(1), Config::default(), ports.clone(), slot.clone()))
+        }));
+        stage.healthy(1).await;
+        stage
+    }
+    async fn healthy(&self, incarnation: u64) {
+        for _ in 0..4000 {
+            if let Ok(actor) = self.tree.inspect("node/role-manager").await
+                && (actor.incarnation, actor.state) == (incarnation, ActorState::Healthy)
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("incarnation {incarnation} never became healthy");
+    }
+    /// Publishes the tables, with every voter answering.
+    fn show(&self) {
+        let at = self.tables.revision;
+        let progress = |m: &Member| PeerProgress {
+            raft_id: m.raft_id,
+            node: Some(m.node),
+            voter: m.voter,
+            matched: at.0,
+            acked_ago: Some(Duration::ZERO),
+            in_snapshot: false,
+        };
+        let raft = RaftStatus {
+            raft_id: Some(RaftId(1)),
+            role: RaftRole::Leader,
+            term: Term(3),
+            leader: Some(RaftId(1)),
+            leader_node: Some(id(1)),
+            commit: at,
+            applied: at,
+            leading: true,
+            progress: self.tables.members.values().map(progress).collect(),
+        };
+        self.publish.send_replace(Arc::new(Replica { tables: self.tables.clone(), raft }));
+    }
+    async fn heard(&mut self) -> RaftMemberMsg {
+        tokio::time::timeout(LONG, self.raft.recv()).await.expect("something is proposed").unwrap()
+    }
+    /// Applies the next command and answers it.
+    async fn apply_command(&mut self) -> Command {
+        let RaftMemberMsg::Propose { command, reply, .. } = self.heard().await else { panic!("a command first") };
+        let at = self.tables.revision.next();
+        let result = muster_store::apply(&mut self.tables, at, &command);
+        self.show();
+        let _gone = reply.send(result.map(|()| Applied { revision: at }).map_err(ProposeError::Refused));
+        *command
+    }
+    async fn hear_seat(&mut self) -> (SeatChange, Reply<Result<Applied, ProposeError>>) {
+        match self.heard().await {
+            RaftMemberMsg::ProposeSeat { change, reply } => (*change, reply),
+            _ => panic!("a seat change first"),
+        }
+    }
+    fn apply_seat(&mut self, change: &SeatChange) -> Applied {
+        let at = self.tables.revision.next();
+        muster_store::apply_seat(&mut self.tables, at, change).unwrap();
+        self.show();
+        Applied { revision: at }
+    }
+    fn certify(&mut self, n: u64) {
+        let record = self.tables.nodes[&id(n)].clone();
+        let certificate = CertificateRecord {
+            role: record.role,
+            serial: "ff".to_owned(),
+            granted: Some(record.granted),
+            not_after: record.last_not_after,
+            state: CertificateState::Issued,
+        };
+        let change = Change::RecordCertificate { node: record.id, certificate };
+        let command = Command::idempotent(WallTime(1), Principal::Operator, "test").change(change);
+        let at = self.tables.revision.next();
+        muster_store::apply(&mut self.tables, at, &command).unwrap();
+        self.show();
+    }
+    fn set_role(&self, n: u64, role: Role, request: u128) -> impl Future<Output = WishResult> + 'static {
+        let roles = self.roles.clone();
+        let (node, by, request) = (id(n), Principal::Operator, RequestId(request));
+        async move { roles.ask(LONG, |reply| RoleManagerMsg::SetRole { node, role, by, request, reply }.into()).await }
+    }
+    async fn until_view(&mut self, what: &str, holds: impl Fn(&RoleView) -> bool) {
+        let seen = tokio::time::timeout(LONG, self.view.wait_for(|v| holds(v))).await;
+        let _view = seen.unwrap_or_else(|_| panic!("never: {what}")).unwrap();
+    }
+}
+
+type WishResult = Result<Result<WishAccepted, ErrorBody>, AskError>;
+
+#[tokio::test]
+async fn a_demotion_is_told_from_wish_to_worker() {
+    let mut stage = Stage::set(3, 0).await;
+    let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
+    let command = stage.apply_command().await;
+    assert_eq!((command.request, command.reason.as_str()), (RequestId(9), "demote"));
+    assert_eq!(ask.await.unwrap(), Ok(Ok(WishAccepted { changed: true })));
+    let view = stage.view.borrow().clone();
+    assert_eq!(view.pending[0].wants, Wants::Worker, "published before it is answered");
+    let (change, reply) = stage.hear_seat().await;
+    let applied = stage.apply_seat(&change);
+    let _gone = reply.send(Ok(applied));
+    assert_eq!(stage.apply_command().await.reason, "demotion");
+    stage
+        .until_view("waits for its certificate", |v| {
+            v.pending.iter().any(|p| p.reason == WaitReason::WaitingForCertificate)
+        })
+        .await;
+    stage.certify(3);
+    stage.until_view("settled", |v| v.pending.is_empty()).await;
+    stage.root.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_crash_with_work_pending_loses_neither_queue() {
+    for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
+        let mut stage = Stage::set(4, 1).await;
+        let ask = tokio::spawn(stage.set_role(4, Role::Worker, 9));
+        stage.apply_command().await;
+        assert!(ask.await.unwrap().is_ok());
+        let roles = stage.roles.clone();
+        let removal = tokio::spawn(async move {
+            let make = |reply| {
+                let (node, by, request) = (id(5), Principal::Operator, RequestId(10));
+                RoleManagerMsg::Remove { node, force: true, by, request, reply }.into()
+            };
+            roles.ask(LONG, make).await
+        });
+        let (change, first) = stage.hear_seat().await;
+        stage.apply_command().await;
+        let RaftMemberMsg::Propose { command: deletion, reply: _open, .. } = stage.heard().await else {
+            panic!("the deletion")
+        };
+        let actor = stage.tree.inspect("node/role-manager").await.unwrap();
+        assert_eq!(actor.kind, "RoleManager");
+        assert_eq!(actor.view["pending_reconciliation"][0]["reason"], "removing_seat", "{}", actor.view);
+        assert_eq!(actor.view["pending_removal"][0], id(5).to_string());
+
+        stage.tree.crash("node/role-manager", how).unwrap();
+        assert_eq!(removal.await.unwrap(), Err(AskError::Closed), "whoever asked sees a closed port");
+        stage.healthy(2).await;
+        let view = stage.tree.inspect("node/role-manager").await.unwrap().view;
+        assert_eq!(view["pending_reconciliation"][0]["node"], id(4).to_string());
+        assert_eq!(view["pending_removal"][0], id(5).to_string());
+
+        // Both steps come again under their old request ids; the seat change is still in flight.
+        let mut again = (None, None);
+        while again.0.is_none() || again.1.is_none() {
+            match stage.heard().await {
+                RaftMemberMsg::Propose { command, reply, .. } => again.0 = Some((command, reply)),
+                RaftMemberMsg::ProposeSeat { change, reply } => again.1 = Some((change, reply)),
+                _ => panic!("nothing else is wanted"),
+            }
+        }
+        let ((command, reply), (repeated, busy)) = (again.0.unwrap(), again.1.unwrap());
+        assert_eq!((command.request, &*repeated), (deletion.request, &change));
+        let _gone = busy.send(Err(ProposeError::MembershipBusy));
+        let at = stage.tables.revision.next();
+        muster_store::apply(&mut stage.tables, at, &command).unwrap();
+        stage.show();
+        let _gone = reply.send(Ok(Applied { revision: at }));
+        let applied = stage.apply_seat(&change);
+        let _gone = first.send(Ok(applied));
+        assert_eq!(stage.apply_command().await.reason, "demotion");
+        stage.certify(4);
+        stage.until_view("settled", |v| v.pending.is_empty()).await;
+        assert!(stage.tables.blocklist.contains_key(&id(5)));
+        stage.root.shut_down().await;
+    }
+}
+
+#[tokio::test]
+async fn a_seat_is_given_after_the_dial_back() {
+    let mut stage = Stage::set(3, 1).await;
+    let ask = tokio::spawn(stage.set_role(4, Role::Manager, 9));
+    stage.apply_command().await;
+    assert!(ask.await.unwrap().is_ok());
+    assert_eq!(stage.apply_command().await.reason, "promotion");
+    stage.certify(4);
+    let roles = stage.roles.clone();
+    let knock = tokio::spawn(async move {
+        let request = SeatRequest { advertise: "10.0.0.4:4400".to_owned(), held: None, data_lost: None };
+        roles.ask(LONG, |reply| RoleManagerMsg::RequestSeat { node: id(4), request, reply }.into()).await
+    });
+    let probe = tokio::time::timeout(LONG, stage.mesh.recv()).await.unwrap().unwrap();
+    let MeshMsg::Probe { addr, expect, reply } = probe else { panic!("a probe") };
+    assert_eq!((addr.as_str(), expect), ("10.0.0.4:4400", id(4)));
+    let _gone = reply.send(Ok(()));
+    let (change, reply) = stage.hear_seat().await;
+    assert!(matches!(&change.kind, SeatChangeKind::AddLearner { addr, .. } if addr == "10.0.0.4:4400"));
+    let applied = stage.apply_seat(&change);
+    let _gone = reply.send(Ok(applied));
+    assert_eq!(knock.await.unwrap(), Ok(Ok(SeatReply::Seated { raft_id: RaftId(4) })));
+    stage.show();
+    let (change, reply) = stage.hear_seat().await;
+    assert!(matches!(change.kind, SeatChangeKind::PromoteLearner { .. }));
+    let applied = stage.apply_seat(&change);
+    let _gone = reply.send(Ok(applied));
+    stage.until_view("settled", |v| v.pending.is_empty()).await;
+    stage.root.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_raft_member_that_went_away_leaves_the_outcome_unknown() {
+    let mut stage = Stage::set(3, 0).await;
+    let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
+    drop(stage.heard().await);
+    let error = ask.await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.code, ErrorCode::UnknownOutcome);
+    // The retry carries the same request id.
+    let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
+    assert_eq!(stage.apply_command().await.request, RequestId(9));
+    assert_eq!(ask.await.unwrap(), Ok(Ok(WishAccepted { changed: true })));
+    stage.root.shut_down().await;
+}
+
+#[tokio::test]
+async fn what_was_published_goes_with_the_role_manager() {
+    let mut stage = Stage::set(3, 0).await;
+    let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
+    stage.apply_command().await;
+    assert!(ask.await.unwrap().is_ok());
+    assert!(!stage.view.borrow().pending.is_empty());
+    stage.root.shut_down().await;
+    assert!(stage.view.borrow().pending.is_empty());
+}
