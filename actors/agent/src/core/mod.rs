@@ -415,7 +415,7 @@ impl Agent {
             out.push(Effect::AnswerSeat { ask, result });
             return;
         }
-        if !self.renewal.awaits(id) {
+        if !self.renewal.expects(id) {
             return; // of a question given up meanwhile
         }
         match result {

@@ -150,7 +150,7 @@ impl Renewal {
     }
 
     /// True: this is the answer to the question in flight.
-    pub fn awaits(&self, answered: u64) -> bool {
+    pub fn expects(&self, answered: u64) -> bool {
         matches!(self.flight, Flight::Asked { id, .. } if id == answered)
     }
 

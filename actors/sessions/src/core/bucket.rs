@@ -1,0 +1,84 @@
+//! Bucket: how many may pass per second, and when the others should come back.
+//!
+//! Keeps  SESSION-5  those who are refused are told different times, spread at the rate at which they can pass: a
+//!                   limiter that tells everybody the same time only moves the stampede.
+
+use std::time::Duration;
+
+use muster_messages::Moment;
+
+/// A token bucket that also counts whom it sent away.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    rate: f64,
+    burst: f64,
+    level: f64,
+    /// Refused ones that are expected back.
+    expected: f64,
+    at: Moment,
+}
+
+impl Bucket {
+    pub fn new(rate: f64, burst: f64) -> Self {
+        let (rate, burst) = (rate.max(0.001), burst.max(1.0));
+        Self { rate, burst, level: burst, expected: 0.0, at: Moment(0) }
+    }
+
+    /// Lets one pass, or says when it should come back.
+    pub fn take(&mut self, now: Moment) -> Result<(), Duration> {
+        self.fill(now);
+        if self.level >= 1.0 {
+            self.level -= 1.0;
+            return Ok(());
+        }
+        self.expected += 1.0;
+        Err(Duration::from_secs_f64((self.expected - self.level) / self.rate))
+    }
+
+    /// When the next one may pass.
+    pub fn ready_at(&mut self, now: Moment) -> Moment {
+        self.fill(now);
+        let missing = (1.0 - self.level).max(0.0);
+        now + Duration::from_secs_f64(missing / self.rate)
+    }
+
+    fn fill(&mut self, now: Moment) {
+        let grown = now.since(self.at).as_secs_f64() * self.rate;
+        self.level = (self.level + grown).min(self.burst);
+        self.expected = (self.expected - grown).max(0.0);
+        self.at = self.at.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refused_are_told_different_times_spread_at_the_rate() {
+        let mut bucket = Bucket::new(100.0, 10.0);
+        let now = Moment(5_000_000);
+        let told: Vec<Duration> = (0..60).filter_map(|_| bucket.take(now).err()).collect();
+        assert_eq!(told.len(), 50);
+        assert!(told.is_sorted());
+        assert_eq!(told[0], Duration::from_millis(10));
+        assert_eq!(told[49], Duration::from_millis(500));
+    }
+
+    #[test]
+    fn honest_returners_pass() {
+        let mut bucket = Bucket::new(100.0, 10.0);
+        let start = Moment(0);
+        let mut waiting: Vec<Moment> = (0..1000).map(|_| start).collect();
+        let mut refusals = 0;
+        while !waiting.is_empty() {
+            waiting.sort();
+            let now = waiting.remove(0);
+            if let Err(after) = bucket.take(now) {
+                refusals += 1;
+                waiting.push(now + after + Duration::from_millis(1));
+            }
+        }
+        assert!(refusals < 2000, "{refusals} refusals for 1000 agents");
+    }
+}

@@ -1,0 +1,457 @@
+//! Dispatcher: which nodes are alive, from what the hosts of their sessions say. On the leader alone.
+//!
+//! Owns   the last digest of each host, the grace of nodes that nobody speaks of, the proposals under way.
+//! Hears  digests, copies of the replicated state, outcomes of proposals.
+//! Says   commands that set liveness and take over what a node reports of itself.
+//! Keeps  DISP-1  the replicated liveness changes only when it changes: a heartbeat costs no log entry.
+//!        DISP-2  one host that says ready outweighs every host that says down: the session has moved.
+//!        DISP-3  a new leader believes the record. A node that was ready stays so, marked stale, until its host speaks,
+//!                another one does, or the grace has passed.
+//!        DISP-4  a host that falls silent is one that says nothing: its nodes get the grace, counted from its last word.
+//!        DISP-5  of a node without a record nothing is written.
+//!        DISP-6  time during which this process stood still counts against nobody.
+//! Why not by wall time: `since` comes from the hosts' clocks. It orders what a node reports of itself, never its liveness.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_messages::wire::{SessionDigest, SessionFact};
+use muster_messages::{Change, Command, Liveness, Moment, NodeId, NodeRecord, Principal, Revision, Tables, WallTime};
+
+use super::instances::{Duplicate, Instance};
+use super::news;
+use crate::config::DispatcherConfig;
+
+/// One command under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BatchId(pub u64);
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Applied(Revision),
+    /// Applied as nothing: one of its nodes has gone.
+    Refused,
+    /// Not proposed, or nobody knows.
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+pub enum Input {
+    Digest { host: NodeId, digest: SessionDigest },
+    Copy(Tables),
+    Proposed { batch: BatchId, outcome: Outcome },
+    Woke,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    Propose { batch: BatchId, command: Command },
+    Warn(Duplicate),
+}
+
+/// Whether a digest was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Taken,
+    /// Changes of a host that this leader has never heard: send a full one.
+    NeedFull,
+}
+
+#[derive(Clone, Debug)]
+struct Sight {
+    fact: SessionFact,
+    /// Another host said ready after this one said down: the session has moved on, and this says nothing any more.
+    void: bool,
+}
+
+#[derive(Clone, Debug)]
+struct HostSight {
+    sequence: u64,
+    heard: Moment,
+    sessions: BTreeMap<NodeId, Sight>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Overlap {
+    since: Moment,
+    warned: Option<Moment>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Dispatcher {
+    config: DispatcherConfig,
+    tables: Tables,
+    started_wall: WallTime,
+    stepped: Moment,
+    hosts: BTreeMap<NodeId, HostSight>,
+    /// Recorded ready, spoken of by nobody: down at this moment.
+    grace: BTreeMap<NodeId, Moment>,
+    /// Nodes to look at.
+    dirty: BTreeSet<NodeId>,
+    batches: BTreeMap<BatchId, Vec<NodeId>>,
+    /// Written at this revision; looked at again once the copy has it.
+    settling: BTreeMap<NodeId, Revision>,
+    /// Nodes whose command was refused: proposed alone, after a pause.
+    alone: BTreeMap<NodeId, Moment>,
+    retry_at: Option<Moment>,
+    next_batch: u64,
+    overlaps: BTreeMap<NodeId, Overlap>,
+    /// The process whose labels were taken over: an operator's later change of them stays.
+    labelled: BTreeMap<NodeId, u64>,
+}
+
+impl Dispatcher {
+    pub fn new(config: DispatcherConfig, now: Moment, wall: WallTime) -> Self {
+        Self {
+            config,
+            tables: Tables::default(),
+            started_wall: wall,
+            stepped: now,
+            hosts: BTreeMap::new(),
+            grace: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            batches: BTreeMap::new(),
+            settling: BTreeMap::new(),
+            alone: BTreeMap::new(),
+            retry_at: None,
+            next_batch: 0,
+            overlaps: BTreeMap::new(),
+            labelled: BTreeMap::new(),
+        }
+    }
+
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) -> Verdict {
+        self.stood_still(now);
+        let mut verdict = Verdict::Taken;
+        match input {
+            Input::Digest { host, digest } => verdict = self.digest(now, host, digest),
+            Input::Copy(tables) => self.copy(tables),
+            Input::Proposed { batch, outcome } => self.proposed(now, batch, outcome),
+            Input::Woke => {}
+        }
+        self.advance(now, wall, out);
+        verdict
+    }
+
+    /// When to be woken, if nothing happens before. What is due already waits for the outcome of a proposal.
+    pub fn wake_at(&self, now: Moment) -> Option<Moment> {
+        let grace = self.grace.values().copied();
+        let hosts = self.hosts.values().map(|h| h.heard + self.config.grace);
+        let alone = self.alone.values().copied();
+        let overlaps = self.overlaps.values().map(|o| match o.warned {
+            None => o.since + self.config.overlap,
+            Some(at) => at + self.config.warn_every,
+        });
+        let times = grace.chain(hosts).chain(alone).chain(overlaps).chain(self.retry_at);
+        times.filter(|at| *at > now).min()
+    }
+
+    /// Nodes whose recorded liveness nobody has confirmed: shown as stale.
+    pub fn stale(&self) -> BTreeSet<NodeId> {
+        self.grace.keys().copied().collect()
+    }
+    /// For the view: host, sequence, sessions, when heard.
+    pub fn hosts(&self) -> impl Iterator<Item = (NodeId, u64, usize, Moment)> + '_ {
+        self.hosts.iter().map(|(id, h)| (*id, h.sequence, h.sessions.len(), h.heard))
+    }
+    pub fn in_flight(&self) -> usize {
+        self.batches.len()
+    }
+    pub fn waiting(&self) -> usize {
+        self.dirty.len()
+    }
+    pub fn duplicates(&self, now: Moment) -> Vec<Duplicate> {
+        let lasting = |o: &Overlap| now >= o.since + self.config.overlap;
+        let shown = self.overlaps.iter().filter(|(_, o)| lasting(o));
+        shown.map(|(node, _)| self.duplicate(*node)).collect()
+    }
+
+    /// DISP-6. Digests come far more often than this; a longer gap means that nobody here was listening.
+    fn stood_still(&mut self, now: Moment) {
+        let gap = now.since(self.stepped);
+        self.stepped = now;
+        if gap >= self.config.stood_still {
+            self.hosts.values_mut().for_each(|h| h.heard = h.heard + gap);
+            self.grace.values_mut().for_each(|at| *at = *at + gap);
+        }
+    }
+
+    fn digest(&mut self, now: Moment, host: NodeId, digest: SessionDigest) -> Verdict {
+        let known = self.hosts.get_mut(&host);
+        let fresh = match &known {
+            None => digest.full,
+            // A host that restarted may count from below, should its clock have gone back; it begins with a full one.
+            Some(h) => digest.sequence > h.sequence || (digest.full && now.since(h.heard) >= self.config.grace / 4),
+        };
+        if !fresh {
+            return if known.is_none() { Verdict::NeedFull } else { Verdict::Taken };
+        }
+        let sight =
+            self.hosts.entry(host).or_insert_with(|| HostSight { sequence: 0, heard: now, sessions: BTreeMap::new() });
+        sight.sequence = digest.sequence;
+        sight.heard = now;
+        let mut before = if digest.full { std::mem::take(&mut sight.sessions) } else { BTreeMap::new() };
+        for fact in digest.sessions {
+            let node = fact.node;
+            let old = if digest.full { before.remove(&node) } else { sight.sessions.remove(&node) };
+            let same = old.as_ref().is_some_and(|old| old.fact == fact);
+            let void = same && old.is_some_and(|old| old.void);
+            if !same {
+                self.dirty.insert(node);
+            }
+            sight.sessions.insert(node, Sight { fact, void });
+        }
+        self.dirty.extend(before.keys()); // no longer named
+        Verdict::Taken
+    }
+
+    fn copy(&mut self, tables: Tables) {
+        if self.tables.revision == Revision(0) {
+            self.dirty.extend(tables.nodes.keys()); // DISP-3: look at everyone once
+        } else {
+            self.dirty.extend(news::changed(&self.tables, &tables));
+        }
+        self.tables = tables;
+        let revision = self.tables.revision;
+        let settled: Vec<NodeId> = self.settling.iter().filter(|(_, at)| **at <= revision).map(|(n, _)| *n).collect();
+        for node in settled {
+            self.settling.remove(&node);
+            self.dirty.insert(node);
+        }
+    }
+
+    fn proposed(&mut self, now: Moment, batch: BatchId, outcome: Outcome) {
+        let nodes = self.batches.remove(&batch).unwrap_or_default();
+        match outcome {
+            Outcome::Applied(revision) if revision > self.tables.revision => {
+                self.settling.extend(nodes.into_iter().map(|node| (node, revision)));
+            }
+            Outcome::Applied(_) => self.dirty.extend(nodes),
+            Outcome::Refused => {
+                let at = now + self.config.retry;
+                self.alone.extend(nodes.into_iter().map(|node| (node, at)));
+            }
+            Outcome::Failed => {
+                self.retry_at = Some(now + self.config.retry);
+                self.dirty.extend(nodes);
+            }
+        }
+    }
+
+    /// The only place that starts something.
+    fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        self.forget_silent_hosts(now);
+        let over: Vec<NodeId> = self.grace.iter().filter(|(_, at)| now >= **at).map(|(n, _)| *n).collect();
+        self.dirty.extend(over);
+        self.warn(now, out);
+        if self.retry_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.retry_at = None;
+        self.propose_singly(now, wall, out);
+        self.propose(now, wall, out);
+    }
+
+    /// DISP-4.
+    fn forget_silent_hosts(&mut self, now: Moment) {
+        let grace = self.config.grace;
+        let silent = |h: &HostSight| now >= h.heard + grace;
+        let gone: Vec<NodeId> = self.hosts.iter().filter(|(_, h)| silent(h)).map(|(id, _)| *id).collect();
+        for host in gone.iter().filter_map(|id| self.hosts.remove(id)) {
+            for node in host.sessions.into_keys() {
+                self.grace.entry(node).or_insert(host.heard + grace);
+                self.dirty.insert(node);
+            }
+        }
+    }
+
+    /// Looks at every dirty node that is not under way and writes what differs, many nodes to a command.
+    fn propose(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        while self.batches.len() < self.config.in_flight && !self.dirty.is_empty() {
+            let (mut nodes, mut changes) = (Vec::new(), Vec::new());
+            while changes.len() + 2 <= self.config.batch.max(2)
+                && let Some(node) = self.dirty.pop_first()
+            {
+                if self.is_under_way(node) {
+                    continue; // it is looked at again when that has ended
+                }
+                let wanted = self.look(now, node);
+                if !wanted.is_empty() {
+                    nodes.push(node);
+                    changes.extend(wanted);
+                }
+            }
+            if !nodes.is_empty() {
+                self.send(wall, nodes, changes, out);
+            }
+        }
+    }
+
+    fn propose_singly(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        let due: Vec<NodeId> = self.alone.iter().filter(|(_, at)| now >= **at).map(|(n, _)| *n).collect();
+        for node in due {
+            if self.batches.len() >= self.config.in_flight {
+                return;
+            }
+            self.alone.remove(&node);
+            let wanted = self.look(now, node);
+            if !wanted.is_empty() {
+                self.send(wall, vec![node], wanted, out);
+            }
+        }
+    }
+
+    fn send(&mut self, wall: WallTime, nodes: Vec<NodeId>, changes: Vec<Change>, out: &mut Vec<Effect>) {
+        self.next_batch += 1;
+        let batch = BatchId(self.next_batch);
+        let mut command = Command::idempotent(wall, Principal::Operator, "sessions");
+        command.changes = changes;
+        self.batches.insert(batch, nodes);
+        out.push(Effect::Propose { batch, command });
+    }
+
+    fn is_under_way(&self, node: NodeId) -> bool {
+        self.settling.contains_key(&node)
+            || self.alone.contains_key(&node)
+            || self.batches.values().any(|nodes| nodes.contains(&node))
+    }
+
+    /// What should be written of one node, given what its hosts say. Level-triggered: the record against the facts.
+    fn look(&mut self, now: Moment, node: NodeId) -> Vec<Change> {
+        self.judge_overlap(now, node);
+        let record = self.tables.nodes.get(&node).cloned();
+        let Some(record) = record.filter(|_| !self.tables.blocklist.contains_key(&node)) else {
+            self.grace.remove(&node); // DISP-5
+            self.labelled.remove(&node);
+            return Vec::new();
+        };
+        if let Some(fact) = self.newest_ready(node).cloned() {
+            self.grace.remove(&node);
+            self.void_downs(node);
+            return self.ready(&record, &fact);
+        }
+        if self.is_said_down(node) {
+            self.grace.remove(&node);
+            return set(&record, Liveness::Down);
+        }
+        self.silent(now, &record)
+    }
+
+    fn ready(&mut self, record: &NodeRecord, fact: &SessionFact) -> Vec<Change> {
+        let mut changes = set(record, Liveness::Ready);
+        let name = self.free_name(record, fact);
+        let labels = self.labels(record, fact);
+        if name != record.name || fact.addr != record.addr || fact.release != record.release || !labels.is_empty() {
+            changes.push(Change::Report {
+                node: record.id,
+                name,
+                addr: fact.addr.clone(),
+                release: fact.release.clone(),
+                labels,
+            });
+        }
+        changes
+    }
+
+    /// DISP-3, DISP-4: nobody speaks of it. Down and unknown stay what they are.
+    fn silent(&mut self, now: Moment, record: &NodeRecord) -> Vec<Change> {
+        if record.liveness != Liveness::Ready {
+            self.grace.remove(&record.id);
+            return Vec::new();
+        }
+        let until = *self.grace.entry(record.id).or_insert(now + self.config.grace);
+        if now < until { Vec::new() } else { set(record, Liveness::Down) }
+    }
+
+    /// DISP-2. By `since`, then by host, so that every look sees the same one.
+    fn newest_ready(&self, node: NodeId) -> Option<&SessionFact> {
+        let facts = self.hosts.values().filter_map(|h| h.sessions.get(&node));
+        let ready = facts.filter(|s| s.fact.liveness == Liveness::Ready);
+        ready.map(|s| &s.fact).max_by_key(|f| (f.since, f.instance))
+    }
+    fn is_said_down(&self, node: NodeId) -> bool {
+        let mut sights = self.hosts.values().filter_map(|h| h.sessions.get(&node));
+        sights.any(|s| s.fact.liveness == Liveness::Down && !s.void)
+    }
+    fn void_downs(&mut self, node: NodeId) {
+        for host in self.hosts.values_mut() {
+            if let Some(sight) = host.sessions.get_mut(&node)
+                && sight.fact.liveness == Liveness::Down
+            {
+                sight.void = true;
+            }
+        }
+    }
+
+    /// The reported name, unless another node has it: then both keep the names they were admitted with.
+    fn free_name(&self, record: &NodeRecord, fact: &SessionFact) -> muster_messages::Name {
+        let taken = |n: &NodeRecord| n.id != record.id && n.name == fact.name;
+        if fact.name == record.name || self.tables.nodes.values().any(|n| taken(n)) {
+            record.name.clone()
+        } else {
+            fact.name.clone()
+        }
+    }
+
+    /// Labels given to a process that started since this leader leads. Taken over once, so that an operator's change of
+    /// them stays.
+    fn labels(&mut self, record: &NodeRecord, fact: &SessionFact) -> BTreeMap<String, String> {
+        let first = self.labelled.insert(record.id, fact.instance) != Some(fact.instance);
+        if !first || fact.since < self.started_wall {
+            return BTreeMap::new();
+        }
+        let differs = |(k, v): &(&String, &String)| record.labels.get(*k) != Some(*v);
+        let new = fact.labels.iter().filter(differs);
+        new.map(|(k, v)| (k.clone(), v.clone())).collect()
+    }
+
+    /// Two hosts that call one node ready under different instances. One of them may be a session that is dead and not
+    /// yet known to be; that cannot last.
+    fn judge_overlap(&mut self, now: Moment, node: NodeId) {
+        let ready = |h: &&HostSight| h.sessions.get(&node).is_some_and(|s| s.fact.liveness == Liveness::Ready);
+        let instances: BTreeSet<u64> =
+            self.hosts.values().filter(ready).filter_map(|h| h.sessions.get(&node)).map(|s| s.fact.instance).collect();
+        if instances.len() < 2 {
+            self.overlaps.remove(&node);
+        } else {
+            self.overlaps.entry(node).or_insert(Overlap { since: now, warned: None });
+        }
+    }
+
+    fn warn(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        let (overlap, every) = (self.config.overlap, self.config.warn_every);
+        let mut named = Vec::new();
+        for (node, o) in &mut self.overlaps {
+            let due = now >= o.since + overlap && o.warned.is_none_or(|at| now >= at + every);
+            if due {
+                o.warned = Some(now);
+                named.push(*node);
+            }
+        }
+        out.extend(named.into_iter().map(|node| Effect::Warn(self.duplicate(node))));
+    }
+
+    fn duplicate(&self, node: NodeId) -> Duplicate {
+        let mut instances = Vec::new();
+        for (host, sight) in &self.hosts {
+            if let Some(s) = sight.sessions.get(&node) {
+                let remote = format!("{} through manager {host}", s.fact.addr);
+                instances.push(Instance { instance: s.fact.instance, remote });
+            }
+        }
+        Duplicate { node, instances }
+    }
+}
+
+/// DISP-1.
+fn set(record: &NodeRecord, liveness: Liveness) -> Vec<Change> {
+    if record.liveness == liveness {
+        return Vec::new();
+    }
+    vec![Change::SetLiveness { node: record.id, liveness }]
+}
+
+#[cfg(test)]
+#[path = "dispatcher_tests.rs"]
+mod tests;

@@ -1,0 +1,368 @@
+//! Claims about who is alive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::{Blocked, Generation, Name, Role};
+
+use super::super::testing::{fact, node};
+use super::*;
+
+/// A leader with a state that applies what is proposed, when the test lets it.
+struct World {
+    dispatcher: Dispatcher,
+    tables: Tables,
+    now: Moment,
+    out: Vec<Effect>,
+    sequences: BTreeMap<NodeId, u64>,
+    commands: usize,
+    warned: Vec<Duplicate>,
+}
+
+type Edit = Box<dyn Fn(&mut NodeRecord)>;
+
+fn record(n: u128, liveness: Liveness) -> NodeRecord {
+    let f = fact(n);
+    NodeRecord {
+        id: f.node,
+        name: f.name,
+        addr: f.addr,
+        release: f.release,
+        labels: BTreeMap::new(),
+        desired_role: Role::Worker,
+        role: Role::Worker,
+        granted: Revision(1),
+        removing: None,
+        certificate: None,
+        last_not_after: WallTime(0),
+        liveness,
+        liveness_since: WallTime(0),
+        created_at: WallTime(0),
+        generation: Generation(1),
+        revision: Revision(1),
+    }
+}
+
+impl World {
+    fn new(nodes: impl IntoIterator<Item = (u128, Liveness)>) -> Self {
+        let mut tables = Tables { revision: Revision(10), ..Tables::default() };
+        for (n, liveness) in nodes {
+            tables.nodes.insert(node(n), Arc::new(record(n, liveness)));
+        }
+        let now = Moment(1_000_000);
+        let dispatcher = Dispatcher::new(DispatcherConfig::default(), now, WallTime(0));
+        let mut world =
+            World { dispatcher, tables, now, out: vec![], sequences: BTreeMap::new(), commands: 0, warned: vec![] };
+        world.publish();
+        world
+    }
+    fn step(&mut self, input: Input) -> Verdict {
+        self.dispatcher.step(self.now, WallTime(0), input, &mut self.out)
+    }
+    fn publish(&mut self) {
+        let tables = self.tables.clone();
+        self.step(Input::Copy(tables));
+        self.settle();
+    }
+    /// Applies every proposal, as a healthy cluster would.
+    fn settle(&mut self) {
+        while !self.out.is_empty() {
+            for effect in std::mem::take(&mut self.out) {
+                match effect {
+                    Effect::Warn(duplicate) => self.warned.push(duplicate),
+                    Effect::Propose { batch, command } => {
+                        self.commands += 1;
+                        assert!(command.changes.len() <= 100);
+                        let outcome = self.apply(&command);
+                        self.step(Input::Proposed { batch, outcome });
+                        let tables = self.tables.clone();
+                        self.step(Input::Copy(tables));
+                    }
+                }
+            }
+        }
+    }
+    fn apply(&mut self, command: &Command) -> Outcome {
+        let mut next = self.tables.clone();
+        next.revision = next.revision.next();
+        for change in &command.changes {
+            let (id, edit): (NodeId, Edit) = match change.clone() {
+                Change::SetLiveness { node, liveness } => (node, Box::new(move |r| r.liveness = liveness)),
+                Change::Report { node, name, addr, release, labels } => (
+                    node,
+                    Box::new(move |r| {
+                        r.name = name.clone();
+                        r.addr = addr.clone();
+                        r.release = release.clone();
+                        r.labels.extend(labels.clone());
+                    }),
+                ),
+                other => panic!("the dispatcher writes no {other:?}"),
+            };
+            let Some(old) = next.nodes.get(&id) else {
+                return Outcome::Refused;
+            };
+            let mut new = NodeRecord::clone(old);
+            edit(&mut new);
+            next.nodes.insert(id, Arc::new(new));
+        }
+        self.tables = next;
+        Outcome::Applied(self.tables.revision)
+    }
+    fn digest(&mut self, host: u128, full: bool, facts: Vec<SessionFact>) -> Verdict {
+        let sequence = self.sequences.entry(node(host)).or_default();
+        *sequence += 1;
+        let digest = SessionDigest { sequence: *sequence, full, sessions: facts };
+        let verdict = self.step(Input::Digest { host: node(host), digest });
+        self.settle();
+        verdict
+    }
+    /// Time passes with every named host repeating its sessions each second.
+    fn run(&mut self, secs: u64, hosts: &[(u128, Vec<SessionFact>)]) {
+        for _ in 0..secs {
+            self.now = self.now + Duration::from_secs(1);
+            for (host, facts) in hosts {
+                self.digest(*host, true, facts.clone());
+            }
+            self.step(Input::Woke);
+            self.settle();
+        }
+    }
+    fn liveness(&self, n: u128) -> Liveness {
+        self.tables.nodes[&node(n)].liveness
+    }
+    fn is_stale(&self, n: u128) -> bool {
+        self.dispatcher.stale().contains(&node(n))
+    }
+}
+
+fn down(n: u128) -> SessionFact {
+    SessionFact { liveness: Liveness::Down, since: WallTime(9_999), ..fact(n) }
+}
+fn ready(n: u128) -> SessionFact {
+    fact(n)
+}
+use Liveness::{Down, Ready, Unknown};
+
+#[test]
+fn a_change_of_liveness_is_written_once_and_repetition_costs_nothing() {
+    let mut w = World::new([(1, Unknown)]);
+    w.digest(100, true, vec![ready(1)]);
+    assert_eq!((w.liveness(1), w.commands), (Ready, 1));
+    w.run(60, &[(100, vec![ready(1)])]);
+    assert_eq!(w.commands, 1);
+    w.digest(100, false, vec![down(1)]);
+    assert_eq!((w.liveness(1), w.commands), (Down, 2));
+}
+
+/// E43: after a failover healthy nodes were unknown for half a minute, and could be removed without force.
+#[test]
+fn a_new_leader_keeps_ready_nodes_ready_until_the_grace_has_passed() {
+    let mut w = World::new((1..=50).map(|n| (n, Ready)));
+    assert!((1..=50).all(|n| w.is_stale(n) && w.liveness(n) == Ready));
+    w.run(1, &[(100, (1..=49).map(ready).collect())]);
+    assert_eq!(w.commands, 0, "a leader change with fifty agents writes nothing");
+    assert!(!w.is_stale(49) && w.is_stale(50));
+    w.run(18, &[(100, (1..=49).map(ready).collect())]);
+    assert_eq!(w.liveness(50), Ready);
+    w.run(3, &[(100, (1..=49).map(ready).collect())]);
+    assert_eq!((w.liveness(50), w.liveness(49)), (Down, Ready));
+}
+
+#[test]
+fn down_and_unknown_nodes_stay_so_until_somebody_speaks_of_them() {
+    let mut w = World::new([(1, Down), (2, Unknown)]);
+    w.run(60, &[(100, vec![])]);
+    assert_eq!((w.liveness(1), w.liveness(2), w.commands), (Down, Unknown, 0));
+    w.digest(100, false, vec![ready(1)]);
+    assert_eq!(w.liveness(1), Ready);
+}
+
+#[test]
+fn a_session_that_moved_to_another_host_is_never_seen_down() {
+    let mut w = World::new([(1, Ready)]);
+    w.digest(100, true, vec![ready(1)]);
+    w.digest(101, true, vec![ready(1)]); // moved; the first host does not know yet
+    w.digest(100, false, vec![down(1)]); // now it does, later by every clock
+    assert_eq!((w.liveness(1), w.commands), (Ready, 0));
+    // The second host vanishes. What the first once said means nothing any more: the grace counts.
+    w.run(10, &[(100, vec![down(1)])]);
+    assert_eq!(w.liveness(1), Ready);
+    w.run(12, &[(100, vec![down(1)])]);
+    assert_eq!(w.liveness(1), Down);
+}
+
+#[test]
+fn nodes_of_a_host_that_died_get_the_grace_counted_from_its_last_word() {
+    let mut w = World::new((1..=20).map(|n| (n, Ready)));
+    w.digest(100, true, (1..=20).map(ready).collect());
+    w.digest(101, true, vec![]);
+    w.run(5, &[(101, (1..=19).map(ready).collect())]); // all but one have come over
+    w.run(14, &[(101, (1..=19).map(ready).collect())]);
+    assert_eq!(w.liveness(20), Ready);
+    w.run(2, &[(101, (1..=19).map(ready).collect())]);
+    assert_eq!((w.liveness(20), w.liveness(19)), (Down, Ready));
+}
+
+#[test]
+fn a_host_that_restarts_empty_leaves_its_nodes_time_to_return() {
+    let mut w = World::new([(1, Ready)]);
+    w.digest(100, true, vec![ready(1)]);
+    w.digest(100, true, vec![]);
+    assert!(w.is_stale(1));
+    w.run(2, &[(100, vec![])]);
+    w.digest(100, false, vec![ready(1)]);
+    assert_eq!((w.liveness(1), w.commands, w.is_stale(1)), (Ready, 0, false));
+}
+
+#[test]
+fn an_older_digest_is_ignored_and_a_host_never_heard_is_asked_for_a_full_one() {
+    let mut w = World::new([(1, Ready)]);
+    let changes = SessionDigest { sequence: 5, full: false, sessions: vec![down(1)] };
+    assert_eq!(w.step(Input::Digest { host: node(100), digest: changes.clone() }), Verdict::NeedFull);
+    let full = SessionDigest { sequence: 6, full: true, sessions: vec![ready(1)] };
+    assert_eq!(w.step(Input::Digest { host: node(100), digest: full }), Verdict::Taken);
+    assert_eq!(w.step(Input::Digest { host: node(100), digest: changes }), Verdict::Taken);
+    w.settle();
+    assert_eq!(w.liveness(1), Ready);
+}
+
+#[test]
+fn ten_thousand_nodes_are_written_in_commands_of_a_hundred() {
+    let mut w = World::new((1..=10_000).map(|n| (n, Unknown)));
+    for piece in 0..10 {
+        let facts = (piece * 1000 + 1..=(piece + 1) * 1000).map(ready).collect();
+        w.digest(100, piece == 0, facts);
+    }
+    assert!((1..=10_000).all(|n| w.liveness(n) == Ready));
+    assert!(w.commands <= 210, "{} commands", w.commands);
+}
+
+#[test]
+fn at_most_a_few_commands_are_in_flight() {
+    let mut w = World::new((1..=5000).map(|n| (n, Unknown)));
+    let digest = SessionDigest { sequence: 1, full: true, sessions: (1..=5000).map(ready).collect() };
+    w.step(Input::Digest { host: node(100), digest });
+    assert_eq!(w.out.len(), 4);
+    w.step(Input::Woke);
+    assert_eq!(w.out.len(), 4);
+}
+
+#[test]
+fn a_removed_or_blocked_node_is_not_written_and_spoils_no_batch() {
+    let mut w = World::new([(1, Unknown), (3, Unknown)]);
+    let blocked =
+        Blocked { node: node(3), by: Principal::Operator, blocked_at: WallTime(0), expires_at: WallTime(i64::MAX) };
+    w.tables.blocklist.insert(node(3), blocked);
+    w.publish();
+    w.digest(100, true, vec![ready(1), ready(2), ready(3)]);
+    assert_eq!((w.liveness(1), w.liveness(3)), (Ready, Unknown));
+    // A node that vanishes between look and apply: the command is refused, the others are written alone.
+    let mut w = World::new([(1, Unknown), (2, Unknown)]);
+    w.tables.nodes.remove(&node(2));
+    w.tables.revision = w.tables.revision.next();
+    w.digest(100, true, vec![ready(1), ready(2)]);
+    w.run(1, &[(100, vec![ready(1), ready(2)])]);
+    assert_eq!(w.liveness(1), Ready);
+}
+
+#[test]
+fn a_failed_proposal_is_repeated_after_a_pause() {
+    let mut w = World::new([(1, Unknown)]);
+    let digest = SessionDigest { sequence: 1, full: true, sessions: vec![ready(1)] };
+    w.step(Input::Digest { host: node(100), digest });
+    let Some(Effect::Propose { batch, .. }) = w.out.pop() else { panic!("nothing proposed") };
+    w.step(Input::Proposed { batch, outcome: Outcome::Failed });
+    assert!(w.out.is_empty());
+    let at = w.dispatcher.wake_at(w.now).unwrap();
+    assert_eq!(at.since(w.now), Duration::from_millis(200));
+    w.now = at;
+    w.step(Input::Woke);
+    w.settle();
+    assert_eq!(w.liveness(1), Ready);
+}
+
+#[test]
+fn an_applied_command_is_not_repeated_while_the_copy_lags() {
+    let mut w = World::new([(1, Unknown)]);
+    let digest = SessionDigest { sequence: 1, full: true, sessions: vec![ready(1)] };
+    w.step(Input::Digest { host: node(100), digest });
+    let Some(Effect::Propose { batch, command }) = w.out.pop() else { panic!("nothing proposed") };
+    let outcome = w.apply(&command);
+    w.step(Input::Proposed { batch, outcome });
+    w.step(Input::Woke);
+    assert!(w.out.is_empty(), "the record in our copy still says unknown");
+    w.publish();
+    assert_eq!(w.commands, 0);
+}
+
+#[test]
+fn what_a_node_reports_of_itself_is_taken_over_when_it_differs() {
+    let mut w = World::new([(1, Ready), (2, Ready)]);
+    let moved = SessionFact { addr: "10.9.9.9:1".to_owned(), release: "0.2.0".to_owned(), ..ready(1) };
+    let namesake = SessionFact { name: Name::sanitized("n1"), ..ready(2) };
+    w.digest(100, true, vec![moved.clone(), namesake.clone()]);
+    let r = &w.tables.nodes[&node(1)];
+    assert_eq!((r.addr.as_str(), r.release.as_str()), ("10.9.9.9:1", "0.2.0"));
+    assert_eq!(w.tables.nodes[&node(2)].name, Name::sanitized("n2"), "a name that is taken is not taken over");
+    let commands = w.commands;
+    w.run(30, &[(100, vec![moved, namesake])]);
+    assert_eq!(w.commands, commands, "and not asked for again and again");
+}
+
+#[test]
+fn labels_of_a_process_are_taken_over_once_so_that_an_operators_change_stays() {
+    let mut w = World::new([(1, Ready)]);
+    let label = |v: &str| BTreeMap::from([("zone".to_owned(), v.to_owned())]);
+    let labelled = SessionFact { labels: label("a"), ..ready(1) };
+    w.digest(100, true, vec![labelled.clone()]);
+    assert_eq!(w.tables.nodes[&node(1)].labels, label("a"));
+    let mut edited = NodeRecord::clone(&w.tables.nodes[&node(1)]);
+    edited.labels = label("b");
+    w.tables.nodes.insert(node(1), Arc::new(edited));
+    w.tables.revision = w.tables.revision.next();
+    w.publish();
+    w.run(30, &[(100, vec![labelled.clone()])]);
+    assert_eq!(w.tables.nodes[&node(1)].labels, label("b"));
+    let restarted = SessionFact { instance: 2, labels: label("c"), ..ready(1) };
+    w.digest(100, false, vec![restarted]);
+    assert_eq!(w.tables.nodes[&node(1)].labels, label("c"));
+}
+
+/// E45 across hosts.
+#[test]
+fn two_hosts_that_hear_two_processes_of_one_node_for_long_name_both() {
+    let mut w = World::new([(1, Ready)]);
+    let other = SessionFact { instance: 2, addr: "10.2.0.1:1".to_owned(), ..ready(1) };
+    w.run(20, &[(100, vec![ready(1)]), (101, vec![other.clone()])]);
+    assert!(w.warned.is_empty(), "the first may be a session that is dead and not yet known to be");
+    w.run(70, &[(100, vec![ready(1)]), (101, vec![other.clone()])]);
+    assert_eq!(w.warned.len(), 2);
+    assert_eq!(w.warned[0].instances.len(), 2);
+    assert_eq!(w.dispatcher.duplicates(w.now).len(), 1);
+    w.run(2, &[(100, vec![]), (101, vec![other])]);
+    assert!(w.dispatcher.duplicates(w.now).is_empty());
+}
+
+#[test]
+fn a_leader_that_stood_still_blames_nobody() {
+    let mut w = World::new((1..=20).map(|n| (n, Ready)));
+    w.digest(100, true, (1..=20).map(ready).collect());
+    w.now = w.now + Duration::from_secs(60);
+    w.step(Input::Woke);
+    w.settle();
+    assert_eq!(w.commands, 0);
+    w.run(1, &[(100, (1..=20).map(ready).collect())]);
+    assert!((1..=20).all(|n| w.liveness(n) == Ready));
+}
+
+#[test]
+fn nothing_is_woken_for_what_is_under_way() {
+    let mut w = World::new([(1, Ready)]);
+    for _ in 0..20 {
+        w.now = w.now + Duration::from_secs(1);
+        w.step(Input::Woke);
+    }
+    assert_eq!(w.out.len(), 1, "the grace has passed: down is proposed");
+    assert_eq!(w.dispatcher.wake_at(w.now), None);
+}

@@ -1,0 +1,347 @@
+//! Host: all agent sessions of one manager.
+//!
+//! Owns   who may open a session now, what each session says of its node, what the leader is told, whom to send away.
+//! Hears  arrivals, reports of sessions, the leader's comings and goings, answers to digests.
+//! Says   admit, refuse, move, digest.
+//! Keeps  SESSION-5…8 (see `bucket`, `instances`, `digest`).
+//!        SESSION-9  a manager that has had no leader for `leaderless_after` keeps no agents and takes none: it can tell
+//!                   them nothing, and they would look down to everybody else. It sends them away at the rate at which
+//!                   others can take them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use muster_messages::wire::{Refusal, SessionDigest, SessionFact};
+use muster_messages::{Moment, NodeId, RefusalReason, Term};
+
+use super::bucket::Bucket;
+use super::digest::Digests;
+use super::instances::{Duplicate, Instance, Instances};
+use super::session::ConnId;
+use crate::config::SessionsConfig;
+
+/// What happens to the host.
+#[derive(Clone, Debug)]
+pub enum Input {
+    Arrived {
+        node: NodeId,
+        conn: ConnId,
+    },
+    Reported {
+        node: NodeId,
+        fact: Option<Box<SessionFact>>,
+        remote: String,
+        connected: bool,
+    },
+    /// The leader as the local copy knows it.
+    Leader {
+        term: Term,
+        leader: Option<NodeId>,
+    },
+    DigestAnswered {
+        sequence: u64,
+        ok: bool,
+    },
+    Woke,
+}
+
+/// What the host wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    Admit {
+        node: NodeId,
+        conn: ConnId,
+    },
+    Refuse {
+        conn: ConnId,
+        refusal: Refusal,
+    },
+    Move {
+        node: NodeId,
+    },
+    Digest(SessionDigest),
+    /// Two processes with one identity.
+    Warn(Duplicate),
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Host {
+    config: SessionsConfig,
+    registrations: Bucket,
+    moves: Bucket,
+    digests: Digests,
+    instances: Instances,
+    connected: BTreeSet<NodeId>,
+    /// Connected nodes that still have to be sent away.
+    moving: BTreeSet<NodeId>,
+    leader: Option<(Term, NodeId)>,
+    leaderless_since: Moment,
+    refused: u64,
+    swept: Moment,
+}
+
+impl Host {
+    /// `first_sequence`: see [`Digests::new`].
+    pub fn new(config: SessionsConfig, now: Moment, first_sequence: u64) -> Self {
+        let bucket = || Bucket::new(config.registrations_per_sec, config.registration_burst);
+        Self {
+            registrations: bucket(),
+            moves: bucket(),
+            digests: Digests::new(first_sequence),
+            instances: Instances::default(),
+            connected: BTreeSet::new(),
+            moving: BTreeSet::new(),
+            leader: None,
+            leaderless_since: now,
+            refused: 0,
+            swept: now,
+            config,
+        }
+    }
+
+    pub fn step(&mut self, now: Moment, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Arrived { node, conn } => self.arrived(now, node, conn, out),
+            Input::Reported { node, fact, remote, connected } => {
+                self.reported(now, node, fact, remote, connected, out);
+            }
+            Input::Leader { term, leader } => self.leader(now, term, leader),
+            Input::DigestAnswered { sequence, ok } => self.digests.answered(now, sequence, ok, &self.config),
+            Input::Woke => {}
+        }
+        self.advance(now, out);
+    }
+
+    pub fn wake_at(&mut self, now: Moment) -> Option<Moment> {
+        if self.leader.is_some() {
+            return self.digests.wake_at();
+        }
+        let given_up = self.leaderless_since + self.config.leaderless_after;
+        if now < given_up {
+            return Some(given_up);
+        }
+        (!self.moving.is_empty()).then(|| self.moves.ready_at(now))
+    }
+
+    pub fn facts(&self) -> usize {
+        self.digests.facts().len()
+    }
+    pub fn connected(&self) -> usize {
+        self.connected.len()
+    }
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+    pub fn sequence(&self) -> u64 {
+        self.digests.sequence()
+    }
+    pub fn leader_node(&self) -> Option<NodeId> {
+        self.leader.map(|(_, node)| node)
+    }
+    pub fn duplicates(&self, now: Moment) -> Vec<Duplicate> {
+        self.instances.current(now)
+    }
+
+    fn leaderless(&self, now: Moment) -> bool {
+        self.leader.is_none() && now >= self.leaderless_since + self.config.leaderless_after
+    }
+
+    fn arrived(&mut self, now: Moment, node: NodeId, conn: ConnId, out: &mut Vec<Effect>) {
+        let turn = self.registrations.take(now);
+        let refusal = if self.leaderless(now) {
+            // The rate decides when to come back here too: agents of a cluster without quorum must not hammer it.
+            let after = turn.err().unwrap_or_default().max(self.config.leaderless_retry);
+            refusal(RefusalReason::NotKnownHereYet, "this manager has no leader at the moment", after)
+        } else if let Err(after) = turn {
+            refusal(RefusalReason::TooManyRequests, "too many agents open sessions here at once", after)
+        } else {
+            return out.push(Effect::Admit { node, conn });
+        };
+        self.refused += 1;
+        out.push(Effect::Refuse { conn, refusal });
+    }
+
+    fn reported(
+        &mut self,
+        now: Moment,
+        node: NodeId,
+        fact: Option<Box<SessionFact>>,
+        remote: String,
+        connected: bool,
+        out: &mut Vec<Effect>,
+    ) {
+        if connected {
+            self.connected.insert(node);
+            if self.leaderless(now) {
+                self.moving.insert(node);
+            }
+        } else {
+            self.connected.remove(&node);
+            self.moving.remove(&node);
+        }
+        let instance = fact.as_ref().map(|f| f.instance);
+        let old = self.digests.set(node, fact.map(|f| *f));
+        if let (Some(old), Some(instance)) = (old, instance)
+            && old.instance != instance
+        {
+            // Where the older one came from is known by the address it announced.
+            let old = Instance { instance: old.instance, remote: old.addr };
+            let new = Instance { instance, remote };
+            let every = self.config.warn_every;
+            out.extend(self.instances.changed(now, node, old, new, every).map(Effect::Warn));
+        }
+    }
+
+    fn leader(&mut self, now: Moment, term: Term, leader: Option<NodeId>) {
+        let leader = leader.map(|node| (term, node));
+        if leader == self.leader {
+            return;
+        }
+        if leader.is_some() {
+            self.digests.leader_changed();
+            self.moving.clear();
+        } else {
+            self.leaderless_since = now;
+        }
+        self.leader = leader;
+    }
+
+    fn advance(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        if self.leader.is_some() {
+            out.extend(self.digests.due(now, &self.config).map(Effect::Digest));
+        } else if self.leaderless(now) {
+            self.send_away(now, out);
+        }
+        if now.since(self.swept) >= self.config.warn_every {
+            self.swept = now;
+            self.instances.sweep(now);
+        }
+    }
+
+    /// SESSION-9.
+    fn send_away(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        if self.moving.is_empty() {
+            self.moving = self.connected.clone();
+        }
+        while !self.moving.is_empty() && self.moves.take(now).is_ok() {
+            let node = self.moving.pop_first().expect("the set is not empty");
+            out.push(Effect::Move { node });
+        }
+    }
+}
+
+fn refusal(reason: RefusalReason, message: &str, after: Duration) -> Refusal {
+    Refusal {
+        reason,
+        message: message.to_owned(),
+        managers: Vec::new(),
+        retry_after_ms: Some(u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::testing::{fact, node};
+
+    fn at(ms: u64) -> Moment {
+        Moment(ms * 1000)
+    }
+    fn host() -> Host {
+        let mut host = Host::new(SessionsConfig::default(), at(0), 0);
+        host.step(at(0), Input::Leader { term: Term(1), leader: Some(node(100)) }, &mut vec![]);
+        host
+    }
+    fn report(host: &mut Host, now: Moment, n: u128, instance: u64) -> Vec<Effect> {
+        let mut out = vec![];
+        let fact = SessionFact { instance, ..fact(n) };
+        let remote = format!("10.0.0.{instance}:1");
+        let input = Input::Reported { node: node(n), fact: Some(Box::new(fact)), remote, connected: true };
+        host.step(now, input, &mut out);
+        out
+    }
+    fn arrive(host: &mut Host, now: Moment, n: u128) -> Effect {
+        let mut out = vec![];
+        host.step(now, Input::Arrived { node: node(n), conn: ConnId(n as u64) }, &mut out);
+        out.retain(|e| matches!(e, Effect::Admit { .. } | Effect::Refuse { .. }));
+        out.pop().unwrap()
+    }
+
+    /// E44: three registrations in eight seconds once were too many, and a leader change made an outage of it.
+    #[test]
+    fn a_thousand_honest_agents_register_at_once_and_the_rest_are_told_when() {
+        let mut host = host();
+        let refused: Vec<u64> = (0..3000)
+            .filter_map(|n| match arrive(&mut host, at(10), n) {
+                Effect::Refuse { refusal, .. } => refusal.retry_after_ms,
+                _ => None,
+            })
+            .collect();
+        assert_eq!(refused.len(), 2000);
+        assert!(refused.iter().all(|ms| *ms <= 4_010), "{:?}", refused.last());
+        assert!(refused.is_sorted());
+    }
+
+    #[test]
+    fn a_change_of_leader_moves_nobody_and_sends_a_full_digest() {
+        let mut host = host();
+        for n in 0..50 {
+            report(&mut host, at(1), n, 1);
+        }
+        let mut out = vec![];
+        host.step(at(100), Input::Leader { term: Term(1), leader: None }, &mut out);
+        host.step(at(4_900), Input::Woke, &mut out);
+        host.step(at(4_950), Input::DigestAnswered { sequence: 1, ok: false }, &mut out);
+        assert_eq!(out, vec![], "a short time without a leader disturbs no session");
+        host.step(at(4_960), Input::Leader { term: Term(2), leader: Some(node(101)) }, &mut out);
+        assert!(matches!(&out[..], [Effect::Digest(d)] if d.full && d.sessions.len() == 50), "{out:?}");
+    }
+
+    #[test]
+    fn a_host_without_a_leader_sends_its_agents_away_at_a_limited_rate_and_takes_no_new_ones() {
+        let mut host = host();
+        for n in 0..3000 {
+            report(&mut host, at(1), n, 1);
+        }
+        let mut out = vec![];
+        host.step(at(100), Input::Leader { term: Term(1), leader: None }, &mut out);
+        assert_eq!(host.wake_at(at(100)), Some(at(5_100)));
+        host.step(at(5_100), Input::Woke, &mut out);
+        assert_eq!(out.iter().filter(|e| matches!(e, Effect::Move { .. })).count(), 1000);
+        let wake = host.wake_at(at(5_100)).unwrap();
+        assert!(wake > at(5_100));
+        let refused = arrive(&mut host, at(5_200), 9_999);
+        assert!(matches!(refused, Effect::Refuse { refusal, .. }
+            if refusal.reason == RefusalReason::NotKnownHereYet && refusal.retry_after_ms >= Some(5_000)));
+        let (mut left, mut gone) = (std::mem::take(&mut out), 0);
+        for ms in 5_100..12_000 {
+            for effect in std::mem::take(&mut left) {
+                if let Effect::Move { node } = effect {
+                    gone += 1;
+                    let input = Input::Reported { node, fact: None, remote: String::new(), connected: false };
+                    host.step(at(ms), input, &mut left);
+                }
+            }
+            host.step(at(ms), Input::Woke, &mut left);
+            assert!(gone <= 1000 + (ms - 5_100) / 2 + 2, "{gone} after {ms} ms");
+        }
+        assert_eq!((gone, host.connected()), (3000, 0));
+    }
+
+    #[test]
+    fn processes_that_take_turns_are_named() {
+        let mut host = host();
+        let mut warned = vec![];
+        for round in 0..100 {
+            let out = report(&mut host, at(round * 1000), 1, 1 + round % 2);
+            warned.extend(out.into_iter().filter_map(|e| match e {
+                Effect::Warn(duplicate) => Some(duplicate),
+                _ => None,
+            }));
+        }
+        assert_eq!(warned.len(), 2);
+        assert_eq!(warned[0].instances.len(), 2);
+        assert_eq!(host.duplicates(at(100_000)).len(), 1);
+    }
+}

@@ -1,0 +1,547 @@
+//! AgentSession: the host's end of one node's session.
+//!
+//! Owns   the node's connection, what it said of itself, when it was heard last, the questions under way.
+//! Hears  connections, frames, the node's standing in the local copy, answers of the leader.
+//! Says   frames, questions to the leader, and to the sessions' host what it knows of the node.
+//! Keeps  SESSION-1  the newest connection of a node is its session; frames of older ones change nothing.
+//!        SESSION-2  an agent is shown every change of what it needs to know, always the whole of it, and nothing twice.
+//!        SESSION-3  a node without a record in a copy that has applied its certificate's grant is told so, and its
+//!                   connection closed, at once: a session must not outlive the node.
+//!        SESSION-4  a node is down only after its heartbeats were missed, or when it said that it stops; a connection
+//!                   that broke is not a node that is down.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::wire::{
+    AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, BYE_SHUTDOWN, HostFrame, PeerCall,
+    Refusal, SeatRequest, SessionFact,
+};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Liveness, Moment, NodeId, RefusalReason, WallTime};
+
+use super::news::{News, Standing};
+use crate::config::SessionsConfig;
+
+/// One connection. Later ones have larger numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConnId(pub u64);
+
+/// A question to the node whose reply port the shell has parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AskId(pub u64);
+
+/// What happens to a session.
+#[derive(Clone, Debug)]
+pub enum Input {
+    Connected {
+        conn: ConnId,
+        identity: Box<CertIdentity>,
+        remote: SocketAddr,
+    },
+    Frame {
+        conn: ConnId,
+        frame: AgentFrame,
+    },
+    Closed {
+        conn: ConnId,
+        why: String,
+    },
+    /// The node's standing, of a copy that is not older than any before.
+    News(Box<News>),
+    LeaderAnswered {
+        conn: ConnId,
+        id: u64,
+        result: Result<AgentAnswer, ErrorBody>,
+    },
+    AskNode {
+        ask: AskId,
+        question: ActorsAsk,
+        deadline: Duration,
+    },
+    /// The agent should find another manager.
+    Move {
+        reason: String,
+    },
+    Woke,
+}
+
+/// What a session wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    Send {
+        conn: ConnId,
+        frame: Box<HostFrame>,
+    },
+    /// Closes after what was sent before has left.
+    Close {
+        conn: ConnId,
+    },
+    CallLeader {
+        conn: ConnId,
+        id: u64,
+        call: Box<PeerCall>,
+    },
+    AnswerAsk {
+        ask: AskId,
+        result: Result<String, ErrorBody>,
+    },
+    /// What the host of the sessions should know of this node now.
+    Report {
+        fact: Option<Box<SessionFact>>,
+        remote: String,
+        connected: bool,
+    },
+    /// Nothing is left to remember: this session may end.
+    Forget,
+    Note(Note),
+}
+
+/// Decisions worth a line in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    Opened { instance: u64 },
+    Closed { why: String },
+    Down { why: String },
+    Ended { reason: RefusalReason },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No connection.
+    Away,
+    /// Connected, not a word yet.
+    Greeting {
+        conn: ConnId,
+        until: Moment,
+    },
+    Live {
+        conn: ConnId,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Peer {
+    identity: Box<CertIdentity>,
+    remote: SocketAddr,
+}
+
+#[derive(Clone, Debug)]
+struct Question {
+    ask: AskId,
+    until: Moment,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct AgentSession {
+    config: Arc<SessionsConfig>,
+    node: NodeId,
+    phase: Phase,
+    peer: Option<Peer>,
+    fact: Option<Box<SessionFact>>,
+    /// The last frame of any kind.
+    heard: Moment,
+    down_at: Option<Moment>,
+    news: Option<Box<News>>,
+    /// What the agent was shown last on this connection.
+    shown: Option<Box<News>>,
+    /// Agents' questions at the leader, on this connection.
+    asks: usize,
+    questions: BTreeMap<u64, Question>,
+    next_question: u64,
+}
+
+/// What a hello may hold. More is a broken or hostile agent.
+const MAX_LABELS: usize = 64;
+const MAX_TEXT: usize = 256;
+
+impl AgentSession {
+    pub fn new(node: NodeId, config: Arc<SessionsConfig>) -> Self {
+        Self {
+            config,
+            node,
+            phase: Phase::Away,
+            peer: None,
+            fact: None,
+            heard: Moment(0),
+            down_at: None,
+            news: None,
+            shown: None,
+            asks: 0,
+            questions: BTreeMap::new(),
+            next_question: 0,
+        }
+    }
+
+    /// After a crash: the connection is lost, what was known of the node is not; its heartbeats count from now.
+    pub fn resume(node: NodeId, config: Arc<SessionsConfig>, fact: Option<SessionFact>, now: Moment) -> Self {
+        let mut session = Self::new(node, config);
+        session.heard = now;
+        session.down_at = fact.as_ref().filter(|f| f.liveness == Liveness::Down).map(|_| now);
+        session.fact = fact.map(Box::new);
+        session
+    }
+
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Connected { conn, identity, remote } => {
+                self.connected(now, conn, Peer { identity, remote }, out);
+            }
+            Input::Frame { conn, frame } => {
+                if self.conn() == Some(conn) {
+                    self.heard = now;
+                    self.frame(now, wall, conn, frame, out);
+                }
+            }
+            Input::Closed { conn, why } => {
+                if self.conn() == Some(conn) {
+                    self.away(why, out);
+                }
+            }
+            Input::News(news) => self.news = Some(news),
+            Input::LeaderAnswered { conn, id, result } => {
+                if self.conn() == Some(conn) {
+                    self.asks = self.asks.saturating_sub(1);
+                    let frame = Box::new(HostFrame::Answer { id, result });
+                    out.push(Effect::Send { conn, frame });
+                }
+            }
+            Input::AskNode { ask, question, deadline } => self.ask_node(now, ask, question, deadline, out),
+            Input::Move { reason } => {
+                if let Some(conn) = self.conn() {
+                    let frame = Box::new(HostFrame::Move { reason: reason.clone() });
+                    out.push(Effect::Send { conn, frame });
+                    out.push(Effect::Close { conn });
+                    self.away(reason, out);
+                }
+            }
+            Input::Woke => {}
+        }
+        self.advance(now, wall, out);
+    }
+
+    /// When to be woken, if nothing happens before.
+    pub fn wake_at(&self) -> Option<Moment> {
+        let own = match self.phase {
+            Phase::Greeting { until, .. } => Some(until),
+            Phase::Live { .. } => Some(self.heard + self.config.down_after()),
+            Phase::Away => match (&self.fact, self.down_at) {
+                (None, _) => None,
+                (Some(_), None) => Some(self.heard + self.config.down_after()),
+                (Some(_), Some(at)) => Some(at + self.config.remember_down),
+            },
+        };
+        let question = self.questions.values().map(|q| q.until).min();
+        own.into_iter().chain(question).min()
+    }
+
+    pub fn fact(&self) -> Option<&SessionFact> {
+        self.fact.as_deref()
+    }
+    pub fn heard(&self) -> Moment {
+        self.heard
+    }
+    pub fn remote(&self) -> Option<SocketAddr> {
+        self.peer.as_ref().map(|p| p.remote)
+    }
+    pub fn is_live(&self) -> bool {
+        matches!(self.phase, Phase::Live { .. })
+    }
+    pub fn open(&self) -> (usize, usize) {
+        (self.asks, self.questions.len())
+    }
+
+    fn conn(&self) -> Option<ConnId> {
+        match self.phase {
+            Phase::Away => None,
+            Phase::Greeting { conn, .. } | Phase::Live { conn } => Some(conn),
+        }
+    }
+
+    /// SESSION-1.
+    fn connected(&mut self, now: Moment, conn: ConnId, peer: Peer, out: &mut Vec<Effect>) {
+        if let Some(old) = self.conn() {
+            if old >= conn {
+                return;
+            }
+            let message = format!("node {} opened a newer session from {}", self.node, peer.remote);
+            self.end(refusal(RefusalReason::TooManyRequests, message), out);
+        }
+        self.peer = Some(peer);
+        self.shown = None;
+        let until = now + self.config.hello_deadline;
+        self.phase = Phase::Greeting { conn, until };
+    }
+
+    fn frame(&mut self, now: Moment, wall: WallTime, conn: ConnId, frame: AgentFrame, out: &mut Vec<Effect>) {
+        match (frame, &self.phase) {
+            (AgentFrame::Hello(hello), Phase::Greeting { .. }) => self.greeted(wall, conn, hello, out),
+            (AgentFrame::Heartbeat { .. }, Phase::Live { .. }) => {
+                let revision = self.news.as_ref().map(|n| n.revision).unwrap_or_default();
+                let frame = Box::new(HostFrame::Heard { revision });
+                out.push(Effect::Send { conn, frame });
+            }
+            (AgentFrame::Ask { id, ask }, Phase::Live { .. }) => self.relay(conn, id, ask, out),
+            (AgentFrame::Answer { id, result }, Phase::Live { .. }) => {
+                if let Some(question) = self.questions.remove(&id) {
+                    out.push(Effect::AnswerAsk { ask: question.ask, result });
+                }
+            }
+            (AgentFrame::Bye { reason }, _) => {
+                out.push(Effect::Close { conn });
+                let stops = reason == BYE_SHUTDOWN;
+                self.away(reason, out);
+                if stops && self.fact.is_some() {
+                    self.down(now, wall, "it was stopped", out);
+                }
+            }
+            _ => self.end(refusal(RefusalReason::Protocol, "unexpected frame"), out),
+        }
+    }
+
+    fn greeted(&mut self, wall: WallTime, conn: ConnId, hello: AgentHello, out: &mut Vec<Effect>) {
+        if let Err(why) = acceptable(&hello) {
+            return self.end(refusal(RefusalReason::Protocol, why), out);
+        }
+        let peer = self.peer.as_ref().expect("a session in greeting has a peer");
+        let (instance, serial) = (hello.instance, peer.identity.serial.clone());
+        self.fact = Some(Box::new(SessionFact {
+            node: self.node,
+            liveness: Liveness::Ready,
+            since: wall,
+            addr: reachable(&hello.advertise, peer.remote.ip()),
+            name: hello.name,
+            release: hello.release,
+            labels: hello.labels,
+            serial,
+            instance,
+        }));
+        self.down_at = None;
+        self.phase = Phase::Live { conn };
+        out.push(Effect::Note(Note::Opened { instance }));
+        self.report(out);
+    }
+
+    fn relay(&mut self, conn: ConnId, id: u64, ask: AgentAsk, out: &mut Vec<Effect>) {
+        if self.asks >= self.config.open_asks {
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many questions of this node wait already");
+            let result = Err(error.retry_after(Duration::from_millis(200)));
+            let frame = Box::new(HostFrame::Answer { id, result });
+            return out.push(Effect::Send { conn, frame });
+        }
+        let peer = self.peer.as_ref().expect("a live session has a peer");
+        let call = match ask {
+            AgentAsk::Sign { csr_pem } => PeerCall::SignNode {
+                identity: (*peer.identity).clone(),
+                observed_addr: peer.remote.to_string(),
+                csr_pem,
+            },
+            AgentAsk::Seat(request) => {
+                let advertise = reachable(&request.advertise, peer.remote.ip());
+                let request = SeatRequest { advertise, ..request };
+                PeerCall::Seat { node: self.node, request }
+            }
+        };
+        self.asks += 1;
+        out.push(Effect::CallLeader { conn, id, call: Box::new(call) });
+    }
+
+    fn ask_node(&mut self, now: Moment, ask: AskId, question: ActorsAsk, deadline: Duration, out: &mut Vec<Effect>) {
+        let refusal = match self.phase {
+            Phase::Live { conn } if self.questions.len() < self.config.open_questions => {
+                self.next_question += 1;
+                let (id, until) = (self.next_question, now + deadline);
+                self.questions.insert(id, Question { ask, until });
+                let frame = Box::new(HostFrame::Ask { id, ask: question });
+                return out.push(Effect::Send { conn, frame });
+            }
+            Phase::Live { .. } => {
+                ErrorBody::new(ErrorCode::TooManyRequests, "too many questions to this node wait already")
+                    .retry_after(Duration::from_millis(200))
+            }
+            _ => away_error(self.node),
+        };
+        out.push(Effect::AnswerAsk { ask, result: Err(refusal) });
+    }
+
+    /// The connection is gone. SESSION-4: the node is not down for that.
+    fn away(&mut self, why: String, out: &mut Vec<Effect>) {
+        self.phase = Phase::Away;
+        self.shown = None;
+        self.asks = 0;
+        for (_, question) in std::mem::take(&mut self.questions) {
+            let result = Err(away_error(self.node));
+            out.push(Effect::AnswerAsk { ask: question.ask, result });
+        }
+        out.push(Effect::Note(Note::Closed { why }));
+        self.report(out);
+    }
+
+    fn end(&mut self, refusal: Refusal, out: &mut Vec<Effect>) {
+        let Some(conn) = self.conn() else {
+            return;
+        };
+        let (reason, why) = (refusal.reason, refusal.message.clone());
+        out.push(Effect::Send { conn, frame: Box::new(HostFrame::Ended(refusal)) });
+        out.push(Effect::Close { conn });
+        out.push(Effect::Note(Note::Ended { reason }));
+        self.away(why, out);
+    }
+
+    fn down(&mut self, now: Moment, wall: WallTime, why: &str, out: &mut Vec<Effect>) {
+        if let Some(fact) = &mut self.fact
+            && self.down_at.is_none()
+        {
+            fact.liveness = Liveness::Down;
+            fact.since = wall;
+            self.down_at = Some(now);
+            out.push(Effect::Note(Note::Down { why: why.to_owned() }));
+            self.report(out);
+        }
+    }
+
+    fn report(&self, out: &mut Vec<Effect>) {
+        out.push(Effect::Report {
+            fact: self.fact.clone(),
+            remote: self.peer.as_ref().map(|p| p.remote.to_string()).unwrap_or_default(),
+            connected: self.conn().is_some(),
+        });
+    }
+
+    /// The only place that acts on time and on the node's standing.
+    fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        self.judge_standing(out);
+        self.judge_time(now, wall, out);
+        self.show(out);
+        if self.forgettable(now) {
+            if self.fact.take().is_some() {
+                self.report(out);
+            }
+            out.push(Effect::Forget);
+        }
+    }
+
+    /// SESSION-3. A copy that has not applied the certificate's grant cannot know better than the certificate.
+    fn judge_standing(&mut self, out: &mut Vec<Effect>) {
+        let (Some(news), Some(peer)) = (&self.news, &self.peer) else {
+            return;
+        };
+        let applied = peer.identity.granted.is_some_and(|granted| news.revision >= granted);
+        let refusal = match news.standing {
+            Standing::Absent if applied => {
+                let message = format!("node {} was removed from the cluster", self.node);
+                refusal(RefusalReason::Removed, message)
+            }
+            Standing::Blocked => refusal(RefusalReason::Blocked, format!("node {} is blocked", self.node)),
+            _ => return,
+        };
+        self.end(refusal, out);
+        if self.fact.take().is_some() {
+            self.report(out);
+        }
+    }
+
+    fn judge_time(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        if let Phase::Greeting { until, .. } = self.phase
+            && now >= until
+        {
+            self.end(refusal(RefusalReason::Protocol, "no hello in time"), out);
+        }
+        let deadline = self.heard + self.config.down_after();
+        if self.fact.is_some() && self.down_at.is_none() && now >= deadline + self.config.stood_still {
+            let beat = self.config.heartbeat.mul_f64(1.0 + self.config.heartbeat_jitter);
+            self.heard = now - self.config.down_after() + beat;
+        }
+        let silent = now >= self.heard + self.config.down_after();
+        if silent && self.fact.is_some() && !matches!(self.phase, Phase::Greeting { .. }) {
+            if let Phase::Live { conn } = self.phase {
+                out.push(Effect::Close { conn });
+                self.away("heartbeats were missed".to_owned(), out);
+            }
+            self.down(now, wall, "heartbeats were missed", out);
+        }
+        let late: Vec<u64> = self.questions.iter().filter(|(_, q)| now >= q.until).map(|(id, _)| *id).collect();
+        for question in late.iter().filter_map(|id| self.questions.remove(id)) {
+            let error = ErrorBody::new(ErrorCode::TimedOut, format!("node {} did not answer in time", self.node));
+            out.push(Effect::AnswerAsk { ask: question.ask, result: Err(error) });
+        }
+    }
+
+    /// SESSION-2.
+    fn show(&mut self, out: &mut Vec<Effect>) {
+        let (Phase::Live { conn }, Some(news)) = (&self.phase, &self.news) else {
+            return;
+        };
+        if self.shown.as_ref().is_some_and(|shown| shown.same_for_agent(news)) {
+            return;
+        }
+        if let Some(view) = news.view(self.node) {
+            out.push(Effect::Send { conn: *conn, frame: Box::new(HostFrame::View(view)) });
+            self.shown = Some(news.clone());
+        }
+    }
+
+    /// Reported as down until the cluster has written that down; a node that nobody knows is not reported at all.
+    fn forgettable(&self, now: Moment) -> bool {
+        if self.conn().is_some() {
+            return false;
+        }
+        if self.fact.is_none() {
+            return true;
+        }
+        let Some(down_at) = self.down_at else {
+            return false;
+        };
+        let standing = self.news.as_ref().map(|n| &n.standing);
+        let recorded = matches!(standing, Some(Standing::Known { liveness: Liveness::Down, .. }));
+        let unknown = matches!(standing, Some(Standing::Absent | Standing::Blocked));
+        recorded || unknown || now >= down_at + self.config.remember_down
+    }
+}
+
+fn acceptable(hello: &AgentHello) -> Result<(), String> {
+    if hello.protocol != AGENT_PROTOCOL {
+        let theirs = hello.protocol;
+        return Err(format!("agent protocol {theirs}, this manager speaks {AGENT_PROTOCOL}"));
+    }
+    let long = |text: &String| text.len() > MAX_TEXT;
+    let labels = &hello.labels;
+    if long(&hello.advertise) || long(&hello.release) || labels.iter().any(|(k, v)| long(k) || long(v)) {
+        return Err(format!("a text of more than {MAX_TEXT} bytes"));
+    }
+    if labels.len() > MAX_LABELS {
+        return Err(format!("{} labels, the limit is {MAX_LABELS}", labels.len()));
+    }
+    Ok(())
+}
+
+/// The address that others should dial: an unspecified host is replaced by the one that was seen.
+pub fn reachable(advertise: &str, seen: IpAddr) -> String {
+    let unspecified = match advertise.parse::<SocketAddr>() {
+        Ok(addr) if addr.ip().is_unspecified() => Some(addr.port()),
+        Ok(_) => None,
+        Err(_) => match advertise.rsplit_once(':') {
+            Some(("", port)) => port.parse().ok(),
+            _ => None,
+        },
+    };
+    match unspecified {
+        Some(port) => SocketAddr::new(seen.to_canonical(), port).to_string(),
+        None => advertise.to_owned(),
+    }
+}
+
+fn refusal(reason: RefusalReason, message: impl Into<String>) -> Refusal {
+    Refusal { reason, message: message.into(), managers: Vec::new(), retry_after_ms: None }
+}
+
+fn away_error(node: NodeId) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Unreachable, format!("node {node} has no session at the moment"))
+        .retry_after(Duration::from_millis(500))
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

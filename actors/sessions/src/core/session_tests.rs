@@ -1,0 +1,350 @@
+//! Claims about one node's session.
+
+use std::collections::BTreeMap;
+
+use muster_messages::wire::{BYE_NEW_CERTIFICATE, SignReply};
+use muster_messages::{Incarnation, Name, Revision, Role, Subject};
+
+use super::super::news::Shared;
+use super::super::testing::node;
+use super::*;
+
+struct World {
+    session: AgentSession,
+    now: Moment,
+    wall: WallTime,
+    conn: ConnId,
+    out: Vec<Effect>,
+}
+
+fn known(role: Role, granted: u64, liveness: Liveness) -> Standing {
+    Standing::Known { desired_role: role, role, granted: Revision(granted), rotate: false, serial: None, liveness }
+}
+
+impl World {
+    fn new() -> Self {
+        let session = AgentSession::new(node(1), Arc::new(SessionsConfig::default()));
+        Self { session, now: Moment(1_000_000), wall: WallTime(5_000), conn: ConnId(0), out: vec![] }
+    }
+    fn step(&mut self, input: Input) {
+        self.out.clear();
+        self.session.step(self.now, self.wall, input, &mut self.out);
+    }
+    fn connect(&mut self) {
+        self.conn.0 += 1;
+        let identity = CertIdentity {
+            cluster: "0000000000000000000000000".parse().unwrap(),
+            subject: Subject::Node { node: node(1), role: Role::Worker },
+            serial: "aa".to_owned(),
+            granted: Some(Revision(5)),
+            incarnation: Incarnation(1),
+            not_after: WallTime(i64::MAX),
+        };
+        let remote = "192.0.2.7:50123".parse().unwrap();
+        self.step(Input::Connected { conn: self.conn, identity: Box::new(identity), remote });
+    }
+    fn frame(&mut self, frame: AgentFrame) {
+        self.step(Input::Frame { conn: self.conn, frame });
+    }
+    fn hello(&mut self, instance: u64) {
+        self.frame(AgentFrame::Hello(AgentHello {
+            protocol: AGENT_PROTOCOL,
+            instance,
+            name: Name::sanitized("n1"),
+            advertise: "0.0.0.0:4400".to_owned(),
+            release: "0.1.0".to_owned(),
+            labels: BTreeMap::new(),
+        }));
+    }
+    fn open(&mut self) {
+        self.connect();
+        self.hello(1);
+    }
+    fn news(&mut self, revision: u64, standing: Standing) {
+        let shared = Shared { managers: vec!["m:1".to_owned()], ..Shared::default() };
+        let news = News { revision: Revision(revision), standing, shared: Arc::new(shared) };
+        self.step(Input::News(Box::new(news)));
+    }
+    /// From wake-up to wake-up, as the shell would; keeps the effects.
+    fn run_for(&mut self, d: Duration) {
+        let end = self.now + d;
+        let mut all = vec![];
+        while let Some(at) = self.session.wake_at().filter(|at| *at <= end) {
+            let gap = at.since(self.now).max(Duration::from_micros(1));
+            self.pass(gap);
+            self.step(Input::Woke);
+            let forgotten = self.said(|e| matches!(e, Effect::Forget));
+            all.append(&mut self.out);
+            if forgotten {
+                break;
+            }
+        }
+        let rest = end.since(self.now);
+        self.pass(rest);
+        self.out = all;
+    }
+    fn pass(&mut self, d: Duration) {
+        self.now = self.now + d;
+        self.wall = self.wall.plus(d);
+    }
+    fn said(&self, want: impl Fn(&Effect) -> bool) -> bool {
+        self.out.iter().any(want)
+    }
+    fn views(&self) -> usize {
+        let view = |e: &&Effect| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::View(_)));
+        self.out.iter().filter(view).count()
+    }
+    fn ended(&self) -> Option<RefusalReason> {
+        self.out.iter().find_map(|e| match e {
+            Effect::Send { frame, .. } => match &**frame {
+                HostFrame::Ended(refusal) => Some(refusal.reason),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+    fn liveness(&self) -> Option<Liveness> {
+        self.session.fact().map(|f| f.liveness)
+    }
+}
+
+#[test]
+fn a_session_reports_what_the_agent_says_with_the_address_that_was_seen() {
+    let mut w = World::new();
+    w.open();
+    let fact = w.session.fact().unwrap().clone();
+    assert_eq!((fact.addr.as_str(), fact.instance), ("192.0.2.7:4400", 1));
+    assert_eq!(fact.liveness, Liveness::Ready);
+    assert!(w.said(|e| matches!(e, Effect::Report { fact: Some(_), connected: true, .. })));
+}
+
+#[test]
+fn only_an_unspecified_host_is_replaced() {
+    let seen: IpAddr = "192.0.2.7".parse().unwrap();
+    for (advertise, want) in [
+        ("0.0.0.0:1", "192.0.2.7:1"),
+        ("[::]:1", "192.0.2.7:1"),
+        (":1", "192.0.2.7:1"),
+        ("10.0.0.1:1", "10.0.0.1:1"),
+        ("host.example:1", "host.example:1"),
+    ] {
+        assert_eq!(reachable(advertise, seen), want);
+    }
+}
+
+#[test]
+fn the_first_view_follows_the_hello_and_only_changes_follow_it() {
+    let mut w = World::new();
+    w.news(9, known(Role::Worker, 5, Liveness::Unknown));
+    w.connect();
+    assert_eq!(w.views(), 0, "nothing is shown before the hello");
+    w.hello(1);
+    assert_eq!(w.views(), 1);
+    w.news(10, known(Role::Worker, 5, Liveness::Ready));
+    assert_eq!(w.views(), 0, "its own liveness is no news to an agent");
+    w.news(11, known(Role::Manager, 11, Liveness::Ready));
+    assert_eq!(w.views(), 1);
+    w.open();
+    assert_eq!(w.views(), 1, "a new connection is shown everything again");
+}
+
+/// E36: streams opened before the removal once survived it until their own timeout.
+#[test]
+fn a_removed_node_is_told_and_closed_at_once() {
+    let mut w = World::new();
+    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.open();
+    w.news(12, Standing::Absent);
+    assert_eq!(w.ended(), Some(RefusalReason::Removed));
+    assert!(w.said(|e| matches!(e, Effect::Close { .. })));
+    assert!(w.said(|e| matches!(e, Effect::Report { fact: None, connected: false, .. })));
+    assert!(w.said(|e| matches!(e, Effect::Forget)));
+}
+
+#[test]
+fn a_copy_too_old_to_know_a_node_does_not_call_it_removed() {
+    let mut w = World::new();
+    w.news(4, Standing::Absent); // the certificate was granted at 5
+    w.open();
+    assert_eq!(w.ended(), None);
+    assert_eq!(w.views(), 0);
+    w.news(6, known(Role::Worker, 5, Liveness::Unknown));
+    assert_eq!(w.views(), 1);
+}
+
+#[test]
+fn a_node_is_down_after_three_missed_heartbeats_and_not_for_a_broken_connection() {
+    let mut w = World::new();
+    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.open();
+    w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
+    assert_eq!(w.liveness(), Some(Liveness::Ready));
+    w.run_for(Duration::from_secs(10));
+    w.open();
+    w.run_for(Duration::from_millis(16_400));
+    assert_eq!(w.liveness(), Some(Liveness::Ready));
+    w.run_for(Duration::from_millis(200));
+    assert_eq!(w.liveness(), Some(Liveness::Down));
+    assert!(w.said(|e| matches!(e, Effect::Close { .. })));
+}
+
+#[test]
+fn heartbeats_are_answered_and_keep_a_node_ready() {
+    let mut w = World::new();
+    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.open();
+    for _ in 0..100 {
+        w.run_for(Duration::from_millis(5_500));
+        w.frame(AgentFrame::Heartbeat { seen: Revision(9) });
+        assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Heard { .. }))));
+        assert_eq!(w.views(), 0);
+    }
+    assert_eq!(w.liveness(), Some(Liveness::Ready));
+}
+
+#[test]
+fn a_process_that_stood_still_blames_no_agent() {
+    let mut w = World::new();
+    w.open();
+    w.pass(Duration::from_secs(40)); // a frozen host: no timer fired
+    w.step(Input::Woke);
+    assert_eq!(w.liveness(), Some(Liveness::Ready));
+    w.run_for(Duration::from_secs(6));
+    assert_eq!(w.liveness(), Some(Liveness::Down));
+}
+
+#[test]
+fn a_node_that_says_it_stops_is_down_at_once_and_one_that_renews_is_not() {
+    let mut w = World::new();
+    w.open();
+    w.frame(AgentFrame::Bye { reason: BYE_NEW_CERTIFICATE.to_owned() });
+    assert_eq!(w.liveness(), Some(Liveness::Ready));
+    w.open();
+    w.frame(AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() });
+    assert_eq!(w.liveness(), Some(Liveness::Down));
+}
+
+#[test]
+fn a_down_node_is_reported_until_the_cluster_has_recorded_it() {
+    let mut w = World::new();
+    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.open();
+    w.frame(AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() });
+    assert!(!w.said(|e| matches!(e, Effect::Forget)));
+    w.news(10, known(Role::Worker, 5, Liveness::Down));
+    assert!(w.said(|e| matches!(e, Effect::Report { fact: None, .. })));
+    assert!(w.said(|e| matches!(e, Effect::Forget)));
+    let mut w = World::new();
+    w.news(9, known(Role::Worker, 5, Liveness::Ready)); // it lives on elsewhere
+    w.open();
+    w.step(Input::Closed { conn: w.conn, why: "moved".to_owned() });
+    w.run_for(Duration::from_secs(90));
+    assert!(w.said(|e| matches!(e, Effect::Forget)), "but not for ever");
+}
+
+/// E45's half of this actor: the newest connection wins, and frames of the old one change nothing.
+#[test]
+fn the_newest_connection_of_a_node_is_its_session() {
+    let mut w = World::new();
+    w.open();
+    let old = w.conn;
+    w.connect();
+    assert_eq!(w.ended(), Some(RefusalReason::TooManyRequests));
+    w.hello(2);
+    assert_eq!(w.session.fact().unwrap().instance, 2);
+    w.step(Input::Frame { conn: old, frame: AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() } });
+    w.step(Input::Closed { conn: old, why: "late".to_owned() });
+    assert!(w.session.is_live());
+    assert_eq!(w.liveness(), Some(Liveness::Ready));
+}
+
+#[test]
+fn a_connection_that_does_not_say_hello_is_closed() {
+    let mut w = World::new();
+    w.connect();
+    w.run_for(Duration::from_millis(5_001));
+    assert_eq!(w.ended(), Some(RefusalReason::Protocol));
+    let mut w = World::new();
+    w.connect();
+    w.frame(AgentFrame::Heartbeat { seen: Revision(1) });
+    assert_eq!(w.ended(), Some(RefusalReason::Protocol));
+    let mut w = World::new();
+    w.open();
+    w.hello(1);
+    assert_eq!(w.ended(), Some(RefusalReason::Protocol), "one hello per connection");
+}
+
+#[test]
+fn asks_are_relayed_with_the_identity_of_the_connection_and_bounded() {
+    let mut w = World::new();
+    w.open();
+    for id in 0..4 {
+        w.frame(AgentFrame::Ask { id, ask: AgentAsk::Sign { csr_pem: "csr".to_owned() } });
+        let vouched = |e: &Effect| {
+            matches!(e, Effect::CallLeader { call, .. }
+            if matches!(&**call, PeerCall::SignNode { identity, observed_addr, .. } if identity.serial == "aa" && observed_addr == "192.0.2.7:50123"))
+        };
+        assert!(w.said(vouched));
+    }
+    w.frame(AgentFrame::Ask { id: 9, ask: AgentAsk::Sign { csr_pem: "csr".to_owned() } });
+    assert!(!w.said(|e| matches!(e, Effect::CallLeader { .. })));
+    let reply = SignReply { cert_pem: String::new(), root_pem: String::new() };
+    w.step(Input::LeaderAnswered { conn: w.conn, id: 0, result: Ok(AgentAnswer::Signed(reply)) });
+    assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Answer { id: 0, .. }))));
+    let request = SeatRequest { advertise: "0.0.0.0:4400".to_owned(), held: None, data_lost: None };
+    w.frame(AgentFrame::Ask { id: 10, ask: AgentAsk::Seat(request) });
+    assert!(w.said(|e| matches!(e, Effect::CallLeader { call, .. }
+        if matches!(&**call, PeerCall::Seat { request, .. } if request.advertise == "192.0.2.7:4400"))));
+}
+
+#[test]
+fn a_question_to_a_node_ends_with_its_answer_its_deadline_or_its_session() {
+    let mut w = World::new();
+    let ask = |w: &mut World, ask| {
+        w.step(Input::AskNode { ask: AskId(ask), question: ActorsAsk::Tree, deadline: Duration::from_secs(1) });
+    };
+    let failed = |w: &World, id, code| {
+        w.said(|e| matches!(e, Effect::AnswerAsk { ask, result: Err(e) } if *ask == AskId(id) && e.code == code))
+    };
+    ask(&mut w, 1);
+    assert!(failed(&w, 1, ErrorCode::Unreachable));
+    w.open();
+    ask(&mut w, 2);
+    w.frame(AgentFrame::Answer { id: 1, result: Ok("{}".to_owned()) });
+    assert!(w.said(|e| *e == Effect::AnswerAsk { ask: AskId(2), result: Ok("{}".to_owned()) }));
+    ask(&mut w, 3);
+    w.run_for(Duration::from_millis(1_001));
+    assert!(failed(&w, 3, ErrorCode::TimedOut));
+    ask(&mut w, 4);
+    w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
+    assert!(failed(&w, 4, ErrorCode::Unreachable));
+}
+
+#[test]
+fn a_session_that_restarts_keeps_the_node_ready_for_three_heartbeats() {
+    let mut w = World::new();
+    w.open();
+    let fact = w.session.fact().cloned();
+    w.session = AgentSession::resume(node(1), Arc::new(SessionsConfig::default()), fact, w.now);
+    w.run_for(Duration::from_secs(16));
+    assert_eq!(w.liveness(), Some(Liveness::Ready));
+    w.run_for(Duration::from_secs(1));
+    assert_eq!(w.liveness(), Some(Liveness::Down));
+}
+
+#[test]
+fn a_hello_beyond_measure_is_refused() {
+    let mut w = World::new();
+    w.connect();
+    let labels = (0..65).map(|n| (n.to_string(), String::new())).collect();
+    w.frame(AgentFrame::Hello(AgentHello {
+        protocol: AGENT_PROTOCOL,
+        instance: 1,
+        name: Name::sanitized("n1"),
+        advertise: "h:1".to_owned(),
+        release: "0.1.0".to_owned(),
+        labels,
+    }));
+    assert_eq!(w.ended(), Some(RefusalReason::Protocol));
+    assert_eq!(w.session.fact(), None);
+}

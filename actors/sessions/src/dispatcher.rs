@@ -1,0 +1,213 @@
+//! The dispatcher's shell: digests in, proposals out. Decisions are [`crate::core::dispatcher`]'s.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_kernel::{Address, AskError, Cx, Fault, Recipient, Shell, Spec};
+use muster_messages::protocol::{Applied, DispatcherMsg, Named, ProposeError, RaftMemberMsg};
+use muster_messages::{Command, ErrorBody, ErrorCode, Moment, NodeId, Replica};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
+use tracing::{debug, warn};
+
+use crate::config::DispatcherConfig;
+use crate::core::dispatcher::{BatchId, Dispatcher, Effect, Input, Outcome, Verdict};
+
+/// What the dispatcher hears.
+pub enum Msg {
+    Protocol(DispatcherMsg),
+    Replica,
+    Proposed { batch: BatchId, outcome: Outcome },
+    Wake,
+}
+
+impl From<DispatcherMsg> for Msg {
+    fn from(msg: DispatcherMsg) -> Self {
+        Msg::Protocol(msg)
+    }
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Msg::Protocol(msg) => msg.name(),
+            Msg::Replica => "replica",
+            Msg::Proposed { .. } => "proposed",
+            Msg::Wake => "wake",
+        }
+    }
+}
+
+/// What whoever wires the tree gives to the dispatcher.
+#[derive(Clone)]
+pub struct DispatcherPorts {
+    pub config: DispatcherConfig,
+    pub replica: watch::Receiver<Arc<Replica>>,
+    pub raft: Recipient<RaftMemberMsg>,
+    /// Nodes whose recorded liveness nobody has confirmed to this leader: shown as stale.
+    pub stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
+}
+
+/// An address for a dispatcher that does not exist yet.
+pub fn dispatcher_address(config: &DispatcherConfig) -> Address<Msg> {
+    Address::new(config.mailbox)
+}
+
+/// How to make the dispatcher.
+pub fn dispatcher_spec(address: Address<Msg>, ports: DispatcherPorts) -> Spec {
+    Spec::actor("dispatcher", address, move || Ok(DispatcherShell::new(ports.clone())))
+}
+
+/// See the module.
+pub struct DispatcherShell {
+    core: Dispatcher,
+    ports: DispatcherPorts,
+    taken: Arc<Notify>,
+    armed: Option<Moment>,
+}
+
+impl DispatcherShell {
+    fn new(ports: DispatcherPorts) -> Self {
+        let clock = muster_kernel::Clock;
+        let core = Dispatcher::new(ports.config.clone(), clock.now(), clock.wall());
+        Self { core, ports, taken: Arc::default(), armed: None }
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) -> Verdict {
+        let mut effects = Vec::new();
+        let verdict = self.core.step(cx.now(), cx.wall(), input, &mut effects);
+        for effect in effects {
+            match effect {
+                Effect::Propose { batch, command } => self.propose(cx, batch, command),
+                Effect::Warn(duplicate) => {
+                    let named: Vec<String> =
+                        duplicate.instances.iter().map(|i| format!("{:016x} at {}", i.instance, i.remote)).collect();
+                    warn!(node = %duplicate.node, processes = named.join(", "),
+                        "two processes use the identity of one node on two managers");
+                }
+            }
+        }
+        let stale = self.core.stale();
+        self.ports.stale.send_if_modified(|old| {
+            let differs = **old != stale;
+            if differs {
+                *old = Arc::new(stale);
+            }
+            differs
+        });
+        self.arm(cx);
+        verdict
+    }
+
+    fn propose(&self, cx: &Cx<Msg>, batch: BatchId, command: Command) {
+        let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.propose_deadline);
+        cx.spawn(async move {
+            let deadline_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            let command = Box::new(command);
+            let asked = raft.ask(limit, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
+            let _ended = me.tell(Msg::Proposed { batch, outcome: outcome(asked) });
+        });
+    }
+
+    fn arm(&mut self, cx: &Cx<Msg>) {
+        let now = cx.now();
+        let Some(at) = self.core.wake_at(now) else {
+            return;
+        };
+        if self.armed.is_none_or(|armed| at < armed) {
+            self.armed = Some(at);
+            cx.after(at.since(now), Msg::Wake);
+        }
+    }
+
+    fn watch_replica(&self, cx: &Cx<Msg>) {
+        let (me, mut replica, taken) = (cx.me().clone(), self.ports.replica.clone(), Arc::clone(&self.taken));
+        cx.spawn(async move {
+            while me.tell(Msg::Replica).is_ok() {
+                taken.notified().await;
+                if replica.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) -> Outcome {
+    match asked {
+        Ok(Ok(applied)) => Outcome::Applied(applied.revision),
+        Ok(Err(ProposeError::Refused(why))) => {
+            debug!(%why, "a report of sessions was refused");
+            Outcome::Refused
+        }
+        Ok(Err(why)) => {
+            debug!(%why, "a report of sessions was not applied");
+            Outcome::Failed
+        }
+        Err(why) => {
+            debug!(%why, "a report of sessions was not applied");
+            Outcome::Failed
+        }
+    }
+}
+
+impl Shell for DispatcherShell {
+    type Msg = Msg;
+    const KIND: &'static str = "Dispatcher";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        self.watch_replica(cx);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Protocol(DispatcherMsg::Digest { host, digest, reply }) => {
+                let answer = match self.step(cx, Input::Digest { host, digest }) {
+                    Verdict::Taken => Ok(()),
+                    Verdict::NeedFull => Err(ErrorBody::new(
+                        ErrorCode::Conflict,
+                        "this leader has no digest of this host yet; send a full one",
+                    )),
+                };
+                let _gone = reply.send(answer);
+            }
+            Msg::Replica => {
+                let tables = self.ports.replica.borrow_and_update().tables.clone();
+                self.step(cx, Input::Copy(tables));
+                self.taken.notify_one();
+            }
+            Msg::Proposed { batch, outcome } => {
+                self.step(cx, Input::Proposed { batch, outcome });
+            }
+            Msg::Wake => {
+                self.armed = None;
+                self.step(cx, Input::Woke);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let now = muster_kernel::Clock.now();
+        let hosts: Vec<Value> = self
+            .core
+            .hosts()
+            .map(|(host, sequence, sessions, heard)| {
+                let ago = u64::try_from(now.since(heard).as_millis()).unwrap_or(u64::MAX);
+                json!({"host": host, "sequence": sequence, "sessions": sessions, "heard_ms_ago": ago})
+            })
+            .collect();
+        json!({
+            "hosts": hosts,
+            "stale": self.core.stale().len(),
+            "in_flight": self.core.in_flight(),
+            "waiting": self.core.waiting(),
+            "duplicate_identities": self.core.duplicates(now),
+        })
+    }
+
+    async fn stopping(&mut self, _cx: &Cx<Msg>) {
+        self.ports.stale.send_replace(Arc::default());
+    }
+}
