@@ -17,192 +17,25 @@ mod renewal;
 mod session;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::wire::{
-    ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame,
-    Refusal, SeatReply, SeatRequest, SignReply,
+    AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame, Refusal,
+    SeatRequest,
 };
-use muster_messages::{
-    CertIdentity, ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role, WallTime,
-};
+use muster_messages::{ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role, WallTime};
 
 pub use self::dice::Dice;
 pub use self::managers::ManagerBook;
 pub use self::renewal::Because;
 use self::renewal::Renewal;
 use self::session::{Live, Phase};
+pub use self::values::*;
 use crate::config::AgentConfig;
 use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
-
-/// One connection, from the dial on. Later ones have larger numbers; news of older ones are ignored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Attempt(pub u64);
-
-/// A question whose reply port the shell has parked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskId(pub u64);
-
-/// What decisions need of the certificate in force.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CertificateFacts {
-    pub role: Role,
-    /// `None` only in the founder's first one, which never counts as applied.
-    pub granted: Option<Revision>,
-    pub incarnation: Incarnation,
-    pub serial: String,
-    pub issued_at: WallTime,
-    pub not_after: WallTime,
-}
-
-impl CertificateFacts {
-    /// `None` for a certificate that is not a node's.
-    pub fn of(identity: &CertIdentity, issued_at: WallTime) -> Option<Self> {
-        let (_, role) = identity.node()?;
-        Some(Self {
-            role,
-            granted: identity.granted,
-            incarnation: identity.incarnation,
-            serial: identity.serial.clone(),
-            issued_at,
-            not_after: identity.not_after,
-        })
-    }
-}
-
-/// Why a connection did not come about, or ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// The other side answered with a reason.
-    Refused(Refusal),
-    /// Resolve, connect, TLS, a broken connection: the text names stage and cause.
-    Broken(String),
-}
-
-/// What happens to the agent.
-#[derive(Clone, Debug)]
-pub enum Input {
-    Woke,
-    /// The dial succeeded: this host has welcomed us.
-    Connected {
-        attempt: Attempt,
-        host: NodeId,
-    },
-    Heard {
-        attempt: Attempt,
-        frame: Box<HostFrame>,
-    },
-    Lost {
-        attempt: Attempt,
-        why: Loss,
-    },
-    RequestSeat {
-        ask: AskId,
-        request: SeatRequest,
-    },
-    /// Another manager refused the manager half.
-    RefusedByPeer {
-        refusal: Refusal,
-        serial: Option<String>,
-    },
-    /// The new certificate is on disk and published.
-    Installed(CertificateFacts),
-    InstallFailed(String),
-    Stop,
-}
-
-/// What the agent wants done.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    Dial {
-        attempt: Attempt,
-        addr: String,
-    },
-    Send {
-        attempt: Attempt,
-        frame: Box<AgentFrame>,
-    },
-    /// Ends the connection after what was sent before has left.
-    HangUp {
-        attempt: Attempt,
-    },
-    /// Make a key and a signing request, and send it as the question `id`.
-    AskForCertificate {
-        attempt: Attempt,
-        id: u64,
-        because: Because,
-    },
-    /// Verify, write and publish the certificate for the key of question `id`.
-    Install {
-        id: u64,
-        reply: SignReply,
-    },
-    AnswerSeat {
-        ask: AskId,
-        result: Result<SeatReply, ErrorBody>,
-    },
-    /// The host asks about this node's actors; the answer goes back on the same connection.
-    Inspect {
-        attempt: Attempt,
-        id: u64,
-        ask: ActorsAsk,
-    },
-    /// The cluster's managers changed: keep them.
-    KeepManagers(Vec<String>),
-    /// Keep on disk that this node is out for good.
-    KeepTrouble(NodeTrouble),
-    /// Keep for the next incarnation that the certificate with this serial was called demoted.
-    KeepDemoted(String),
-    PublishWanted(ManagerWanted),
-    PublishTrouble(Option<NodeTrouble>),
-    PublishSession(Option<SessionStatus>),
-    /// For the log.
-    Note(Note),
-}
-
-/// Decisions worth a line in the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
-    SessionOpened { host: NodeId, addr: String },
-    SessionLost { addr: String, why: String },
-    DialFailed { addr: String, why: String },
-    Refused { addr: String, reason: RefusalReason, message: String },
-    SignFailed { why: String },
-    CertificateInForce { role: Role, serial: String },
-}
-
-/// The session in force, for the `ready` line and for whoever needs a manager to talk to.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct SessionStatus {
-    pub host: NodeId,
-    pub addr: String,
-    pub since: WallTime,
-}
-
-/// The last refusal that was met, for people.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct RefusalSeen {
-    pub from: String,
-    pub reason: RefusalReason,
-    pub message: String,
-    pub at: WallTime,
-}
-
-/// What an agent starts from.
-#[derive(Clone, Debug)]
-pub struct Start {
-    pub certificate: CertificateFacts,
-    pub hello: AgentHello,
-    pub known: Vec<String>,
-    pub seeds: Vec<String>,
-    pub seed: u64,
-    /// A peer called this certificate demoted before this incarnation began.
-    pub told_demoted: bool,
-    /// This node was told for good that it is out.
-    pub ended: Option<NodeTrouble>,
-}
 
 /// See the module.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! Claims about the agent's decisions.
 
+use muster_messages::wire::{SeatReply, SignReply};
 use muster_messages::{Name, WaitReason};
 
 use super::*;
