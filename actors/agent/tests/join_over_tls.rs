@@ -1,0 +1,206 @@
+//! Joining over real TLS, against a manager's join service reduced to its answers.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use muster_agent::{JoinArgs, JoinConfig, JoinError, JoinProgress, Joined, NodeMemory, join};
+use muster_gateway::Framed;
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{Greeting, JoinFrame, JoinReply, JoinRequest};
+use muster_messages::*;
+use muster_pki::{CsrKey, IdentityStore, Issuer, JoinToken, NODE_LIFETIME, NodeProfile, Root, new_key, verify_rekey};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+fn cluster() -> ClusterId {
+    ClusterId::from_entropy(9)
+}
+fn manager() -> NodeId {
+    NodeId::from_entropy(100)
+}
+fn wall() -> WallTime {
+    muster_kernel::Clock.wall()
+}
+
+fn sign(root: &Root, node: NodeId, role: Role, csr_pem: &str) -> String {
+    let profile = NodeProfile {
+        cluster: cluster(),
+        node,
+        role,
+        granted: Some(Revision(5)),
+        incarnation: Incarnation(1),
+        ips: vec![],
+        lifetime: NODE_LIFETIME,
+        now: wall(),
+    };
+    let issuer = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap();
+    issuer.sign_node(&profile, &CsrKey::parse(csr_pem).unwrap()).unwrap().cert_pem
+}
+
+fn credentials(root: &Root, node: NodeId, role: Role) -> NodeCredentials {
+    let key_pem = new_key();
+    let cert_pem = sign(root, node, role, &muster_pki::make_csr(&key_pem).unwrap());
+    let identity = muster_pki::identity_of_pem(&cert_pem).unwrap();
+    NodeCredentials { cert_pem, key_pem, root_pem: root.cert_pem.clone(), identity }
+}
+
+type Answer = Box<dyn Fn(&JoinRequest) -> JoinReply + Send + Sync>;
+
+/// Every frame that a manager was sent, whoever sent it.
+#[derive(Default)]
+struct Heard(Mutex<Vec<JoinFrame>>);
+
+impl Heard {
+    fn requests(&self) -> Vec<JoinRequest> {
+        let frames = self.0.lock().unwrap();
+        let asked = |f: &JoinFrame| match f {
+            JoinFrame::Join(request) => Some(request.clone()),
+            JoinFrame::GetRoot => None,
+        };
+        frames.iter().filter_map(asked).collect()
+    }
+}
+
+/// A manager with this root that claims `shown` as the cluster's root.
+async fn serve(root: &Root, shown: String, answer: Answer) -> (String, Arc<Heard>) {
+    let creds = credentials(root, manager(), Role::Manager);
+    let config = muster_pki::server_config(&creds, Service::Join.alpn()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let heard = Arc::new(Heard::default());
+    let (acceptor, log) = (TlsAcceptor::from(config), Arc::clone(&heard));
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let Ok(tls) = acceptor.accept(tcp).await else { continue };
+            let mut stream = Framed::new(tls);
+            if stream.send(&Greeting::Welcome { node: manager() }).await.is_err() {
+                continue;
+            }
+            while let Ok(Some(frame)) = stream.recv::<JoinFrame>().await {
+                log.0.lock().unwrap().push(frame.clone());
+                let reply = match &frame {
+                    JoinFrame::GetRoot => JoinReply::Root { root_pem: shown.clone() },
+                    JoinFrame::Join(request) => answer(request),
+                };
+                stream.send(&reply).await.unwrap();
+            }
+        }
+    });
+    (addr, heard)
+}
+
+fn yes(root: &Root) -> Answer {
+    let root = root.clone();
+    Box::new(move |request| JoinReply::Joined {
+        node: request.node,
+        cert_pem: sign(&root, request.node, Role::Worker, &request.csr_pem),
+        root_pem: root.cert_pem.clone(),
+        managers: vec!["m:1".to_owned()],
+    })
+}
+
+fn token(root: &Root) -> String {
+    JoinToken::new(&root.cert_pem, muster_pki::new_token_secret()).unwrap().to_text()
+}
+
+fn args(addr: &str, token: String) -> JoinArgs {
+    JoinArgs {
+        addrs: vec![addr.to_owned()],
+        token,
+        name: Name::sanitized("w1"),
+        advertise: "0.0.0.0:4400".to_owned(),
+        release: "0.1.0".to_owned(),
+        labels: BTreeMap::new(),
+        rekey: None,
+    }
+}
+
+struct Machine {
+    memory: NodeMemory,
+    lines: Mutex<Vec<String>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let memory = NodeMemory::new(IdentityStore::open(dir.path()).unwrap());
+        Self { memory, lines: Mutex::default(), _dir: dir }
+    }
+    async fn join(&self, args: JoinArgs) -> Result<Joined, JoinError> {
+        let say = |p: &JoinProgress| self.lines.lock().unwrap().push(p.to_string());
+        let config = JoinConfig::default();
+        tokio::time::timeout(Duration::from_secs(60), join(&self.memory, args, &config, say)).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_joiner_ends_with_credentials_on_disk_and_knows_the_managers() {
+    let root = Root::create(cluster(), wall()).unwrap();
+    let (addr, heard) = serve(&root, root.cert_pem.clone(), yes(&root)).await;
+    let machine = Machine::new();
+    let joined = machine.join(args(&addr, token(&root))).await.unwrap();
+    let saved = machine.memory.store().load_credentials().unwrap().unwrap();
+    assert_eq!(saved.identity, joined.credentials.identity);
+    assert_eq!(machine.memory.load().unwrap().managers, ["m:1"]);
+    assert_eq!(heard.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn nothing_secret_is_sent_to_a_cluster_that_the_token_was_not_made_for() {
+    let (ours, theirs) = (Root::create(cluster(), wall()).unwrap(), Root::create(cluster(), wall()).unwrap());
+    let machine = Machine::new();
+    let (addr, heard) = serve(&theirs, theirs.cert_pem.clone(), yes(&theirs)).await;
+    let refused = machine.join(args(&addr, token(&ours))).await.unwrap_err();
+    assert!(matches!(&refused, JoinError::Refused(e) if e.code == ErrorCode::DigestMismatch), "{refused:?}");
+    assert_eq!(refused.exit_status(), 6);
+    assert!(heard.requests().is_empty());
+    // The right root, shown by somebody whom it has not signed: the digest fits, the certificate does not.
+    let (addr, heard) = serve(&theirs, ours.cert_pem.clone(), yes(&theirs)).await;
+    let tried = tokio::time::timeout(Duration::from_secs(1), machine.join(args(&addr, token(&ours)))).await;
+    assert!(tried.is_err(), "retried for ever");
+    assert!(heard.requests().is_empty());
+    assert!(machine.lines.lock().unwrap().iter().any(|l| l.contains(": TLS: ")));
+}
+
+#[tokio::test]
+async fn a_reply_that_was_lost_costs_no_second_node() {
+    let root = Root::create(cluster(), wall()).unwrap();
+    let machine = Machine::new();
+    let busy = Box::new(|_: &JoinRequest| JoinReply::Refused(ErrorBody::new(ErrorCode::NoQuorum, "no quorum")));
+    let (addr, first) = serve(&root, root.cert_pem.clone(), busy).await;
+    let text = token(&root);
+    // The daemon is stopped while it waits, and started again.
+    let gave_up = tokio::time::timeout(Duration::from_millis(600), machine.join(args(&addr, text.clone()))).await;
+    assert!(gave_up.is_err());
+    let (addr, second) = serve(&root, root.cert_pem.clone(), yes(&root)).await;
+    machine.join(args(&addr, text)).await.unwrap();
+    let asked: Vec<JoinRequest> = first.requests().into_iter().chain(second.requests()).collect();
+    assert!(asked.len() >= 2);
+    let same = |r: &JoinRequest| {
+        let key = |r: &JoinRequest| CsrKey::parse(&r.csr_pem).unwrap().spki().to_vec();
+        (r.node, r.request_id, key(r)) == (asked[0].node, asked[0].request_id, key(&asked[0]))
+    };
+    assert!(asked.iter().all(same));
+    assert_eq!(machine.lines.lock().unwrap().iter().filter(|l| l.contains("no quorum")).count(), 1);
+}
+
+#[tokio::test]
+async fn a_node_that_re_keys_keeps_its_id_and_proves_its_old_key() {
+    let root = Root::create(cluster(), wall()).unwrap();
+    let machine = Machine::new();
+    let old = credentials(&root, NodeId::from_entropy(7), Role::Worker);
+    machine.memory.store().save_credentials(&old).unwrap();
+    let (addr, heard) = serve(&root, root.cert_pem.clone(), yes(&root)).await;
+    let rekey = JoinArgs { rekey: Some(old.clone()), ..args(&addr, token(&root)) };
+    let joined = machine.join(rekey).await.unwrap();
+    assert_eq!(joined.credentials.identity.subject, old.identity.subject);
+    assert_ne!(joined.credentials.identity.serial, old.identity.serial);
+    let request = heard.requests().pop().unwrap();
+    let (proof, key) = (request.rekey.unwrap(), CsrKey::parse(&request.csr_pem).unwrap());
+    let proved = verify_rekey(&root.cert_pem, &proof.old_cert_pem, &proof.signature, &key).unwrap();
+    assert_eq!(proved.serial, old.identity.serial);
+}
