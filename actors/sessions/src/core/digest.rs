@@ -2,7 +2,8 @@
 //!
 //! Keeps  SESSION-7  the leader of now has a full digest of this host, or is being sent one: a change of leader, a failed
 //!                   digest and the passing of `digest_every` each lead to a full one.
-//!        SESSION-8  one digest is in flight at a time, so that they arrive in the order of their sequence.
+//!        SESSION-8  one digest is in flight to a leader at a time, so that they arrive in the order of their sequence; one
+//!                   that was meant for an earlier leader is given up, and ignored by its sequence should it arrive.
 //! Why pieces: ten thousand sessions do not fit one message. The first piece is the full digest, the others follow as
 //! changes; in between the leader takes the rest for absent, which does nothing before the grace has passed.
 
@@ -68,6 +69,7 @@ impl Digests {
     /// Another leader, or the same one in another term: it knows nothing of us.
     pub fn leader_changed(&mut self) {
         self.need_full = true;
+        self.in_flight = None;
         self.not_before = Moment(0);
     }
 

@@ -292,7 +292,6 @@ mod tests {
         let mut out = vec![];
         host.step(at(100), Input::Leader { term: Term(1), leader: None }, &mut out);
         host.step(at(4_900), Input::Woke, &mut out);
-        host.step(at(4_950), Input::DigestAnswered { sequence: 1, ok: false }, &mut out);
         assert_eq!(out, vec![], "a short time without a leader disturbs no session");
         host.step(at(4_960), Input::Leader { term: Term(2), leader: Some(node(101)) }, &mut out);
         assert!(matches!(&out[..], [Effect::Digest(d)] if d.full && d.sessions.len() == 50), "{out:?}");
