@@ -31,6 +31,8 @@ pub enum Target {
 pub struct Client {
     target: Target,
     connection: Option<Connection>,
+    /// Which of the managers.
+    connected_to: Option<String>,
     timeout: Duration,
 }
 
@@ -57,7 +59,7 @@ impl Client {
 
     /// To one place.
     pub fn to(target: Target, timeout: Duration) -> Self {
-        Self { target, connection: None, timeout }
+        Self { target, connection: None, connected_to: None, timeout }
     }
 
     /// To an admin socket.
@@ -86,6 +88,7 @@ impl Client {
         let request_id = RequestId(rand::random());
         let until = Instant::now() + timeout;
         let mut open: Option<Failure> = None; // what became of an earlier attempt is not known
+        let mut passed = 0;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let failure = match self.once(request.clone(), request_id, left).await {
@@ -93,6 +96,9 @@ impl Client {
                 Err(CallError::Refused(body)) if body.code == ErrorCode::UnknownOutcome => body.into(),
                 Err(CallError::Refused(body)) if body.code == ErrorCode::Unreachable => {
                     return Err(open.unwrap_or_else(|| body.into()));
+                }
+                Err(CallError::Refused(body)) if body.code == ErrorCode::NotAManager && self.pass_over(&mut passed) => {
+                    continue;
                 }
                 Err(CallError::Refused(body)) => return Err(body.into()),
                 Err(CallError::TimedOut(_)) => return Err(open.unwrap_or_else(|| self.timed_out(timeout))),
@@ -114,11 +120,26 @@ impl Client {
         parse(&self.call(request).await?)
     }
 
+    /// Turns to the next manager when one has become a worker since its address was written down. False: all were asked.
+    fn pass_over(&mut self, passed: &mut usize) -> bool {
+        let Target::Managers { managers, .. } = &mut self.target else {
+            return false;
+        };
+        self.connection = None;
+        *passed += 1;
+        if let Some(used) = self.connected_to.take().and_then(|used| managers.iter().position(|m| *m == used)) {
+            let worker = managers.remove(used);
+            managers.push(worker);
+        }
+        *passed < managers.len()
+    }
+
     async fn once(&mut self, request: Request, id: RequestId, timeout: Duration) -> Result<String, CallError> {
         let connection = match self.connection.take() {
             Some(connection) => self.connection.insert(connection),
             None => {
-                let fresh = connect(&self.target).await.map_err(CallError::Refused)?;
+                let (fresh, to) = connect(&self.target).await.map_err(CallError::Refused)?;
+                self.connected_to = to;
                 self.connection.insert(fresh)
             }
         };
@@ -145,10 +166,16 @@ impl std::fmt::Display for Target {
     }
 }
 
-async fn connect(target: &Target) -> Result<Connection, ErrorBody> {
+async fn connect(target: &Target) -> Result<(Connection, Option<String>), ErrorBody> {
     match target {
-        Target::Socket(path) => Connection::to_socket(path).await.map_err(|e| no_socket(path, &e)),
-        Target::Managers { dialer, managers } => identity::connect(dialer, managers).await,
+        Target::Socket(path) => {
+            let connection = Connection::to_socket(path).await.map_err(|e| no_socket(path, &e))?;
+            Ok((connection, None))
+        }
+        Target::Managers { dialer, managers } => {
+            let (connection, manager) = identity::connect(dialer, managers).await?;
+            Ok((connection, Some(manager)))
+        }
     }
 }
 

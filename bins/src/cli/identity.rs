@@ -61,12 +61,12 @@ impl Identity {
     }
 }
 
-/// Connects to the first of the managers that welcomes this identity.
-pub async fn connect(dialer: &Dialer, managers: &[String]) -> Result<Connection, ErrorBody> {
+/// Connects to the first of the managers that welcomes this identity, and says to which.
+pub async fn connect(dialer: &Dialer, managers: &[String]) -> Result<(Connection, String), ErrorBody> {
     let mut troubles = Vec::new();
     for manager in managers {
         match dialer.dial(manager, Service::Api, None).await {
-            Ok(dialed) => return Ok(Connection::over(dialed.stream)),
+            Ok(dialed) => return Ok((Connection::over(dialed.stream), manager.clone())),
             Err(error) => match final_refusal(&error) {
                 Some(body) => return Err(body),
                 None => troubles.push(format!("{manager}: {}", chain(&error))),

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::boot::RaftData;
 use super::leader::LeaderPlan;
-use super::node::{Shared, for_good};
+use super::node::Shared;
 use super::router::Router;
 use super::seat::{SeatKeeper, SeatMsg};
 use super::switch::{Plan, Switch, SwitchMsg};
@@ -52,7 +52,7 @@ impl Plan<ManagerWanted> for ManagerPlan {
             shared.manager.send_replace(None);
             shared.raft_trouble.send_replace(None);
             tracing::info!(because = ?level.because, "the manager half has stopped");
-            if !level.wanted && for_good(&level) {
+            if level.may_wipe() {
                 let wiped = tokio::task::spawn_blocking(move || wipe(&shared)).await;
                 if let Ok(Err(why)) = wiped {
                     tracing::error!(%why, "cannot wipe the Raft data of a seat that is gone");

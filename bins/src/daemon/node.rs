@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use muster_agent::{
-    AgentConfig, AgentPorts, AgentSetup, ManagerWanted, WantedBecause, agent_address, agent_spec, trouble_of,
+    AgentConfig, AgentPorts, AgentSetup, ManagerWanted, agent_address, agent_spec, trouble_of,
 };
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
 use muster_gateway::{Dialer, Gateway, GatewayConfig, KnownManagers, LocalCopy, Port, Services};
@@ -273,9 +273,4 @@ fn follow_managers(shared: &Shared, _agent: AgentPorts) {
             }
         }
     });
-}
-
-/// Whether the manager half was told to go for good, so that its data may be wiped.
-pub fn for_good(wanted: &ManagerWanted) -> bool {
-    matches!(wanted.because, WantedBecause::CertificateSaysWorker | WantedBecause::Removed | WantedBecause::Blocked)
 }

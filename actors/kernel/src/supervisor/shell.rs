@@ -274,6 +274,7 @@ impl Child {
             return;
         }
         self.vitals.enter(ActorState::Stopping);
+        let began = tokio::time::Instant::now();
         let deadline = Some(self.spec.stop_deadline);
         if cell.stop_and_wait(Some("shutdown".to_owned()), deadline).await.is_err()
             && cell.kill_and_wait(deadline).await.is_err()
@@ -281,6 +282,7 @@ impl Child {
             self.vitals.enter(ActorState::Stuck);
             tracing::error!(path = %self.vitals.path, "actor ignored stop and kill");
         }
+        tracing::debug!(path = %self.vitals.path, took = ?began.elapsed(), "stopped");
     }
 }
 

@@ -20,6 +20,10 @@ pub type Report<'a> = &'a mut dyn FnMut(&NodeState, Duration);
 /// How long a question to the cluster as a whole may take, elections included.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What a node answers that cannot do what another one can.
+const ELSEWHERE: [ErrorCode; 4] =
+    [ErrorCode::Forbidden, ErrorCode::NotAManager, ErrorCode::Removed, ErrorCode::Blocked];
+
 /// The processes and what is written down about them.
 pub struct LocalCluster {
     dir: PathBuf,
@@ -187,7 +191,10 @@ impl LocalCluster {
             for node in self.state.nodes.iter().filter(|node| node.running().is_some()) {
                 match self.client(&node.name).call_within(request.clone(), Duration::from_secs(2)).await {
                     Ok(text) => return parse(&text),
-                    Err(failure) if matches!(failure.exit, 3 | 5) || failure.is(ErrorCode::Forbidden) => last = failure,
+                    // A worker sends us on, and without a leader there is nobody to ask yet.
+                    Err(failure) if matches!(failure.exit, 3 | 5) || ELSEWHERE.iter().any(|code| failure.is(*code)) => {
+                        last = failure;
+                    }
                     Err(failure) => return Err(failure),
                 }
             }
@@ -217,6 +224,12 @@ impl LocalCluster {
     /// kill -9, and waits until it is gone.
     pub async fn kill(&mut self, name: &str) -> Outcome {
         self.daemon(name)?.kill().await;
+        Ok(())
+    }
+
+    /// Stops one node: TERM, then KILL.
+    pub async fn stop_one(&mut self, name: &str) -> Outcome {
+        self.daemon(name)?.stop().await;
         Ok(())
     }
 

@@ -158,16 +158,21 @@ async fn remove_worker(cluster: &mut LocalCluster) -> Outcome<Told> {
         return Err(Failure::internal("n5 is still in the list of nodes"));
     }
     let trouble = until("n5 hears that it was removed", async || {
-        let mut client = cluster.client("n5");
-        let status: StatusView = client.ask(Request::Status { fresh: false }).await?;
-        Ok(status.this.trouble)
+        match cluster.client("n5").ask::<StatusView>(Request::Status { fresh: false }).await {
+            Ok(status) => Ok(status.this.trouble),
+            Err(failure) if failure.is(ErrorCode::Removed) || failure.is(ErrorCode::Blocked) => {
+                Ok(Some(failure.message))
+            }
+            // It has lost its session and does not know yet why.
+            Err(_) => Ok(None),
+        }
     })
     .await?;
     Told::timed(took, format!("n5 is gone and blocked; its own process says: {trouble}"))
 }
 
 async fn refuse_removed(cluster: &mut LocalCluster) -> Outcome<Told> {
-    cluster.kill("n5").await?;
+    cluster.stop_one("n5").await?;
     match cluster.restart_to_end("n5").await? {
         Some(6) => Told::text("n5 is refused with its old certificate and ends with exit status 6"),
         other => Err(Failure::internal(format!("n5 ended with {other:?} instead of exit status 6"))),
@@ -182,15 +187,28 @@ async fn crash_role_manager(cluster: &mut LocalCluster) -> Outcome<Told> {
     cluster.signal(&name, Signal::STOP)?;
     let outcome = crash_while_pending(cluster, &name, &id).await;
     cluster.signal(&name, Signal::CONT)?;
-    let incarnations = outcome?;
+    let Reborn { before, after, took } = outcome?;
     let begun = Instant::now();
     let mut client = cluster.client(&manager_besides(cluster, &name).await?);
     wait_until_settled(&mut client, &name, Role::Manager, begun + super::story::PATIENCE).await?;
-    Told::text(format!("incarnation {incarnations} finished the promotion of {name}"))
+    let finished = spoken(begun.elapsed());
+    Told::timed(
+        took,
+        format!(
+            "incarnation {before} was crashed, {after} knows what is pending and finished it {finished} after {name} thawed"
+        ),
+    )
 }
 
-/// Returns the incarnation before and after, once the new one knows of the pending work.
-async fn crash_while_pending(cluster: &LocalCluster, name: &str, id: &str) -> Outcome<String> {
+/// An actor that was crashed and is there again.
+struct Reborn {
+    before: u64,
+    after: u64,
+    took: Duration,
+}
+
+/// Returns once the new incarnation knows of the pending work.
+async fn crash_while_pending(cluster: &LocalCluster, name: &str, id: &str) -> Outcome<Reborn> {
     cluster.ask(Request::SetRole { node: name.to_owned(), role: Role::Manager }).await?;
     let pends = |actor: &Value| {
         let queue = actor["view"]["pending_reconciliation"].as_array();
@@ -201,6 +219,7 @@ async fn crash_while_pending(cluster: &LocalCluster, name: &str, id: &str) -> Ou
         Ok(pends(&actor).then(|| actor["incarnation"].as_u64().unwrap_or(0)))
     })
     .await?;
+    let begun = Instant::now();
     let crash = ActorsAsk::Crash { path: ROLE_MANAGER.to_owned(), how: CrashHow::Panic };
     cluster.ask(Request::Actors { node: ActorsOf::Leader, ask: crash }).await?;
     let after = until("a new incarnation with the pending work", async || {
@@ -213,5 +232,5 @@ async fn crash_while_pending(cluster: &LocalCluster, name: &str, id: &str) -> Ou
         Ok((incarnation > before && pends(&actor)).then_some(incarnation))
     })
     .await?;
-    Ok(format!("{before} was crashed, {after}"))
+    Ok(Reborn { before, after, took: begun.elapsed() })
 }
