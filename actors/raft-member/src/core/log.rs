@@ -75,9 +75,11 @@ impl MemLog {
         self.bytes += entries.iter().map(entry_bytes).sum::<u64>();
         self.entries.extend(entries.iter().cloned());
     }
-    /// A snapshot replaces the log.
-    pub fn install(&mut self, at: LogPoint, conf: ConfState) {
-        *self = Self { before: at, applied: at, conf, ..Self::default() };
+    /// A snapshot replaces the log. What is applied changes once it is durable.
+    pub fn install(&mut self, at: LogPoint) {
+        self.entries.clear();
+        self.bytes = 0;
+        self.before = at;
     }
     /// How far the log may be cut if `applied` is in a snapshot: the newest `entries` or `bytes` stay.
     pub fn cut_for(&self, snapshot: u64, entries: u64, bytes: u64) -> LogPoint {

@@ -137,6 +137,7 @@ type Incoming = (SnapshotHead, Tables, Arc<Vec<u8>>);
 struct Installing {
     write: u64,
     at: LogPoint,
+    conf: ConfState,
     tables: Tables,
 }
 

@@ -134,6 +134,12 @@ impl RaftCore {
 
 /// What is news as soon as it changes; the rest is published now and then.
 fn essence(s: &RaftStatus) -> impl PartialEq {
-    let peers: Vec<_> = s.progress.iter().map(|p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some())).collect();
+    // A learner that has caught up is waited for: it becomes a voter at once, not with the next regular publication.
+    let caught_up = |p: &PeerProgress| !p.voter && p.matched >= s.commit.0;
+    let peers: Vec<_> = s
+        .progress
+        .iter()
+        .map(|p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p)))
+        .collect();
     (s.raft_id, s.role, s.term, s.leader, s.leader_node, s.leading, peers)
 }

@@ -150,8 +150,9 @@ impl RaftCore {
             let (head, tables, data) = seat.incoming.take().expect("raft installs the snapshot that was just received");
             let at = LogPoint { index: head.index, term: head.term };
             debug_assert_eq!(ready.snapshot().get_metadata().index, head.index);
-            seat.raw.mut_store().install(at, conf_state(&head.voters, &head.learners));
-            seat.installing = Some(Installing { write: write.number, at, tables });
+            seat.raw.mut_store().install(at);
+            let conf = conf_state(&head.voters, &head.learners);
+            seat.installing = Some(Installing { write: write.number, at, conf, tables });
             settling = Settling::Snapshot;
             self.snapshot_index = head.index;
             self.bytes_since_snapshot = 0;
@@ -193,6 +194,8 @@ impl RaftCore {
             }
             if let Some(done) = seat.installing.take_if(|i| i.write <= number) {
                 seat.raw.advance_apply_to(done.at.index);
+                seat.raw.mut_store().set_applied(done.at);
+                seat.raw.mut_store().set_conf(done.conf);
                 seat.removed = done.tables.removed_raft_ids.contains(&seat.id);
                 self.tables = done.tables;
                 self.proposals.forget(&mut self.out.answers);

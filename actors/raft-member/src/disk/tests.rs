@@ -122,7 +122,7 @@ fn a_shorter_log_after_an_overlap_is_no_loss() {
 fn the_disk_and_the_simulated_disk_agree() {
     let (head, data) = job(12, 2).run();
     let (late, late_data) = job(40, 5).run();
-    let writes = vec![
+    let writes = [
         founded(),
         append(2, 20, 2, 15),
         Durable {

@@ -3,4 +3,5 @@ mod membership;
 mod packets;
 mod replication;
 mod snapshots;
+mod storms;
 mod world;

@@ -257,6 +257,10 @@ impl World {
         let leaders = self.up().map(|(n, c)| (n, c.status(self.now))).filter(|(_, s)| s.leading);
         leaders.max_by_key(|(_, s)| s.term).map(|(n, _)| n)
     }
+    /// The seat that a running node has heard of by itself.
+    pub fn seat(&self, n: usize) -> Option<RaftId> {
+        self.nodes[&n].core.as_ref()?.tables().seat_of(node_id(n)).map(|m| m.raft_id)
+    }
     pub fn label(&self, n: usize, key: &str) -> Option<String> {
         self.core(n).tables().nodes.get(&node_id(1))?.labels.get(key).cloned()
     }
