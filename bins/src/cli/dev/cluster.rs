@@ -31,6 +31,8 @@ pub struct LocalCluster {
     tied: bool,
     state: State,
     daemons: Vec<Option<Daemon>>,
+    /// Stopped in its tracks (SIGSTOP): its socket accepts and never answers, so it is not asked.
+    frozen: Option<String>,
 }
 
 impl LocalCluster {
@@ -43,7 +45,7 @@ impl LocalCluster {
         std::fs::write(dir.join("musterd.toml"), config).map_err(failed)?;
         state.write(dir)?;
         let daemons = state.nodes.iter().map(|_| None).collect();
-        Ok(Self { dir: dir.to_owned(), tied, state, daemons })
+        Ok(Self { dir: dir.to_owned(), tied, state, daemons, frozen: None })
     }
 
     /// What is written down.
@@ -188,7 +190,8 @@ impl LocalCluster {
         let until = Instant::now() + PATIENCE;
         loop {
             let mut last = Failure::new(ErrorCode::Unreachable, "no node of this cluster runs");
-            for node in self.state.nodes.iter().filter(|node| node.running().is_some()) {
+            let answers = |node: &&NodeState| node.running().is_some() && self.frozen.as_ref() != Some(&node.name);
+            for node in self.state.nodes.iter().filter(answers) {
                 match self.client(&node.name).call_within(request.clone(), Duration::from_secs(2)).await {
                     Ok(text) => return parse(&text),
                     // A worker sends us on, and without a leader there is nobody to ask yet.
@@ -219,6 +222,17 @@ impl LocalCluster {
     pub fn signal(&mut self, name: &str, signal: Signal) -> Outcome {
         self.daemon(name)?.id.signal(signal);
         Ok(())
+    }
+
+    /// Stops a node in its tracks, until [`LocalCluster::thaw`].
+    pub fn freeze(&mut self, name: &str) -> Outcome {
+        self.frozen = Some(name.to_owned());
+        self.signal(name, Signal::STOP)
+    }
+
+    /// Lets the frozen node go on.
+    pub fn thaw(&mut self) -> Outcome {
+        self.frozen.take().map_or(Ok(()), |name| self.signal(&name, Signal::CONT))
     }
 
     /// kill -9, and waits until it is gone.

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{CrashHow, ErrorCode, Membership, Role, StatusView};
-use rustix::process::Signal;
+use muster_messages::{CrashHow, ErrorCode, Membership, Role};
 use serde_json::{Value, json};
 
 use super::cluster::LocalCluster;
@@ -157,15 +156,11 @@ async fn remove_worker(cluster: &mut LocalCluster) -> Outcome<Told> {
     if nodes(cluster).await?.iter().any(|node| node.name.as_str() == "n5") {
         return Err(Failure::internal("n5 is still in the list of nodes"));
     }
+    // Its agent, not its API: only what the agent was told is remembered over a restart.
     let trouble = until("n5 hears that it was removed", async || {
-        match cluster.client("n5").ask::<StatusView>(Request::Status { fresh: false }).await {
-            Ok(status) => Ok(status.this.trouble),
-            Err(failure) if failure.is(ErrorCode::Removed) || failure.is(ErrorCode::Blocked) => {
-                Ok(Some(failure.message))
-            }
-            // It has lost its session and does not know yet why.
-            Err(_) => Ok(None),
-        }
+        let ask = ActorsAsk::Inspect { path: "node/agent".to_owned() };
+        let agent: Value = cluster.client("n5").ask(Request::Actors { node: ActorsOf::Here, ask }).await?;
+        Ok(agent["view"]["trouble"]["reason"].as_str().map(str::to_owned))
     })
     .await?;
     Told::timed(took, format!("n5 is gone and blocked; its own process says: {trouble}"))
@@ -184,9 +179,9 @@ async fn crash_role_manager(cluster: &mut LocalCluster) -> Outcome<Told> {
     let all = nodes(cluster).await?;
     let worker = all.iter().find(|n| n.role == Role::Worker).ok_or_else(|| Failure::internal("there is no worker"))?;
     let (name, id) = (worker.name.to_string(), worker.id.to_string());
-    cluster.signal(&name, Signal::STOP)?;
+    cluster.freeze(&name)?;
     let outcome = crash_while_pending(cluster, &name, &id).await;
-    cluster.signal(&name, Signal::CONT)?;
+    cluster.thaw()?;
     let Reborn { before, after, took } = outcome?;
     let begun = Instant::now();
     let mut client = cluster.client(&manager_besides(cluster, &name).await?);
