@@ -1,5 +1,6 @@
 //! From a worker to some manager, over `muster-api/1`, as this node. One connection, kept while it works.
 
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,35 +29,65 @@ impl Relay {
     pub(crate) async fn to_some_manager(&self, asked: &Asked, managers: &[String]) -> Result<String, ErrorBody> {
         let attempt = async {
             let mut open = self.open.lock().await;
+            // A connection that was idle may be gone without our knowing; its manager may be one no more.
+            if let Some(mut stream) = open.take()
+                && let Ok(answer) = exchange(&mut stream, asked).await
+                && !sent_on(&answer)
+            {
+                *open = Some(stream);
+                return answer;
+            }
             let mut last =
                 ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
-            loop {
-                // A connection that was idle may be gone without our knowing: then a second one is tried.
-                if let Some(stream) = open.as_mut() {
-                    match exchange(stream, asked).await {
-                        Ok(answer) => return answer,
-                        Err(_broken) => *open = None,
-                    }
+            let mut untried: VecDeque<String> = managers.iter().cloned().collect();
+            let mut tried = BTreeSet::new();
+            while let Some(addr) = untried.pop_front() {
+                if !tried.insert(addr.clone()) || tried.len() > MOST_TRIED {
+                    continue;
                 }
-                for addr in managers {
-                    match self.dialer.dial(addr, Port::Api, None).await {
-                        Ok(dialed) => {
-                            *open = Some(dialed.stream);
-                            break;
+                let mut stream = match self.dialer.dial(&addr, Port::Api, None).await {
+                    Ok(dialed) => dialed.stream,
+                    Err(error) => {
+                        last = dial_error(&error);
+                        continue;
+                    }
+                };
+                match exchange(&mut stream, asked).await {
+                    Ok(answer) if sent_on(&answer) => {
+                        if let Err(error) = answer {
+                            untried.extend(named_managers(&error));
+                            last = error;
                         }
-                        Err(error) => last = dial_error(&error),
                     }
-                }
-                if open.is_none() {
-                    return Err(last);
+                    Ok(answer) => {
+                        *open = Some(stream);
+                        return answer;
+                    }
+                    Err(error) => {
+                        last = ErrorBody::new(ErrorCode::Unreachable, format!("{addr} ended the connection: {error}"));
+                    }
                 }
             }
+            Err(last)
         };
         match tokio::time::timeout(asked.left(), attempt).await {
             Ok(result) => result,
             Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "no manager answered in time")),
         }
     }
+}
+
+/// Managers tried for one request, those that others name included.
+const MOST_TRIED: usize = 32;
+
+/// It is a manager no more and says who is.
+fn sent_on(answer: &Result<String, ErrorBody>) -> bool {
+    answer.as_ref().is_err_and(|e| e.code == ErrorCode::NotAManager)
+}
+
+fn named_managers(error: &ErrorBody) -> Vec<String> {
+    let details: serde_json::Value = serde_json::from_str(&error.details).unwrap_or_default();
+    serde_json::from_value(details["managers"].clone()).unwrap_or_default()
 }
 
 async fn exchange(stream: &mut Stream, asked: &Asked) -> Result<Result<String, ErrorBody>, muster_gateway::FrameError> {

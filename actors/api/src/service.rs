@@ -85,6 +85,16 @@ impl Service {
 
     async fn dispatch(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {
         let facts = (self.ports.facts)();
+        let manager = self.ports.manager.borrow().clone();
+        // The socket of a node whose manager half has just stopped speaks as that node, whatever its certificate still says.
+        let as_node;
+        let asked = match (&manager, &asked.caller) {
+            (None, Principal::Operator) => {
+                as_node = Asked { caller: Principal::Node(facts.id), ..asked.clone() };
+                &as_node
+            }
+            _ => asked,
+        };
         authorize(&asked.caller, &asked.request, &facts.managers)?;
         match &asked.request {
             Request::Contact => {
@@ -94,7 +104,6 @@ impl Service {
             Request::Actors { node, ask } => return self.actors(asked, node, ask).await,
             _ => {}
         }
-        let manager = self.ports.manager.borrow().clone();
         let Some(manager) = manager else {
             return self.without_manager_half(asked, &facts).await;
         };
