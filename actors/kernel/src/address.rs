@@ -198,13 +198,11 @@ impl<M: Send + 'static> Address<M> {
             *live = None;
         }
     }
-    pub(crate) fn letter(&self, letter: Letter<M>) {
+    /// A letter of the kernel's own; whether somebody is there to read it.
+    pub(crate) fn letter(&self, letter: Letter<M>) -> bool {
         let live = self.shared.live.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(current) = live.as_ref()
-            && self.only.is_none_or(|only| only == current.incarnation)
-        {
-            let _gone = current.actor.send_message(letter);
-        }
+        let current = live.as_ref().filter(|current| self.only.is_none_or(|only| only == current.incarnation));
+        current.is_some_and(|current| current.actor.send_message(letter).is_ok())
     }
 }
 

@@ -99,7 +99,7 @@ impl<M: Send + 'static> Cx<M> {
                 () = ended.cancelled() => {}
                 done = AssertUnwindSafe(task).catch_unwind() => {
                     if let Err(panic) = done {
-                        me.letter(Letter::TaskPanicked(panic_text(panic.as_ref())));
+                        let _ended = me.letter(Letter::TaskPanicked(panic_text(panic.as_ref())));
                     }
                 }
             }

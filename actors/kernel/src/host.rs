@@ -100,11 +100,11 @@ struct ActorHandle<M: Send + 'static> {
     name: String,
 }
 impl<M: Send + 'static> Handle for ActorHandle<M> {
-    fn refresh(&self) {
-        self.address.letter(Letter::Refresh);
+    fn refresh(&self) -> bool {
+        self.address.letter(Letter::Refresh)
     }
     fn crash(&self, how: CrashHow) {
-        self.address.letter(Letter::Crash(how));
+        let _down = self.address.letter(Letter::Crash(how));
     }
     fn restart(&self) {
         self.siblings.restart(&self.name);

@@ -64,6 +64,7 @@ pub struct Spec {
     pub(crate) start_deadline: Duration,
     /// After this a stopping child is killed; after twice this it is stuck.
     pub(crate) stop_deadline: Duration,
+    pub(crate) contained: bool,
     pub(crate) launch: Arc<dyn Launch>,
 }
 
@@ -76,6 +77,7 @@ impl Spec {
             backoff: Backoff::QUICK,
             start_deadline: Duration::from_secs(30),
             stop_deadline: Duration::from_secs(5),
+            contained: false,
             launch,
         }
     }
@@ -108,6 +110,13 @@ impl Spec {
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
+        self
+    }
+    /// Its failures are its own: however often it fails, it is started again after its backoff, and its siblings and
+    /// their supervisor live on. For a part without which the rest is still of use.
+    #[must_use]
+    pub fn contained(mut self) -> Self {
+        self.contained = true;
         self
     }
     /// How long stopping may take.

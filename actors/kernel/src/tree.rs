@@ -116,8 +116,7 @@ async fn refresh(all: &[Arc<Vitals>]) {
         .filter_map(|v| {
             let handle = v.handle()?;
             let seen = v.views();
-            handle.refresh();
-            Some((v, seen))
+            handle.refresh().then_some((v, seen))
         })
         .collect();
     let deadline = tokio::time::Instant::now() + REFRESH_WAIT;

@@ -15,7 +15,8 @@ const EXITS_KEPT: usize = 8;
 
 /// What can be done to a running actor from outside.
 pub(crate) trait Handle: Send + Sync {
-    fn refresh(&self);
+    /// Asks for a fresh view; false: there is none to come.
+    fn refresh(&self) -> bool;
     fn crash(&self, how: CrashHow);
     fn restart(&self);
     fn depth(&self) -> u64;

@@ -2,7 +2,9 @@
 //!
 //! Keeps  SUP-1  at most one incarnation of a child is wanted at any time; reports of older runs change nothing.
 //!        SUP-2  a child that was asked to go is not restarted for its exit.
-//!        SUP-3  more than `intensity.max` unasked exits within `intensity.window` escalate.
+//!        SUP-3  more than `intensity.max` unasked exits within `intensity.window` escalate; those of a contained child
+//!               do not count.
+//!        SUP-4  a child that was asked to go for good goes; only a later start brings it back.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,6 +19,8 @@ pub struct Policy {
     pub backoff: Backoff,
     pub start_deadline: std::time::Duration,
     pub stop_deadline: std::time::Duration,
+    /// Its exits never escalate.
+    pub contained: bool,
 }
 
 /// The timers of a child. One runs at a time; the run number makes older ones stale.
@@ -150,6 +154,12 @@ impl Core {
         self.children.get(name).map(|c| c.run)
     }
 
+    /// Somebody still waits for this run's launch; an incarnation that appears later is one too many.
+    pub fn awaits(&self, name: &str, run: u64) -> bool {
+        let awaited = |c: &Child| c.run == run && matches!(c.phase, Phase::Starting | Phase::Stopping(_));
+        self.children.get(name).is_some_and(awaited)
+    }
+
     /// The child was asked to go and has not gone yet.
     pub fn is_stopping(&self, name: &str) -> bool {
         self.children.get(name).is_some_and(|c| matches!(c.phase, Phase::Stopping(_)))
@@ -182,11 +192,11 @@ impl Core {
                     self.stop(&name, Then::Remove, out);
                 }
             }
-            Input::Restart { name } => {
-                if self.children.contains_key(&name) {
-                    self.stop(&name, Then::Relaunch, out);
-                }
-            }
+            // SUP-4: a restart does not undo a removal that is under way.
+            Input::Restart { name } => match self.children.get(&name).map(|c| c.phase) {
+                None | Some(Phase::Stopping(_)) => {}
+                Some(_) => self.stop(&name, Then::Relaunch, out),
+            },
             Input::Timer { name, run, timer } => self.timer(now, &name, run, timer, out),
         }
     }
@@ -221,7 +231,7 @@ impl Core {
                 let after = child.policy.stop_deadline;
                 out.push(Effect::SetTimer { name: name.to_owned(), run: child.run, timer: Timer::Stop, after });
             }
-            // A removal is not undone by a restart of the same name, a start after it is: the last wish wins.
+            // Between starts and stops the last wish wins.
             Phase::Stopping(_) => child.phase = Phase::Stopping(then),
             Phase::BackingOff | Phase::Ended => self.gone(name, then, out),
         }
@@ -286,7 +296,9 @@ impl Core {
         child.phase = Phase::BackingOff;
         let (run, backoff) = (child.run, child.policy.backoff);
 
-        self.exits.push_back(now);
+        if !child.policy.contained {
+            self.exits.push_back(now);
+        }
         while self.exits.front().is_some_and(|at| now.since(*at) > self.intensity.window) {
             self.exits.pop_front();
         }
@@ -355,6 +367,7 @@ mod tests {
         backoff: Backoff::SLOW,
         start_deadline: Duration::from_secs(10),
         stop_deadline: Duration::from_secs(5),
+        contained: false,
     };
 
     struct World {
@@ -488,6 +501,40 @@ mod tests {
             w.start(Policy { restart, ..POLICY });
             assert_eq!(backoff_of(&w.exit(kind)).is_some(), again, "{restart:?} {kind:?}");
         }
+    }
+
+    #[test]
+    fn a_contained_child_fails_as_often_as_it_likes() {
+        let mut w = World::new();
+        w.start(Policy { contained: true, ..POLICY });
+        for _ in 0..50 {
+            let effects = w.exit(ExitKind::Panic);
+            assert!(backoff_of(&effects).is_some(), "{effects:?}");
+            w.timer(Timer::Backoff);
+            let run = w.run();
+            w.step(Input::Started { name: "a".into(), run });
+        }
+    }
+
+    #[test]
+    fn a_restart_does_not_undo_a_removal() {
+        let mut w = World::new();
+        w.start(POLICY);
+        let run = w.run();
+        w.step(Input::Stop { name: "a".into() });
+        w.step(Input::Restart { name: "a".into() });
+        let effects = w.step(Input::Exited { name: "a".into(), run, kind: ExitKind::Normal, text: String::new() });
+        assert!(effects.contains(&Effect::Removed { name: "a".into() }), "{effects:?}");
+    }
+
+    #[test]
+    fn an_incarnation_that_starts_after_its_deadline_is_not_awaited() {
+        let mut w = World::new();
+        w.step(Input::Start { name: "a".into(), policy: POLICY });
+        let run = w.run();
+        assert!(w.core.awaits("a", run));
+        w.timer(Timer::Start);
+        assert!(!w.core.awaits("a", run), "its successor is already due");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A supervisor as a child of another.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -7,7 +8,7 @@ use muster_messages::ActorState;
 use ractor::ActorCell;
 
 use super::shell::{Children, GroupHandle};
-use crate::host::{Launch, Start};
+use crate::host::{Launch, Start, panic_text};
 use crate::{Fault, Intensity};
 
 struct GroupLaunch<F> {
@@ -29,7 +30,9 @@ impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for G
             let children = Children::spawn(start.path, start.tree, intensity, Some(start.supervisor)).await?;
             let handle = GroupHandle { children: children.clone(), siblings: start.siblings, name: start.name };
             start.vitals.set_handle(Arc::new(handle));
-            if let Err(fault) = fill(&children) {
+            let filled = catch_unwind(AssertUnwindSafe(|| fill(&children)))
+                .unwrap_or_else(|panic| Err(Fault::new(format!("panicked while starting: {}", panic_text(&*panic)))));
+            if let Err(fault) = filled {
                 children.shut_down().await;
                 return Err(fault);
             }

@@ -135,7 +135,9 @@ pub(crate) struct GroupHandle {
     pub name: String,
 }
 impl Handle for GroupHandle {
-    fn refresh(&self) {}
+    fn refresh(&self) -> bool {
+        false
+    }
     fn crash(&self, how: CrashHow) {
         self.children.crash(how);
     }
@@ -294,6 +296,7 @@ impl State {
             backoff: spec.backoff,
             start_deadline: spec.start_deadline,
             stop_deadline: spec.stop_deadline,
+            contained: spec.contained,
         };
         match self.children.get_mut(&name) {
             Some(child) => child.spec = spec,
@@ -317,9 +320,8 @@ impl State {
     }
 
     fn launched(&mut self, name: String, run: u64, result: Result<ActorCell, Fault>) -> Result<(), ActorProcessingErr> {
-        let current = self.core.run_of(&name) == Some(run);
         match result {
-            Ok(cell) if !current => {
+            Ok(cell) if !self.core.awaits(&name, run) => {
                 // It started after it was given up: nobody waits for it any more.
                 self.running.insert(cell.get_id(), (name, run));
                 cell.kill();
@@ -412,9 +414,13 @@ impl State {
     }
 
     fn launch(&mut self, name: String, run: u64, incarnation: u64) {
-        let Some(child) = self.children.get(&name) else {
+        let Some(child) = self.children.get_mut(&name) else {
             return;
         };
+        // Whoever waited for the end of an earlier incarnation has seen it, also when a later start brought another.
+        for done in child.stopped.drain(..) {
+            let _gone = done.send(());
+        }
         child.vitals.incarnate(incarnation);
         let start = Start {
             path: child.vitals.path.clone(),
