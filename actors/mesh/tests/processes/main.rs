@@ -1,6 +1,7 @@
 //! The real mesh, one process per node.
 
 mod attacks;
+mod bytes;
 mod client;
 mod harness;
 mod node;

@@ -1,0 +1,104 @@
+//! Attacks on a cluster of its own. The first argument `musterd` makes this process the daemon that is attacked.
+
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use muster::cli::failure::Outcome;
+use muster_attacks::cluster::Cluster;
+use muster_attacks::flood::{self, Door, Flood, Kind, Meanwhile, Row, Who};
+
+#[derive(Parser)]
+#[command(name = "muster-attack", about = "Attacks a Muster cluster that it starts on this machine.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Floods the leader, service by service, and prints a table.
+    Flood {
+        /// How long each flood lasts
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+        /// Only these kinds
+        #[arg(long, value_enum, value_delimiter = ',')]
+        kind: Vec<Kind>,
+        /// Only these doors
+        #[arg(long, value_enum, value_delimiter = ',')]
+        door: Vec<Door>,
+        /// Only as these
+        #[arg(long, value_enum, value_delimiter = ',')]
+        who: Vec<Who>,
+        /// All doors of one kind at the same time, instead of one after the other
+        #[arg(long)]
+        together: bool,
+        /// Managers of the cluster
+        #[arg(long, default_value_t = 3)]
+        managers: usize,
+        /// Between two joins of honest nodes
+        #[arg(long, default_value_t = 2000)]
+        join_every_ms: u64,
+    },
+}
+
+fn main() -> std::process::ExitCode {
+    muster::cli::parent::obey();
+    let args: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    if args.get(1).is_some_and(|first| first == "musterd") {
+        return muster::daemon::main(args.into_iter().skip(1));
+    }
+    let cli = Cli::parse_from(args);
+    flood::raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    match runtime.block_on(run(cli.command)) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(command: Command) -> Outcome {
+    let Command::Flood { seconds, kind, door, who, together, managers, join_every_ms } = command;
+    let program = std::env::current_exe().expect("this program has a path");
+    let cluster = Cluster::up(&program, managers, 1).await?;
+    let (victim, _) = cluster.leader("n1").await?;
+    let wanted = |(k, d, w): &(Kind, Door, Who)| {
+        (kind.is_empty() || kind.contains(k))
+            && (door.is_empty() || door.contains(d))
+            && (who.is_empty() || who.contains(w))
+    };
+    let mut groups: Vec<Vec<(Kind, Door, Who)>> = Vec::new();
+    for one in flood::every().filter(wanted) {
+        match groups.last_mut() {
+            Some(group) if together && group[0].0 == one.0 => group.push(one),
+            _ => groups.push(vec![one]),
+        }
+    }
+    println!("{}", flood::header());
+    let meanwhile = Meanwhile { join_every: Duration::from_millis(join_every_ms) };
+    for group in groups {
+        let floods: Vec<Flood> = group
+            .iter()
+            .map(|(kind, door, who)| {
+                let (kind, door, who) = (*kind, *door, *who);
+                Flood { kind, door, who, connections: kind.connections(), lasts: Duration::from_secs(seconds) }
+            })
+            .collect();
+        let what = match group.as_slice() {
+            [(kind, door, who)] => format!("{kind:?} {door:?} {who:?}"),
+            many => format!("{:?} on {} doors at once", many[0].0, many.len()),
+        };
+        let seen = flood::flood(&cluster, &victim, &floods, meanwhile).await?;
+        println!("{}", Row { what, seen: &seen });
+        for line in seen.failed_joins.iter().chain(seen.logged.alarms.iter().take(3)) {
+            println!("<!-- {line} -->");
+        }
+        if seen.logged.worst.0 > 1 {
+            println!("<!-- most often: {} -->", seen.logged.worst.1);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! A cluster to attack, in a folder of its own.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use muster::cli::client::{Client, parse};
+use muster::cli::dev::story::temporary_folder;
+use muster::cli::failure::{Failure, Outcome};
+use muster::cli::settled::{Progress, progress};
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use muster_messages::{NodeListView, NodeView, Role};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::daemon::Daemon;
+
+/// How long anything may take: only waited out when something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Dropped: every process is killed and the folder goes.
+pub struct Cluster {
+    program: PathBuf,
+    nodes: Vec<Daemon>,
+    folder: TempDir,
+}
+
+impl Cluster {
+    /// n1 founds, the others join, managers first.
+    pub async fn up(program: &Path, managers: usize, workers: usize) -> Outcome<Self> {
+        let mut cluster = Self { program: program.to_owned(), nodes: Vec::new(), folder: temporary_folder("attack")? };
+        let mut first = Daemon::new(program, cluster.folder.path(), "n1")?;
+        first.start_and_wait(&["--init"]).await?;
+        cluster.nodes.push(first);
+        for (count, role) in [(managers - 1, Role::Manager), (workers, Role::Worker)] {
+            for _ in 0..count {
+                cluster.join(role).await?;
+            }
+        }
+        cluster.settled().await?;
+        Ok(cluster)
+    }
+
+    /// One more node; its name.
+    pub async fn join(&mut self, role: Role) -> Outcome<String> {
+        let name = format!("n{}", self.nodes.len() + 1);
+        let mut node = Daemon::new(&self.program, self.folder.path(), &name)?;
+        let (seed, token) = (self.node("n1").listen.to_string(), self.token(role).await?);
+        node.start_and_wait(&["--join", &seed, "--token", &token]).await?;
+        self.nodes.push(node);
+        Ok(name)
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// A node by name.
+    pub fn node(&self, name: &str) -> &Daemon {
+        self.nodes.iter().find(|node| node.name == name).expect("tests name nodes that there are")
+    }
+    pub fn node_mut(&mut self, name: &str) -> &mut Daemon {
+        self.nodes.iter_mut().find(|node| node.name == name).expect("tests name nodes that there are")
+    }
+    pub fn names(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.name.clone()).collect()
+    }
+
+    /// Asks one node over its socket.
+    pub async fn ask(&self, name: &str, request: Request) -> Outcome<Value> {
+        let mut client = Client::to_socket(self.node(name).socket(), Duration::from_secs(20));
+        parse(&client.call(request).await?)
+    }
+
+    pub async fn token(&self, role: Role) -> Outcome<String> {
+        let shown = self.ask("n1", Request::TokenShow { role }).await?;
+        let token = shown["token"].as_str().ok_or_else(|| Failure::internal("no token"))?;
+        Ok(token.to_owned())
+    }
+
+    /// One actor's own view of itself.
+    pub async fn inspect(&self, name: &str, path: &str) -> Outcome<Value> {
+        let ask = ActorsAsk::Inspect { path: path.to_owned() };
+        let shown = self.ask(name, Request::Actors { node: ActorsOf::Here, ask }).await?;
+        Ok(shown["view"].clone())
+    }
+
+    /// The nodes as one of them sees them with quorum.
+    pub async fn nodes_seen_by(&self, name: &str) -> Outcome<Vec<NodeView>> {
+        let list = self.ask(name, Request::NodeList { fresh: true }).await?;
+        let list: NodeListView = serde_json::from_value(list).map_err(Failure::internal)?;
+        Ok(list.items)
+    }
+
+    /// One node as another sees it.
+    pub async fn seen(&self, by: &str, name: &str) -> Outcome<Option<NodeView>> {
+        Ok(self.nodes_seen_by(by).await?.into_iter().find(|node| node.name.as_str() == name))
+    }
+
+    /// The leader's name and the term, as one node knows them.
+    pub async fn leader(&self, by: &str) -> Outcome<(String, u64)> {
+        until("a leader", async || {
+            let status = self.ask(by, Request::RaftStatus { fresh: false }).await?;
+            let nodes = self.nodes_seen_by(by).await?;
+            let leader = nodes.into_iter().find(|node| status["leader"] == node.id.to_string());
+            Ok(leader.map(|node| (node.name.to_string(), status["term"].as_u64().unwrap_or(0))))
+        })
+        .await
+    }
+
+    /// Waits until every node agrees with itself.
+    pub async fn settled(&self) -> Outcome {
+        until("every node is settled", async || {
+            let nodes = self.nodes_seen_by("n1").await?;
+            let settled = |node: &NodeView| progress(node, node.desired_role) == Progress::Settled;
+            Ok(nodes.iter().all(settled).then_some(()))
+        })
+        .await
+    }
+}
+
+/// Looks until there is something to see. Failures to look are looked over, but told at the end.
+pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let seen = look().await;
+        if let Ok(Some(seen)) = seen {
+            return Ok(seen);
+        }
+        if Instant::now() >= end {
+            seen?;
+            return Err(Failure::internal(format!("not so within {PATIENCE:?}: {what}")));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
