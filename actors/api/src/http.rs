@@ -19,8 +19,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::service::{Service, refusal_error};
 
-/// The largest request body. The commands mirrored here are small.
-const MAX_BODY: usize = 64 * 1024;
 /// A client that takes longer to send its header is let go.
 const HEADER_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -48,6 +46,7 @@ where
 }
 
 fn router(peer: Peer) -> Router {
+    let body = peer.service.ports.limits.body;
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/v1/openapi.json", get(openapi))
@@ -81,7 +80,7 @@ fn router(peer: Peer) -> Router {
         .fallback(|| async {
             error_response(&ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"))
         })
-        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(DefaultBodyLimit::max(body))
         .with_state(peer)
 }
 

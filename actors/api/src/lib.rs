@@ -20,7 +20,7 @@ mod socket;
 mod writes;
 
 pub use native::{Caller, serve_native};
-pub use ports::{ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
+pub use ports::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 pub use service::Service;
 pub use shell::{ApiMsg, ApiShell};
 pub use socket::{AdminSocket, SocketFault};

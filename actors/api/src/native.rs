@@ -11,9 +11,6 @@ use tokio::task::JoinSet;
 
 use crate::service::Service;
 
-/// Calls in flight on one connection. More are not read until one is answered: back pressure on that client alone.
-const IN_FLIGHT: usize = 256;
-
 /// Who speaks on a connection. A certificate speaks for one principal; an admin socket for what its node is right now.
 pub type Caller = Arc<dyn Fn() -> Principal + Send + Sync>;
 
@@ -22,12 +19,13 @@ pub async fn serve_native<S>(service: Service, caller: Caller, stream: Framed<S>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let in_flight = service.ports.limits.in_flight;
     let (mut reader, mut writer) = stream.split();
-    let (answers, mut ready) = mpsc::channel::<ApiAnswer>(IN_FLIGHT);
+    let (answers, mut ready) = mpsc::channel::<ApiAnswer>(in_flight);
     let mut tasks = JoinSet::new();
     let reading = async move {
         while let Some(call) = reader.recv::<ApiCall>().await? {
-            while tasks.len() >= IN_FLIGHT {
+            while tasks.len() >= in_flight {
                 let _ended = tasks.join_next().await;
             }
             while tasks.try_join_next().is_some() {}

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree};
@@ -35,6 +36,34 @@ pub struct ApiPorts {
     pub dialer: Dialer,
     /// `[debug] crash = true`.
     pub crash_allowed: bool,
+    pub limits: ApiLimits,
+}
+
+/// What requests may cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiLimits {
+    /// The longest a request may take, whatever its caller says: it holds a place among the bounded requests.
+    pub longest: Duration,
+    /// Requests in progress in one process. Chosen so that their memory stays in the tens of megabytes.
+    pub in_progress: u64,
+    /// Requests in progress on one native connection; the next one is read when one of them is answered.
+    pub in_flight: usize,
+    /// Bytes of an HTTP request's body. The largest request is a node update with labels.
+    pub body: usize,
+    /// Connections to the admin socket; further ones wait.
+    pub socket_connections: usize,
+}
+
+impl Default for ApiLimits {
+    fn default() -> Self {
+        Self {
+            longest: Duration::from_secs(120),
+            in_progress: 8192,
+            in_flight: 256,
+            body: 64 * 1024,
+            socket_connections: 512,
+        }
+    }
 }
 
 /// The manager half.

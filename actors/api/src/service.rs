@@ -12,12 +12,6 @@ use crate::core::{Kind, authorize, kind_of};
 use crate::ports::{ApiPorts, ManagerPorts};
 use crate::relay::Relay;
 
-/// The longest a request may take, whatever its caller says: it holds a place among the bounded requests.
-const LONGEST: Duration = Duration::from_secs(120);
-
-/// Requests that may be in progress in one process. Chosen so that their memory stays in the tens of megabytes.
-const IN_PROGRESS: u64 = 8192;
-
 /// The API of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Service {
@@ -67,10 +61,10 @@ impl Service {
 
     /// Answers what another manager's caller asked; that manager has authenticated it.
     pub async fn answer_relayed(&self, caller: Principal, call: ApiCall, relayed: bool) -> Result<String, ErrorBody> {
-        let timeout = Duration::from_millis(call.timeout_ms).min(LONGEST);
+        let timeout = Duration::from_millis(call.timeout_ms).min(self.ports.limits.longest);
         let asked =
             Asked { caller, request_id: call.request_id, deadline: Instant::now() + timeout, request: call.request };
-        if self.counters.in_progress.fetch_add(1, Ordering::Relaxed) >= IN_PROGRESS {
+        if self.counters.in_progress.fetch_add(1, Ordering::Relaxed) >= self.ports.limits.in_progress {
             self.counters.in_progress.fetch_sub(1, Ordering::Relaxed);
             self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
             let full = ErrorBody::new(ErrorCode::TooManyRequests, "too many requests are in progress here; retry");

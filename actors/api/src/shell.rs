@@ -16,9 +16,6 @@ use crate::native::{Caller, serve_native};
 use crate::service::Service;
 use crate::socket::{AdminSocket, Spoken, recognise};
 
-/// Connections of the admin socket at one time: its clients are one user's programs.
-const SOCKET_CONNECTIONS: usize = 512;
-
 /// The API's private messages. What it serves comes through its connections.
 pub enum ApiMsg {
     /// The gateway's channel ended: the gateway is restarting, a new registration follows with a new incarnation.
@@ -71,7 +68,7 @@ impl ApiShell {
         let (service, open, tasks, caller) =
             (self.service.clone(), Arc::clone(&self.open), cx.clone(), Arc::clone(&self.socket_caller));
         cx.spawn(async move {
-            let slots = Arc::new(Semaphore::new(SOCKET_CONNECTIONS));
+            let slots = Arc::new(Semaphore::new(service.ports.limits.socket_connections));
             loop {
                 let slot = Arc::clone(&slots).acquire_owned().await.expect("the semaphore is never closed");
                 let stream = match socket.accept().await {

@@ -2,7 +2,7 @@
 //!
 //! Owns   the connections of strangers, each for one short conversation.
 //! Hears  `JoinFrame`s.     Says  the root certificate; `PeerCall::Join` to the leader; the leader's answer.
-//! Keeps  JOIN-4  a stranger holds a connection for at most [`CONVERSATION`], and this service at most [`CONVERSATIONS`].
+//! Keeps  JOIN-4  a stranger holds a connection for a bounded time, and this service a bounded number of them ([`JoinLimits`]).
 //! Has no opinion about tokens: the certificate authority on the leader judges them on its own applied copy.
 
 use std::net::SocketAddr;
@@ -19,11 +19,20 @@ use muster_messages::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 
-/// From the first frame to the answer: it waits for a quorum, not for a person.
-pub const CONVERSATION: Duration = Duration::from_secs(20);
+/// What strangers may hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinLimits {
+    /// From the first frame to the answer: it waits for a quorum, not for a person.
+    pub conversation: Duration,
+    /// Conversations at once. Each holds one connection and, while it waits for the leader, one call.
+    pub conversations: usize,
+}
 
-/// Conversations at once. Each holds one connection and, while it waits for the leader, one call.
-pub const CONVERSATIONS: usize = 256;
+impl Default for JoinLimits {
+    fn default() -> Self {
+        Self { conversation: Duration::from_secs(20), conversations: 256 }
+    }
+}
 
 /// Frames in one conversation: the root and a retry, then one request. The gateway charges a source's rate for the
 /// first frame only, so a request ends the conversation.
@@ -39,6 +48,7 @@ pub struct JoinPorts {
     pub leader: AskLeader,
     /// The root certificate as this node trusts it.
     pub root_pem: Arc<dyn Fn() -> String + Send + Sync>,
+    pub limits: JoinLimits,
 }
 
 /// What the service hears.
@@ -71,7 +81,8 @@ pub struct JoinService {
 impl JoinService {
     /// A service without conversations.
     pub fn new(ports: JoinPorts) -> Self {
-        Self { ports, registration: None, room: Arc::new(Semaphore::new(CONVERSATIONS)), counters: Arc::default() }
+        let room = Arc::new(Semaphore::new(ports.limits.conversations));
+        Self { ports, registration: None, room, counters: Arc::default() }
     }
 }
 
@@ -102,7 +113,7 @@ impl Shell for JoinService {
             let Connection { stream, remote, permit, .. } = *connection;
             let conversation =
                 converse(Framed::new(stream).with_limit(JOIN_FRAME_LIMIT), remote, &ports, &counters, full);
-            let _late = tokio::time::timeout(CONVERSATION, conversation).await;
+            let _late = tokio::time::timeout(ports.limits.conversation, conversation).await;
             drop((permit, place));
         });
         Ok(())
@@ -111,7 +122,7 @@ impl Shell for JoinService {
     fn view(&self) -> Value {
         let load = |c: &AtomicU64| c.load(Ordering::Relaxed);
         json!({
-            "conversations": CONVERSATIONS - self.room.available_permits(), "roots": load(&self.counters.roots),
+            "conversations": self.ports.limits.conversations - self.room.available_permits(), "roots": load(&self.counters.roots),
             "joined": load(&self.counters.joined), "refused": load(&self.counters.refused),
         })
     }
@@ -177,6 +188,7 @@ mod tests {
                 Box::pin(async move { answer })
             }),
             root_pem: Arc::new(|| "root".to_owned()),
+            limits: JoinLimits::default(),
         }
     }
 

@@ -3,9 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use muster_agent::{JoinArgs, JoinConfig, NodeMemory, NodeTrouble, join, trouble_of};
+use muster_agent::{JoinArgs, NodeMemory, NodeTrouble, join, trouble_of};
 use muster_kernel::Clock;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{Name, RaftId};
@@ -66,9 +65,6 @@ impl<E: std::error::Error> From<E> for Exit {
     }
 }
 
-/// How long the founder's first certificate lives when nothing is configured.
-const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
-
 /// Finds or makes this node's identity.
 pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let store = IdentityStore::open(&config.data_dir)?;
@@ -97,7 +93,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         None if founding.is_some() || config.init => {
             let name: Name = config.cluster_name.parse()?;
             let founding = store.begin_founding(name, Clock.wall())?;
-            let lifetime = config.settings.certificates.lifetime.map_or(LIFETIME, |l| l.0);
+            let lifetime = config.settings.certificates.lifetime.0;
             store.founder_credentials(&founding, own_ips(advertise), lifetime, Clock.wall())?
         }
         None if !config.join.is_empty() => joined(config, advertise, &memory, None).await?,
@@ -148,7 +144,7 @@ async fn joined(
         rekey,
     };
     let say = |progress: &muster_agent::JoinProgress| eprintln!("musterd: {progress}");
-    match join(memory, args, &JoinConfig::default(), say).await {
+    match join(memory, args, &config.settings.joining(), say).await {
         Ok(joined) => Ok(joined.credentials),
         Err(error) => Err(Exit::new(error.exit_status(), muster_kernel::Fault::from(error).0)),
     }

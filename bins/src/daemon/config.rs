@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, env = "MUSTER_NAME")]
     name: Option<String>,
     /// Found a new cluster with this node as its first manager
-    #[arg(long, env = "MUSTER_INIT", conflicts_with = "join", value_parser = clap::value_parser!(bool), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, env = "MUSTER_INIT", value_parser = clap::value_parser!(bool), num_args = 0..=1, default_missing_value = "true")]
     init: Option<bool>,
     /// The new cluster's name [default: default]
     #[arg(long, env = "MUSTER_CLUSTER_NAME", value_name = "NAME")]
@@ -39,8 +39,8 @@ pub struct Args {
     /// The release this node reports and reconciles as [default: musterd's own version]
     #[arg(long, env = "MUSTER_RELEASE", value_name = "X.Y.Z")]
     release: Option<String>,
-    /// A label of this node; may be repeated
-    #[arg(long = "label", value_name = "K=V")]
+    /// A label of this node; may be repeated. In the environment: K=V,K=V
+    #[arg(long = "label", env = "MUSTER_LABEL", value_name = "K=V", value_delimiter = ',')]
     labels: Vec<String>,
     /// Plain HTTP for /metrics, /livez and /readyz, or `off` [default: 127.0.0.1:0]
     #[arg(long, env = "MUSTER_METRICS", value_name = "HOST:PORT|off")]
@@ -98,10 +98,41 @@ struct File {
     log_format: Option<LogFormat>,
     // The sections one by one: serde cannot refuse unknown keys behind `flatten`.
     debug: settings::Debug,
+    supervision: settings::Supervision,
     agent: settings::Agent,
-    raft: settings::Raft,
+    joining: settings::Joining,
+    dial: settings::Dial,
     gateway: settings::Gateway,
+    join_service: settings::JoinService,
+    raft: settings::Raft,
+    mesh: settings::Mesh,
+    roles: settings::Roles,
     certificates: settings::Certificates,
+    sessions: settings::Sessions,
+    dispatcher: settings::Dispatcher,
+    api: settings::Api,
+}
+
+impl File {
+    fn take_settings(&mut self) -> Settings {
+        use std::mem::take;
+        Settings {
+            debug: take(&mut self.debug),
+            supervision: take(&mut self.supervision),
+            agent: take(&mut self.agent),
+            joining: take(&mut self.joining),
+            dial: take(&mut self.dial),
+            gateway: take(&mut self.gateway),
+            join_service: take(&mut self.join_service),
+            raft: take(&mut self.raft),
+            mesh: take(&mut self.mesh),
+            roles: take(&mut self.roles),
+            certificates: take(&mut self.certificates),
+            sessions: take(&mut self.sessions),
+            dispatcher: take(&mut self.dispatcher),
+            api: take(&mut self.api),
+        }
+    }
 }
 
 /// The configuration in force.
@@ -137,7 +168,7 @@ fn bad(text: impl Into<String>) -> BadConfig {
 
 /// The configuration in force, and whether only to print it.
 pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
-    let file = match &args.config {
+    let mut file = match &args.config {
         None => File::default(),
         Some(path) => {
             let text =
@@ -145,6 +176,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
             toml::from_str(&text).map_err(|e| bad(format!("{}: {e}", path.display())))?
         }
     };
+    let settings = file.take_settings();
     let data_dir = args.data_dir.or(file.data_dir);
     let data_dir = data_dir.ok_or_else(|| bad("say where this node keeps its data: --data-dir DIR"))?;
     let listen = args.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4400".to_owned());
@@ -175,9 +207,6 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     if init && !join.is_empty() {
         return Err(bad("--init founds a cluster and --join enters one: give one of them"));
     }
-    let (debug, agent, raft, gateway, certificates) =
-        (file.debug, file.agent, file.raft, file.gateway, file.certificates);
-    let settings = Settings { debug, agent, raft, gateway, certificates };
     let config = Config {
         socket: args.socket.or(file.socket).unwrap_or_else(|| data_dir.join("muster.sock")),
         data_dir,

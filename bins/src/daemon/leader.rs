@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_api::ManagerPorts;
 use muster_cert_authority::CertAuthorityShell;
-use muster_kernel::{Address, Backoff, Intensity, Recipient, Slot, Spec};
+use muster_kernel::{Address, Backoff, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{
@@ -16,10 +16,11 @@ use muster_messages::{
     Token,
 };
 use muster_role_manager::RoleManagerShell;
-use muster_sessions::{DispatcherConfig, DispatcherPorts, dispatcher_address, dispatcher_spec};
+use muster_sessions::{DispatcherPorts, dispatcher_address, dispatcher_spec};
 use tokio::sync::watch;
 
 use super::node::Shared;
+use super::settings::Settings;
 use super::switch::Plan;
 
 /// Where the leader's actors are reached, whichever incarnation runs. `Down` while this member does not lead.
@@ -31,11 +32,11 @@ pub struct LeaderAddresses {
 }
 
 /// Mailboxes: each message is one person's or node's request; more than these are refused with a time to retry.
-pub fn addresses() -> LeaderAddresses {
+pub fn addresses(settings: &Settings) -> LeaderAddresses {
     LeaderAddresses {
         roles: Address::new(1024),
         authority: Address::new(1024),
-        dispatcher: dispatcher_address(&DispatcherConfig::default()),
+        dispatcher: dispatcher_address(&settings.dispatcher()),
     }
 }
 
@@ -73,25 +74,18 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         if let Some(founding) = founding {
             tokio::spawn(write_first_entry(self.shared.clone(), founding, self.ports.raft.clone()));
         }
-        let config = &self.shared.config;
-        let mut authority_config = muster_cert_authority::Config::default();
-        if let Some(lifetime) = config.settings.certificates.lifetime {
-            authority_config.node_lifetime = lifetime.0;
-        }
-        let mut dispatcher_config = DispatcherConfig::default();
-        if let Some(heartbeat) = config.settings.agent.heartbeat {
-            // Three missed heartbeats, and one for the way: as long as a host gives its sessions.
-            dispatcher_config.grace = heartbeat.0 * 4;
-        }
+        let settings = &self.shared.config.settings;
+        let (authority_config, dispatcher_config, roles_config, intensity) =
+            (settings.certificates(), settings.dispatcher(), settings.roles(), settings.intensity());
         let (addresses, ports, mesh, me) =
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
         let (view, stale) = (Arc::clone(&self.view), Arc::clone(&self.stale));
         // One slot per leadership: what an earlier leadership was about to do, a fresh look decides anew.
         let slot = Slot::new();
-        Spec::group("leader", Intensity::default(), move |children| {
+        Spec::group("leader", intensity, move |children| {
             let (raft, replica) = (ports.raft.clone(), ports.replica.clone());
             let (view, slot, probe) = (Arc::clone(&view), slot.clone(), mesh.recipient());
-            let (r, c) = (raft.clone(), replica.clone());
+            let (r, c, config) = (raft.clone(), replica.clone(), roles_config.clone());
             children.start(Spec::actor("role-manager", addresses.roles.clone(), move || {
                 let ports = muster_role_manager::Ports {
                     raft: r.clone(),
@@ -99,7 +93,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
                     replica: c.clone(),
                     view: Arc::clone(&view),
                 };
-                Ok(RoleManagerShell::new(me, muster_role_manager::Config::default(), ports, slot.clone()))
+                Ok(RoleManagerShell::new(me, config.clone(), ports, slot.clone()))
             }));
             let (r, c, config) = (raft.clone(), replica.clone(), authority_config.clone());
             children.start(Spec::actor("cert-authority", addresses.authority.clone(), move || {

@@ -9,12 +9,12 @@ use muster_agent::ManagerWanted;
 use muster_api::{LeaderPorts, ManagerPorts};
 use muster_blocklist::BlocklistShell;
 use muster_join::{JoinPorts, JoinService};
-use muster_kernel::{Address, Backoff, Children, Fault, Intensity, Slot, Spec};
-use muster_mesh::{Mesh, MeshConfig, MeshHandle, MeshWiring};
+use muster_kernel::{Address, Children, Fault, Slot, Spec};
+use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{Replica, RoleView};
-use muster_raft_member::{RaftArgs, RaftConfig, RaftMember, disk};
-use muster_sessions::{SessionsConfig, SessionsPorts, sessions_address, sessions_spec};
+use muster_raft_member::{RaftArgs, RaftMember, disk};
+use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
 use super::boot::RaftData;
@@ -43,8 +43,9 @@ impl Plan<ManagerWanted> for ManagerPlan {
         tracing::info!("starting the manager half");
         let shared = self.shared.clone();
         // Its failures are its own: it may restart as often as it likes without ending the process.
-        let limit = Intensity { max: 10, window: Duration::from_secs(60) };
-        Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(Backoff::SLOW)
+        let settings = &shared.config.settings;
+        let (limit, backoff) = (settings.intensity(), settings.backoff());
+        Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff)
     }
     fn after_stop(&self, level: ManagerWanted) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
@@ -80,7 +81,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let copy = Arc::new(shared.copy.attach(replica.subscribe()));
     let (calls, incoming) = mpsc::channel(1024);
     let mesh = Mesh::new(
-        MeshConfig::default(),
+        shared.config.settings.mesh(),
         MeshWiring {
             credentials: shared.credentials.clone(),
             replica: replica.subscribe(),
@@ -93,8 +94,8 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     );
     let handle = mesh.handle();
     let view = Arc::new(watch::Sender::new(Arc::new(RoleView::default())));
-    let leader = super::leader::addresses();
-    let sessions_config = sessions_config(shared);
+    let leader = super::leader::addresses(&shared.config.settings);
+    let sessions_config = shared.config.settings.sessions();
     let sessions = sessions_address(&sessions_config);
     let stale = Arc::new(watch::Sender::new(Arc::new(std::collections::BTreeSet::new())));
     let ports = Arc::new(ManagerPorts {
@@ -130,8 +131,12 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             leader: Arc::new(router.clone()),
         },
     ));
-    let join =
-        JoinPorts { services: shared.services.clone(), leader: router.leader_calls(), root_pem: root_of(shared) };
+    let join = JoinPorts {
+        services: shared.services.clone(),
+        leader: router.leader_calls(),
+        root_pem: root_of(shared),
+        limits: shared.config.settings.join_service(),
+    };
     children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
     children.start(router.spec(incoming));
     let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, view, stale);
@@ -168,17 +173,7 @@ fn raft_spec(
     replica: &Arc<watch::Sender<Arc<Replica>>>,
 ) -> Spec {
     let (shared, mesh, replica) = (shared.clone(), mesh.clone(), Arc::clone(replica));
-    let mut config = RaftConfig::default();
-    let settings = &shared.config.settings.raft;
-    if let Some(heartbeat) = settings.heartbeat {
-        config.heartbeat = heartbeat.0;
-    }
-    if let Some(timeout) = settings.election_timeout {
-        config.election_timeout = timeout.0;
-    }
-    if let Some(entries) = settings.snapshot_entries {
-        config.snapshot_entries = entries;
-    }
+    let config = shared.config.settings.raft();
     Spec::actor("raft-member", address.clone(), move || {
         let founding = shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         RaftMember::open(RaftArgs {
@@ -190,19 +185,6 @@ fn raft_spec(
             founding,
         })
     })
-}
-
-fn sessions_config(shared: &Shared) -> SessionsConfig {
-    let mut config = SessionsConfig::default();
-    let settings = &shared.config.settings.agent;
-    if let Some(heartbeat) = settings.heartbeat {
-        config.heartbeat = heartbeat.0;
-    }
-    if let Some(per_second) = settings.registrations_per_second {
-        config.registrations_per_sec = f64::from(per_second);
-        config.registration_burst = f64::from(per_second);
-    }
-    config
 }
 
 /// Before a process stops: if it leads, somebody else should, without waiting for an election timeout.

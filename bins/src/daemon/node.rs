@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use muster_agent::{
-    AgentConfig, AgentPorts, AgentSetup, ManagerWanted, agent_address, agent_spec, trouble_of,
-};
+use muster_agent::{AgentPorts, AgentSetup, ManagerWanted, agent_address, agent_spec, trouble_of};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
-use muster_gateway::{Dialer, Gateway, GatewayConfig, KnownManagers, LocalCopy, Port, Services};
-use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};
+use muster_gateway::{Dialer, Gateway, KnownManagers, LocalCopy, Port, Services};
+use muster_kernel::{Address, Fault, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::ActorsAsk;
 use muster_messages::{NodeId, Principal, Role};
@@ -66,7 +64,8 @@ impl Node {
         let metrics_listener = metrics::listen(&config.metrics).await?;
 
         let tree = Tree::new();
-        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.map_err(|f| Exit::new(1, f.0))?;
+        let intensity = config.settings.intensity();
+        let root = Supervisor::root("node", tree.clone(), intensity).await.map_err(|f| Exit::new(1, f.0))?;
         let wired = wire(config, advertise, booted, tree)?;
         let shared = wired.shared.clone();
         let readiness = Readiness::new(&shared, wired.agent_ports.session());
@@ -109,7 +108,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let local = memory.load()?;
     let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
     let config = Arc::new(config);
-    let dialer = Dialer::new(credentials.subscribe());
+    let dialer = Dialer::new(credentials.subscribe()).with_timeouts(config.settings.dial());
 
     let mut seeds = config.join.clone();
     // A manager may be the only one: its agent must find its own host.
@@ -150,6 +149,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         tree: tree.clone(),
         dialer: dialer.clone(),
         crash_allowed: config.settings.debug.crash,
+        limits: config.settings.api(),
     });
     let inspector = {
         let api = api.clone();
@@ -158,12 +158,8 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
             Box::pin(async move { api.actors_here(&ask).await })
         })
     };
-    let mut agent_config = AgentConfig::default();
-    if let Some(heartbeat) = config.settings.agent.heartbeat {
-        agent_config.heartbeat = heartbeat.0;
-    }
     let agent_ports = AgentPorts::new(AgentSetup {
-        config: agent_config,
+        config: config.settings.agent(),
         memory: memory.clone(),
         credentials: Arc::clone(&credentials),
         dial: Arc::new(dialer.clone()),
@@ -201,19 +197,8 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
 fn start_tree(root: &Supervisor, wired: &Wired, listener: TcpListener, socket: Arc<AdminSocket>) {
     let shared = wired.shared.clone();
     let children = root.children();
-    let mut limits = GatewayConfig::default();
-    let settings = &shared.config.settings.gateway;
-    if let Some(max) = settings.max_connections {
-        limits.max_identified = max;
-    }
-    if let Some(deadline) = settings.handshake_deadline {
-        limits.handshake_deadline = deadline.0;
-    }
-    if let Some(per_second) = settings.joins_per_second {
-        limits.join_rate = muster_gateway::Rate { per_second, burst: per_second.saturating_mul(5) };
-    }
     let port = Port::new(
-        limits,
+        shared.config.settings.gateway(),
         listener,
         shared.credentials.clone(),
         shared.services.clone(),

@@ -1,52 +1,75 @@
-//! The timings and bounds of the configuration file, section by section. What is not there keeps its default, which
-//! lives with the actor that uses it.
+//! The timings and bounds of the configuration file, section by section, and how they become the configurations of the
+//! actors. A default lives with the actor that uses it; what no key mentions keeps that default.
+//!
+//! `docs/configuration.md` explains every key; a test compares the two.
+
+mod checks;
+mod span;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use muster_agent::{AgentConfig, JoinConfig};
+use muster_api::ApiLimits;
+use muster_gateway::{DialTimeouts, GatewayConfig};
+use muster_join::JoinLimits;
+use muster_kernel::{Backoff, Intensity};
+use muster_mesh::MeshConfig;
+use muster_raft_member::RaftConfig;
+use muster_sessions::{DispatcherConfig, SessionsConfig};
+use serde::{Deserialize, Serialize};
 
-/// A duration as people write it: `150ms`, `5s`, `10m`, `2h`, `90d`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span(pub Duration);
+pub use self::span::Span;
 
-impl std::str::FromStr for Span {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no duration: write 150ms, 5s, 10m, 2h or 90d");
-        let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let number: u64 = text[..digits].parse().map_err(|_| wrong())?;
-        let millis = match &text[digits..] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return Err(wrong()),
-        };
-        Ok(Self(Duration::from_millis(number.checked_mul(millis).ok_or_else(wrong)?)))
-    }
-}
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(d)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
-impl Serialize for Span {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(&format_args!("{}ms", self.0.as_millis()))
-    }
+/// A section: its keys, and the fields of an actor's configuration they are. A derived key follows other keys until it
+/// is written itself.
+macro_rules! section {
+    (
+        $(#[$doc:meta])*
+        $name:ident of $config:ty { $($key:ident: $kind:ty = $($field:ident).+),* $(,)? }
+        $(derived { $($derived:ident: $derived_kind:ty),* $(,)? })?
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $(pub $key: $kind,)*
+            $($(pub $derived: Option<$derived_kind>,)*)?
+        }
+        impl Default for $name {
+            fn default() -> Self {
+                let of = <$config>::default();
+                Self { $($key: of.$($field).+.into(),)* $($($derived: None,)*)? }
+            }
+        }
+        impl $name {
+            /// The actor's configuration with these values in it.
+            fn within(&self, mut config: $config) -> $config {
+                $(config.$($field).+ = self.$key.into();)*
+                config
+            }
+        }
+    };
 }
 
 /// The sections.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Settings {
     pub debug: Debug,
+    pub supervision: Supervision,
     pub agent: Agent,
-    pub raft: Raft,
+    pub joining: Joining,
+    pub dial: Dial,
     pub gateway: Gateway,
+    pub join_service: JoinService,
+    pub raft: Raft,
+    pub mesh: Mesh,
+    pub roles: Roles,
     pub certificates: Certificates,
+    pub sessions: Sessions,
+    pub dispatcher: Dispatcher,
+    pub api: Api,
 }
 
 /// Switches for tests and development clusters.
@@ -57,58 +80,308 @@ pub struct Debug {
     pub crash: bool,
 }
 
-/// Agent sessions, both ends.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// When supervisors give up, and how the manager half is started again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Agent {
-    /// Between heartbeats; three missed make a node down.
-    pub heartbeat: Option<Span>,
-    /// Registrations a manager takes per second.
-    pub registrations_per_second: Option<u32>,
+pub struct Supervision {
+    pub max_restarts: usize,
+    pub window: Span,
+    pub backoff_first: Span,
+    pub backoff_cap: Span,
+    pub stable_after: Span,
 }
 
-/// Raft's timing and sizes.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Raft {
-    pub heartbeat: Option<Span>,
-    pub election_timeout: Option<Span>,
-    /// Applied entries between two snapshots.
-    pub snapshot_entries: Option<u64>,
+impl Default for Supervision {
+    fn default() -> Self {
+        let (Intensity { max, window }, slow) = (Intensity::default(), Backoff::SLOW);
+        Self {
+            max_restarts: max,
+            window: window.into(),
+            backoff_first: slow.first.into(),
+            backoff_cap: slow.cap.into(),
+            stable_after: slow.stable_after.into(),
+        }
+    }
 }
 
-/// The one port.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Gateway {
-    pub max_connections: Option<usize>,
-    pub handshake_deadline: Option<Span>,
-    /// Join connections per second and client address.
-    pub joins_per_second: Option<u32>,
+section! {
+    /// The agent half of every node. Heartbeat and jitter are the hosts' too.
+    Agent of AgentConfig {
+        heartbeat: Span = heartbeat,
+        heartbeat_jitter: f64 = heartbeat_jitter,
+        silent_beats: u32 = silent_beats,
+        reconnect_first: Span = reconnect_first,
+        reconnect_cap: Span = reconnect_cap,
+        stable_after: Span = stable_after,
+        forgive: Span = forgive,
+        first_view: Span = first_view,
+        dial_deadline: Span = dial_deadline,
+        sign_deadline: Span = sign_deadline,
+        sign_retry_first: Span = sign_retry_first,
+        sign_retry_cap: Span = sign_retry_cap,
+        open_asks: usize = open_asks,
+        open_questions: usize = open_questions,
+        outbox: usize = outbox,
+    }
 }
 
-/// Node certificates.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Certificates {
-    /// At least 1 h.
-    pub lifetime: Option<Span>,
+section! {
+    /// Joining a cluster, before there is an agent.
+    Joining of JoinConfig {
+        retry_first: Span = retry_first,
+        retry_cap: Span = retry_cap,
+        stage_deadline: Span = stage_deadline,
+        answer_deadline: Span = answer_deadline,
+    }
+}
+
+section! {
+    /// Connections to others.
+    Dial of DialTimeouts {
+        connect: Span = connect,
+        tls: Span = tls,
+        greeting: Span = greeting,
+    }
+}
+
+section! {
+    /// The one port.
+    Gateway of GatewayConfig {
+        max_connections: usize = max_identified,
+        max_per_principal: usize = max_per_principal,
+        max_anonymous: usize = max_anonymous,
+        max_waiting: usize = max_waiting,
+        handshake_deadline: Span = handshake_deadline,
+        first_byte_deadline: Span = first_byte_deadline,
+        catch_up: Span = catch_up,
+        joins_per_second: u32 = join_rate.per_second,
+        log_window: Span = log_window,
+    }
+    derived {
+        joins_burst: u32,
+    }
+}
+
+section! {
+    /// What strangers may hold of a manager's join service.
+    JoinService of JoinLimits {
+        conversation: Span = conversation,
+        conversations: usize = conversations,
+    }
+}
+
+section! {
+    /// Raft's timing and sizes.
+    Raft of RaftConfig {
+        heartbeat: Span = heartbeat,
+        election_timeout: Span = election_timeout,
+        hint_spread: Span = hint_spread,
+        hint_again: Span = hint_again,
+        hint_tries: u8 = hint_tries,
+        max_proposals: usize = max_proposals,
+        max_proposal_bytes: usize = max_proposal_bytes,
+        max_reads: usize = max_reads,
+        read_rounds: usize = read_rounds,
+        max_inflight_msgs: usize = max_inflight_msgs,
+        max_apply_bytes: u64 = max_apply_bytes,
+        orphan_wait: Span = orphan_wait,
+        transfer_wait: Span = transfer_wait,
+        disk_limit: Span = disk_limit,
+        snapshot_entries: u64 = snapshot_entries,
+        snapshot_bytes: u64 = snapshot_bytes,
+        keep_entries: u64 = keep_entries,
+        keep_bytes: u64 = keep_bytes,
+        snapshot_deadline: Span = snapshot_limit,
+        publish_every: Span = publish_every,
+    }
+    derived {
+        read_retry: Span,
+    }
+}
+
+section! {
+    /// Manager to manager.
+    Mesh of MeshConfig {
+        idle: Span = idle,
+        max_snapshot_bytes: u64 = snapshot_limit,
+    }
+}
+
+section! {
+    /// The role manager.
+    Roles of muster_role_manager::Config {
+        retry: Span = retry,
+        conf_change_slow: Span = slow_change,
+        learner_deadline: Span = learner_silence,
+        catch_up_slack: u64 = catch_up_slack,
+        propose_deadline: Span = propose_deadline,
+        dial_back_counts: Span = dial_back_counts,
+        seat_patience: Span = seat_patience,
+        ask_again: Span = ask_again,
+        waiters_per_removal: usize = waiters_per_removal,
+    }
+}
+
+section! {
+    /// Certificates, and the authority's patience.
+    Certificates of muster_cert_authority::Config {
+        lifetime: Span = node_lifetime,
+        user_lifetime: Span = user_lifetime,
+        max_pending: usize = max_pending,
+        max_joins: usize = max_joins,
+        deadline: Span = deadline,
+    }
+}
+
+section! {
+    /// The managers' side of agent sessions.
+    Sessions of SessionsConfig {
+        missed: u32 = missed,
+        registrations_per_second: f64 = registrations_per_sec,
+        leaderless_after: Span = leaderless_after,
+        leaderless_retry: Span = leaderless_retry,
+        digest_every: Span = digest_every,
+        digest_batch: Span = digest_batch,
+        digest_deadline: Span = digest_deadline,
+        digest_retry: Span = digest_retry,
+        digest_bytes: usize = digest_bytes,
+        hello_deadline: Span = hello_deadline,
+        write_deadline: Span = write_deadline,
+        leader_deadline: Span = leader_deadline,
+        stood_still: Span = stood_still,
+        remember_down: Span = remember_down,
+        warn_every: Span = warn_every,
+        open_asks: usize = open_asks,
+        open_questions: usize = open_questions,
+        outbox: usize = outbox,
+        mailbox: usize = mailbox,
+        session_mailbox: usize = session_mailbox,
+        arrivals: usize = arrivals,
+    }
+    derived {
+        registration_burst: f64,
+    }
+}
+
+section! {
+    /// The leader's view of all sessions.
+    Dispatcher of DispatcherConfig {
+        batch: usize = batch,
+        in_flight: usize = in_flight,
+        propose_deadline: Span = propose_deadline,
+        retry: Span = retry,
+        warn_every: Span = warn_every,
+        mailbox: usize = mailbox,
+    }
+    derived {
+        grace: Span,
+    }
+}
+
+section! {
+    /// What requests may cost.
+    Api of ApiLimits {
+        longest_request: Span = longest,
+        max_in_progress: u64 = in_progress,
+        max_in_flight: usize = in_flight,
+        max_body: usize = body,
+        max_socket_connections: usize = socket_connections,
+    }
 }
 
 impl Settings {
-    /// Refuses values that cannot work.
-    pub fn checked(self) -> Result<Self, String> {
-        let hour = Duration::from_secs(3600);
-        if self.certificates.lifetime.is_some_and(|l| l.0 < hour) {
-            return Err("[certificates] lifetime: at least 1h".to_owned());
-        }
-        if self.agent.heartbeat.is_some_and(|h| h.0 < Duration::from_millis(50)) {
-            return Err("[agent] heartbeat: at least 50ms".to_owned());
-        }
-        let beat = self.raft.heartbeat.map_or(Duration::from_millis(100), |s| s.0);
-        if self.raft.election_timeout.is_some_and(|e| e.0 < 3 * beat) {
-            return Err("[raft] election_timeout: at least three heartbeats".to_owned());
-        }
+    /// Fills in what follows other keys, and refuses values that cannot work.
+    pub fn checked(mut self) -> Result<Self, String> {
+        self.within_range()?;
+        self.gateway.joins_burst.get_or_insert(self.gateway.joins_per_second.saturating_mul(5));
+        self.sessions.registration_burst.get_or_insert(self.sessions.registrations_per_second * 2.0);
+        self.raft.read_retry.get_or_insert(Span(self.raft.heartbeat.0 * 2));
+        let grace = self.default_grace();
+        self.dispatcher.grace.get_or_insert(Span(grace));
+        self.consistent()?;
         Ok(self)
+    }
+
+    /// Missed heartbeats, the agent's longest pause between connections, and time for the digest. Two digests at least:
+    /// a host between two of them has not fallen silent.
+    fn default_grace(&self) -> Duration {
+        let silence = self.sessions().down_after() + self.agent.reconnect_cap.0 + Duration::from_millis(1500);
+        silence.max(self.sessions.digest_every.0 * 2)
+    }
+
+    pub fn intensity(&self) -> Intensity {
+        Intensity { max: self.supervision.max_restarts, window: self.supervision.window.0 }
+    }
+
+    /// Between restarts of the manager half.
+    pub fn backoff(&self) -> Backoff {
+        let Supervision { backoff_first, backoff_cap, stable_after, .. } = &self.supervision;
+        Backoff { first: backoff_first.0, cap: backoff_cap.0, stable_after: stable_after.0 }
+    }
+
+    pub fn agent(&self) -> AgentConfig {
+        self.agent.within(AgentConfig::default())
+    }
+
+    pub fn joining(&self) -> JoinConfig {
+        self.joining.within(JoinConfig::default())
+    }
+
+    pub fn dial(&self) -> DialTimeouts {
+        self.dial.within(DialTimeouts::default())
+    }
+
+    pub fn gateway(&self) -> GatewayConfig {
+        let mut config = self.gateway.within(GatewayConfig::default());
+        config.join_rate.burst = self.gateway.joins_burst.unwrap_or(config.join_rate.burst);
+        config
+    }
+
+    pub fn join_service(&self) -> JoinLimits {
+        self.join_service.within(JoinLimits::default())
+    }
+
+    pub fn raft(&self) -> RaftConfig {
+        let mut config = self.raft.within(RaftConfig::default());
+        config.read_retry = self.raft.read_retry.map_or(config.read_retry, |s| s.0);
+        // Raft's own bound stays above ours, so that ours answers `Busy` first.
+        config.max_uncommitted = (config.max_proposal_bytes as u64).saturating_mul(2);
+        config
+    }
+
+    pub fn mesh(&self) -> MeshConfig {
+        self.mesh.within(MeshConfig::default())
+    }
+
+    pub fn roles(&self) -> muster_role_manager::Config {
+        let mut config = self.roles.within(muster_role_manager::Config::default());
+        config.election_timeout = self.raft.election_timeout.0;
+        config
+    }
+
+    pub fn certificates(&self) -> muster_cert_authority::Config {
+        self.certificates.within(muster_cert_authority::Config::default())
+    }
+
+    pub fn sessions(&self) -> SessionsConfig {
+        let mut config = self.sessions.within(SessionsConfig::default());
+        config.heartbeat = self.agent.heartbeat.0;
+        config.heartbeat_jitter = self.agent.heartbeat_jitter;
+        config.registration_burst = self.sessions.registration_burst.unwrap_or(config.registration_burst);
+        config
+    }
+
+    pub fn dispatcher(&self) -> DispatcherConfig {
+        let mut config = self.dispatcher.within(DispatcherConfig::default());
+        config.grace = self.dispatcher.grace.map_or(config.grace, |s| s.0);
+        // A dead session is down by then, and its host's digest has come.
+        config.overlap = config.grace + self.sessions.digest_every.0;
+        // So long without any digest, and it is this process that had stopped.
+        config.stood_still = self.sessions.digest_every.0 + Duration::from_secs(3);
+        config
+    }
+
+    pub fn api(&self) -> ApiLimits {
+        self.api.within(ApiLimits::default())
     }
 }

@@ -1,0 +1,109 @@
+//! What makes a configuration impossible. A sentence names the key, what is wrong, and what would be right.
+
+use std::time::Duration;
+
+use muster_pki::MIN_NODE_LIFETIME;
+
+use super::{Settings, Span};
+
+/// Keys whose value may be nothing.
+const MAY_BE_NOTHING: [&str; 5] =
+    ["agent.heartbeat_jitter", "raft.hint_spread", "raft.hint_tries", "roles.catch_up_slack", "raft.keep_entries"];
+
+/// Longer than anybody waits, and far from where clocks overflow.
+const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3600);
+
+/// More than any count or size may be.
+const MOST: i64 = 1 << 40;
+
+impl Settings {
+    /// Every number is more than nothing and less than absurd.
+    pub(super) fn within_range(&self) -> Result<(), String> {
+        let sections = toml::Table::try_from(self).map_err(|e| e.to_string())?;
+        for (section, keys) in &sections {
+            for (key, value) in keys.as_table().into_iter().flatten() {
+                let (nothing, absurd) = match value {
+                    toml::Value::Integer(n) => (*n <= 0, *n > MOST),
+                    toml::Value::Float(x) => (*x <= 0.0, !x.is_finite() || *x > MOST as f64),
+                    toml::Value::String(span) => {
+                        let span: Span = span.parse()?;
+                        (span.0.is_zero(), span.0 > LONGEST)
+                    }
+                    _ => (false, false),
+                };
+                let zero = matches!(value, toml::Value::Float(x) if *x == 0.0) || !value.is_float();
+                let excused = zero && MAY_BE_NOTHING.contains(&format!("{section}.{key}").as_str());
+                if absurd {
+                    return Err(format!("[{section}] {key} = {value}: too much"));
+                }
+                if nothing && !excused {
+                    return Err(format!("[{section}] {key} = {value}: must be more than nothing"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Values that depend on each other do not contradict each other.
+    pub(super) fn consistent(&self) -> Result<(), String> {
+        let span = |ms: u64| Span(Duration::from_millis(ms));
+        at_least("[certificates] lifetime", self.certificates.lifetime, Span(MIN_NODE_LIFETIME), "")?;
+        at_least("[certificates] user_lifetime", self.certificates.user_lifetime, span(60_000), "")?;
+        at_least("[agent] heartbeat", self.agent.heartbeat, span(50), "")?;
+        if self.agent.heartbeat_jitter > 0.5 {
+            return Err("[agent] heartbeat_jitter: at most 0.5, a share of the heartbeat".to_owned());
+        }
+        at_least("[raft] heartbeat", self.raft.heartbeat, span(20), "")?;
+        if self.raft.heartbeat > span(1_000) {
+            return Err(
+                "[raft] heartbeat: at most 1s; a manager silent for 1500ms is shown as not reachable".to_owned()
+            );
+        }
+        let three_beats = Span(self.raft.heartbeat.0 * 3);
+        at_least("[raft] election_timeout", self.raft.election_timeout, three_beats, "three times [raft] heartbeat")?;
+        at_least("[raft] max_proposal_bytes", Bytes(self.raft.max_proposal_bytes as u64), Bytes(1 << 20), "")?;
+        at_least("[raft] max_apply_bytes", Bytes(self.raft.max_apply_bytes), Bytes(64 << 10), "")?;
+        at_least("[mesh] idle", self.mesh.idle, span(10_500), "two pings of a quiet peer and time to arrive")?;
+        let (whole, piece) = (Bytes(self.mesh.max_snapshot_bytes), Bytes(self.raft.snapshot_bytes));
+        at_least("[mesh] max_snapshot_bytes", whole, piece, "[raft] snapshot_bytes")?;
+        at_least("[dial] greeting", self.dial.greeting, self.gateway.catch_up, "[gateway] catch_up")?;
+        at_least("[agent] reconnect_cap", self.agent.reconnect_cap, self.agent.reconnect_first, "reconnect_first")?;
+        at_least("[agent] sign_retry_cap", self.agent.sign_retry_cap, self.agent.sign_retry_first, "sign_retry_first")?;
+        at_least("[joining] retry_cap", self.joining.retry_cap, self.joining.retry_first, "retry_first")?;
+        let supervision = &self.supervision;
+        at_least("[supervision] backoff_cap", supervision.backoff_cap, supervision.backoff_first, "backoff_first")?;
+        if let Some(grace) = self.dispatcher.grace {
+            let (down, digest) = (Span(self.sessions().down_after()), self.sessions.digest_every);
+            at_least("[dispatcher] grace", grace, down, "the time after which a silent node is down")?;
+            at_least("[dispatcher] grace", grace, Span(digest.0 * 2), "twice [sessions] digest_every")?;
+        }
+        if self.sessions.digest_bytes > 512 << 10 {
+            return Err("[sessions] digest_bytes: at most 524288, a frame holds 1 MiB".to_owned());
+        }
+        if self.certificates.max_joins > self.certificates.max_pending {
+            return Err("[certificates] max_joins: at most max_pending, of which they are a part".to_owned());
+        }
+        if self.api.max_body > 1 << 20 {
+            return Err("[api] max_body: at most 1048576, a frame holds 1 MiB".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes, for sentences.
+#[derive(PartialEq, PartialOrd)]
+struct Bytes(u64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+fn at_least<T: PartialOrd + std::fmt::Display>(key: &str, value: T, least: T, because: &str) -> Result<(), String> {
+    if value >= least {
+        return Ok(());
+    }
+    let because = if because.is_empty() { String::new() } else { format!(", {because}") };
+    Err(format!("{key} = {value}: at least {least}{because}"))
+}
