@@ -13,6 +13,9 @@ use super::settled::{Progress, progress};
 /// How often a waiting command looks. A promotion takes about 100 ms; a look costs the daemon far under 1 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
+/// How long one look may take: one that hangs, in the middle of a change of leader say, is made again.
+const LOOK_WITHIN: Duration = Duration::from_secs(5);
+
 /// Looks at a node until its change is in force. What was accepted goes on when the time is up.
 pub async fn wait_until_settled(client: &mut Client, node: &str, role: Role, until: Instant) -> Outcome {
     let mut last = "nobody has answered yet".to_owned();
@@ -23,7 +26,7 @@ pub async fn wait_until_settled(client: &mut Client, node: &str, role: Role, unt
                 .with_details(json!({"node": node, "reason": last})));
         }
         let request = Request::NodeInspect { node: node.to_owned(), fresh: false };
-        match client.call_within(request, left).await {
+        match client.call_within(request, left.min(LOOK_WITHIN)).await {
             Ok(text) => match progress(&parse::<NodeView>(&text)?, role) {
                 Progress::Settled => return Ok(()),
                 Progress::Waiting(reason) => last = reason,

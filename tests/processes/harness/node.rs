@@ -53,7 +53,7 @@ impl Node {
     /// Starts the daemon with exactly this command line, its log beside the others'.
     pub fn spawn(&mut self, mut command: Command) -> &mut Self {
         let log = OpenOptions::new().create(true).append(true).open(self.log_path());
-        command.env_remove("MUSTER_SOCKET").stdin(Stdio::null()).stdout(Stdio::piped());
+        command.env_remove("MUSTER_SOCKET").env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(log.expect("the log can be written"));
         parent::tie(&mut command);
         let mut child = command.spawn().expect("musterd starts");

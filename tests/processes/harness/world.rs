@@ -145,6 +145,8 @@ impl Drop for World {
             for node in self.nodes.values() {
                 let log = node.log();
                 let tail: Vec<&str> = log.lines().rev().take(25).collect();
+                let panics = log.lines().filter(|line| line.contains("panicked at"));
+                panics.for_each(|line| eprintln!("--- {}: {line}", node.name));
                 eprintln!("--- {} logged last", node.name);
                 tail.iter().rev().for_each(|line| eprintln!("{line}"));
             }

@@ -5,6 +5,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use muster_messages::Role;
@@ -57,17 +59,27 @@ fn started(pid: i32) -> Option<u64> {
     if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
 }
 
+/// Where ports are taken from: below the range that outgoing connections take theirs from, because a node that is
+/// restarted must find its port free.
+const PORTS: std::ops::Range<u16> = 12_000..32_000;
+
+/// Each process takes its ports from a part of its own, in turn: between choosing a port and listening on it another
+/// process, or another test of this one, must not choose the same.
+const PART: u16 = 200;
+
 /// An address on loopback that nobody listens on.
-///
-/// Below the range that outgoing connections take their ports from: a node that is restarted must find its port free.
 pub fn free_address() -> Outcome<SocketAddr> {
-    for _ in 0..1000 {
-        let port = rand::random_range(12_000..32_000);
+    static NEXT: OnceLock<AtomicU16> = OnceLock::new();
+    let next = NEXT.get_or_init(|| AtomicU16::new(rand::random_range(0..PART)));
+    let parts = u32::from(PORTS.end - PORTS.start) / u32::from(PART);
+    let part = u16::try_from(std::process::id() % parts).expect("there are fewer than 65,536 parts");
+    for _ in 0..PART {
+        let port = PORTS.start + part * PART + next.fetch_add(1, Ordering::Relaxed) % PART;
         if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
             return listener.local_addr().map_err(|e| Failure::io("cannot find a free port", &e));
         }
     }
-    Err(Failure::internal("cannot find a free port on 127.0.0.1 between 12000 and 32000"))
+    Err(Failure::internal("cannot find a free port on 127.0.0.1"))
 }
 
 /// The line a daemon prints once it serves its role.

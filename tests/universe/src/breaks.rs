@@ -1,0 +1,79 @@
+//! The promises that a universe can break on purpose, to show that it would notice.
+
+use muster_cert_authority::sabotage as authority;
+use muster_store::sabotage as store;
+
+use crate::world::Settings;
+
+/// One broken promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Break {
+    AckBeforeSync,
+    VoteBeforeSync,
+    ReadWithoutAsking,
+    ForgetProposals,
+    ReuseRaftId,
+    SkipNodeGuard,
+    RecordAnyCertificate,
+    ApplyByMood,
+    SignDesiredRole,
+    SkipQuorumGate,
+    AnswerBeforeWritten,
+    /// Managers refuse on a copy that is too old to know.
+    JudgeOnOldCopies,
+    /// A manager that lost its disk takes its old seat again.
+    TakeLostSeat,
+}
+
+impl Break {
+    pub const ALL: [Break; 13] = [
+        Break::AckBeforeSync,
+        Break::VoteBeforeSync,
+        Break::ReadWithoutAsking,
+        Break::ForgetProposals,
+        Break::ReuseRaftId,
+        Break::SkipNodeGuard,
+        Break::RecordAnyCertificate,
+        Break::ApplyByMood,
+        Break::SignDesiredRole,
+        Break::SkipQuorumGate,
+        Break::AnswerBeforeWritten,
+        Break::JudgeOnOldCopies,
+        Break::TakeLostSeat,
+    ];
+
+    /// What the universe must find broken.
+    pub fn breaks(self) -> &'static [&'static str] {
+        match self {
+            Break::AckBeforeSync => &["DURABLE-1", "WRITE-1"],
+            Break::VoteBeforeSync => &["LEADER-1"],
+            Break::ReadWithoutAsking => &["READ-1"],
+            Break::ForgetProposals => &["PROPOSE-1"],
+            Break::ReuseRaftId => &["RAFTID-1"],
+            Break::SkipNodeGuard => &["MEMBER-1"],
+            Break::RecordAnyCertificate | Break::SignDesiredRole => &["CERT-1"],
+            Break::ApplyByMood => &["APPLY-1"],
+            Break::SkipQuorumGate => &["QUORUM-1"],
+            Break::AnswerBeforeWritten => &["WISH-1"],
+            Break::JudgeOnOldCopies => &["TOLD-1"],
+            Break::TakeLostSeat => &["WRITE-1"],
+        }
+    }
+
+    /// Engages the switch: in the settings, and on this thread.
+    pub(crate) fn engage(broken: Option<Break>, settings: &mut Settings) {
+        let in_store = match broken {
+            Some(Break::ReuseRaftId) => Some(store::Sabotage::ReuseRaftId),
+            Some(Break::SkipNodeGuard) => Some(store::Sabotage::SkipNodeGuard),
+            Some(Break::RecordAnyCertificate) => Some(store::Sabotage::RecordAnyCertificate),
+            _ => None,
+        };
+        store::set(in_store);
+        let signs_wishes = broken == Some(Break::SignDesiredRole);
+        authority::set(signs_wishes.then_some(authority::Sabotage::SignDesiredRole));
+        let raft = &mut settings.raft.sabotage;
+        raft.ack_before_sync = broken == Some(Break::AckBeforeSync);
+        raft.vote_before_sync = broken == Some(Break::VoteBeforeSync);
+        settings.roles.sabotage.skip_quorum_gate = broken == Some(Break::SkipQuorumGate);
+    }
+}

@@ -1,0 +1,154 @@
+//! A machine: its process with the agent half and, while its certificate says so, the manager half; its disk; its clocks.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_cert_authority::core as authority;
+use muster_messages::wire::SeatRequest;
+use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RefusalReason, RequestId, Revision, Role, Term};
+use muster_raft_member::core::RaftCore;
+use muster_role_manager::core as roles;
+
+use crate::clients::{OpNumber, Try};
+use crate::disk::Disk;
+use crate::model::Floor;
+
+/// A machine's place in the universe.
+pub type Place = usize;
+
+/// See the module.
+pub struct Machine {
+    pub id: NodeId,
+    pub name: Name,
+    pub addr: String,
+    pub up: bool,
+    /// The process of now. Whatever belongs to an earlier one is ignored.
+    pub life: u32,
+    /// It is frozen until then: nothing happens in it, everything waits for it.
+    pub thaws: Option<Moment>,
+    /// A monotonic clock starts anywhere, and anew with each process; wall clocks differ.
+    pub clock: u64,
+    pub wall_skew: i64,
+    pub disk: Disk,
+    pub agent: Agent,
+    pub half: Option<Half>,
+    /// Since when its member could not be heard, for whatever reason of its own.
+    pub silent_since: Option<Moment>,
+}
+
+/// The agent half, reduced to what the manager half depends on.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    /// `None`: it has not joined yet.
+    pub certificate: Option<CertIdentity>,
+    pub told_demoted: bool,
+    /// Out for good.
+    pub ended: Option<RefusalReason>,
+    /// The newest view.
+    pub seen: Revision,
+    /// The question on its way, and when it counts as lost.
+    pub asking: Option<(u64, Moment)>,
+    /// For the join request, which is repeated under one id.
+    pub joins_as: Role,
+    pub request: RequestId,
+}
+
+/// The manager half.
+pub struct Half {
+    pub number: u32,
+    pub core: RaftCore,
+    pub asks: BTreeMap<u64, Asker>,
+    pub keeper: Keeper,
+    pub leader: Option<Leader>,
+    /// A look of the leader's actors at the newest copy is scheduled.
+    pub look_due: bool,
+    /// A turn of the core is due.
+    pub turn_due: bool,
+    /// The copy as it was last checked.
+    pub checked: Revision,
+    pub leading: Option<Term>,
+}
+
+/// Gets this manager its seat, as the daemon's seat keeper does.
+#[derive(Clone, Debug, Default)]
+pub struct Keeper {
+    pub holds: Option<RaftId>,
+    pub seated: Option<RaftId>,
+    pub pause: Duration,
+    /// The question on its way.
+    pub asking: Option<u64>,
+}
+
+/// What runs only while this member leads.
+pub struct Leader {
+    pub term: Term,
+    pub slot: Option<roles::Checkpoint>,
+    pub roles: Option<Roles>,
+    pub authority: Option<Authority>,
+    /// When each node was last heard, by anybody.
+    pub heard: BTreeMap<NodeId, Moment>,
+}
+
+pub struct Roles {
+    pub incarnation: u32,
+    pub core: roles::RoleManager,
+    pub asks: BTreeMap<roles::AskId, RoleAsker>,
+    /// It crashes in the middle of its next step.
+    pub doomed: bool,
+}
+
+pub struct Authority {
+    pub incarnation: u32,
+    pub core: authority::CertAuthority,
+    pub asks: BTreeMap<authority::AskId, Caller>,
+}
+
+/// A machine that asked, and which of its questions it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub place: Place,
+    pub life: u32,
+    pub ask: u64,
+}
+
+/// Who waits for an answer of the role manager.
+pub enum RoleAsker {
+    Operator { op: OpNumber, attempt: u32 },
+    Seat { caller: Caller, request: SeatRequest },
+}
+
+/// Who waits for an answer of the raft member.
+pub enum Asker {
+    Writer(Try),
+    Reader(Box<Floor>),
+    RoleStep { incarnation: u32, step: roles::StepId },
+    Transfer { incarnation: u32, step: roles::StepId },
+    Authority { incarnation: u32, step: authority::StepId },
+    /// Nobody in particular: founding, liveness, outdated commands.
+    House,
+}
+
+impl Machine {
+    pub fn runs(&self) -> bool {
+        self.up && self.thaws.is_none()
+    }
+    /// Its process, but never its disk, is shown to others.
+    pub fn half(&self, number: u32) -> Option<&Half> {
+        self.half.as_ref().filter(|h| h.number == number)
+    }
+    pub fn half_mut(&mut self, number: u32) -> Option<&mut Half> {
+        self.half.as_mut().filter(|h| h.number == number)
+    }
+    /// The seat that its member holds.
+    pub fn seat(&self) -> Option<RaftId> {
+        self.half.as_ref()?.core.replica().raft.raft_id
+    }
+    pub fn certified(&self) -> Option<Role> {
+        Some(self.agent.certificate.as_ref()?.node()?.1)
+    }
+    /// AGENT-7 of the agent: the manager half is wanted exactly then.
+    pub fn wants_half(&self) -> bool {
+        let manager = self.certified() == Some(Role::Manager);
+        self.up && manager && !self.agent.told_demoted && self.agent.ended.is_none()
+    }
+}

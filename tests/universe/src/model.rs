@@ -1,0 +1,131 @@
+//! The reference beside the system: what was acknowledged, and what a reader may therefore see.
+//!
+//! Writers write growing numbers under keys of their own, one at a time, so that what a key may hold is an interval:
+//! from the last number acknowledged to the last one attempted. A number whose proposal certainly failed never shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_messages::{NodeId, Role, Tables};
+
+use crate::clients::OpNumber;
+
+/// A key of the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key(pub usize);
+
+impl Key {
+    pub fn label(self) -> String {
+        format!("k{}", self.0)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    acknowledged: u64,
+    attempted: u64,
+    never: BTreeSet<u64>,
+}
+
+/// What must be seen of a node's role from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    Desired(Role),
+    Gone,
+}
+
+/// What was promised when a read began.
+#[derive(Clone, Debug, Default)]
+pub struct Floor {
+    written: Vec<u64>,
+    promises: BTreeMap<NodeId, (OpNumber, Promise)>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    /// The node whose labels are the ledger. It is never removed.
+    pub ledger: Option<NodeId>,
+    entries: Vec<Entry>,
+    /// The newest wish about each node, and what it promises once it was accepted.
+    newest: BTreeMap<NodeId, OpNumber>,
+    promises: BTreeMap<NodeId, (OpNumber, Promise)>,
+}
+
+impl Model {
+    pub fn keys(&mut self, n: usize) {
+        self.entries.resize_with(n, Entry::default);
+    }
+    /// The next number to write under a key.
+    pub fn attempt(&mut self, key: Key) -> u64 {
+        self.entries[key.0].attempted += 1;
+        self.entries[key.0].attempted
+    }
+    pub fn acknowledged(&mut self, key: Key, value: u64) {
+        let entry = &mut self.entries[key.0];
+        entry.acknowledged = entry.acknowledged.max(value);
+    }
+    pub fn never(&mut self, key: Key, value: u64) {
+        self.entries[key.0].never.insert(value);
+    }
+
+    /// A wish is asked for: what was promised about this node before may change.
+    pub fn wished(&mut self, node: NodeId, op: OpNumber) {
+        self.newest.insert(node, op);
+        self.promises.remove(&node);
+    }
+    /// It was accepted. Only the newest one promises anything.
+    pub fn accepted(&mut self, node: NodeId, op: OpNumber, promise: Promise) {
+        if self.newest.get(&node) == Some(&op) {
+            self.promises.insert(node, (op, promise));
+        }
+    }
+    /// Somebody else may delete it.
+    pub fn disturbed(&mut self, node: NodeId) {
+        self.newest.remove(&node);
+        self.promises.remove(&node);
+    }
+
+    pub fn floor(&self) -> Floor {
+        Floor { written: self.entries.iter().map(|e| e.acknowledged).collect(), promises: self.promises.clone() }
+    }
+
+    /// Does a state honour what was promised by `floor`? The name of the invariant that it breaks is the caller's.
+    pub fn judge(&self, floor: &Floor, tables: &Tables) -> Result<(), String> {
+        let labels = self.ledger.and_then(|node| tables.nodes.get(&node)).map(|n| &n.labels);
+        for (at, (entry, floor)) in self.entries.iter().zip(&floor.written).enumerate() {
+            let label = labels.and_then(|l| l.get(&Key(at).label()));
+            let value = label.map_or(Ok(0), |v| v.parse::<u64>()).map_err(|e| e.to_string())?;
+            if value < *floor || value > entry.attempted {
+                let top = entry.attempted;
+                return Err(format!("k{at} is {value}; acknowledged is {floor}, attempted is {top}"));
+            }
+            if entry.never.contains(&value) {
+                return Err(format!("k{at} is {value}, whose proposal was refused for certain"));
+            }
+        }
+        for (node, (op, promise)) in &floor.promises {
+            if self.newest.get(node) != Some(op) {
+                continue; // another wish is on its way
+            }
+            let record = tables.nodes.get(node);
+            let holds = match promise {
+                Promise::Desired(role) => record.is_some_and(|r| r.desired_role == *role),
+                Promise::Gone => record.is_none() && tables.blocklist.contains_key(node),
+            };
+            if !holds {
+                let is = record.map(|r| (r.desired_role, r.removing.is_some()));
+                return Err(format!("{node} was promised {promise:?} by {op:?} and is {is:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The number under a key, of any state.
+    pub fn value(&self, tables: &Tables, key: usize) -> u64 {
+        let labels = self.ledger.and_then(|node| tables.nodes.get(&node)).map(|n| &n.labels);
+        labels.and_then(|l| l.get(&Key(key).label())).and_then(|v| v.parse().ok()).unwrap_or_default()
+    }
+    pub fn size(&self) -> usize {
+        self.entries.len()
+    }
+}

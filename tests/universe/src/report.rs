@@ -1,0 +1,105 @@
+//! What a run amounts to: totals, so that a universe in which nothing happens is noticed, and failures that say how to
+//! see them again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What must have happened somewhere in a full run, or the run proves nothing about it.
+pub const MUST_HAPPEN: [&str; 34] = [
+    "elections",
+    "leadership transfers",
+    "membership changes",
+    "role changes accepted",
+    "removals done",
+    "nodes joined",
+    "certificates issued",
+    "writes acknowledged",
+    "writes with unknown outcome",
+    "reads answered",
+    "snapshots taken",
+    "snapshots installed",
+    "seats given",
+    "seats taken back",
+    "addresses changed",
+    "role manager restarted from its checkpoint",
+    "waits for quorum",
+    "fault: packet lost",
+    "fault: packet duplicated",
+    "fault: packet out of order",
+    "fault: partition",
+    "fault: one-way cut",
+    "fault: process killed",
+    "fault: power lost",
+    "fault: unsynced writes lost",
+    "fault: node frozen",
+    "fault: slow disk",
+    "fault: hung disk",
+    "fault: disk lost",
+    "fault: role manager crashed",
+    "fault: cert authority crashed",
+    "fault: everybody down",
+    "fault: outdated command",
+    "fault: leader-loss hint",
+];
+
+/// Counts by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals(BTreeMap<&'static str, u64>);
+
+impl Totals {
+    pub fn count(&mut self, what: &'static str) {
+        self.add(what, 1);
+    }
+    pub fn add(&mut self, what: &'static str, n: u64) {
+        *self.0.entry(what).or_default() += n;
+    }
+    pub fn of(&self, what: &str) -> u64 {
+        self.0.get(what).copied().unwrap_or_default()
+    }
+    pub fn merge(&mut self, other: &Totals) {
+        for (what, n) in &other.0 {
+            self.add(what, *n);
+        }
+    }
+    /// What should have happened and never did.
+    pub fn missing(&self) -> Vec<&'static str> {
+        MUST_HAPPEN.into_iter().filter(|what| self.of(what) == 0).collect()
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, n) in &self.0 {
+            writeln!(f, "  {n:>12}  {what}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A universe that ran to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub seed: u64,
+    pub hash: u64,
+    pub simulated_secs: f64,
+    pub totals: Totals,
+}
+
+/// A universe that did not.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub seed: u64,
+    /// The invariant's name, as in `docs/invariants.md`.
+    pub name: String,
+    pub detail: String,
+    pub tail: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { seed, name, detail, tail } = self;
+        writeln!(f, "{tail}")?;
+        writeln!(f, "seed {seed}: {name} is broken: {detail}")?;
+        write!(f, "again: MUSTER_SEED={seed} cargo test -p muster-universe --test universe replay -- --nocapture")
+    }
+}

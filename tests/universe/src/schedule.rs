@@ -1,0 +1,69 @@
+//! Virtual time: what happens next. Time jumps from one event to the next; two events of one moment come in the order
+//! they were scheduled.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use muster_messages::Moment;
+
+struct Entry<E> {
+    at: Moment,
+    number: u64,
+    event: E,
+}
+
+impl<E> PartialEq for Entry<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl<E> Eq for Entry<E> {}
+impl<E> PartialOrd for Entry<E> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<E> Ord for Entry<E> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// The time of the universe and its future.
+pub struct Schedule<E> {
+    now: Moment,
+    number: u64,
+    future: BinaryHeap<Reverse<Entry<E>>>,
+}
+
+impl<E> Default for Schedule<E> {
+    fn default() -> Self {
+        Self { now: Moment(0), number: 0, future: BinaryHeap::new() }
+    }
+}
+
+impl<E> Schedule<E> {
+    pub fn now(&self) -> Moment {
+        self.now
+    }
+    pub fn after(&mut self, delay: Duration, event: E) {
+        self.at(self.now + delay, event);
+    }
+    pub fn at(&mut self, at: Moment, event: E) {
+        self.number += 1;
+        let at = at.max(self.now);
+        self.future.push(Reverse(Entry { at, number: self.number, event }));
+    }
+    /// The next event at or before `until`; time moves there. Without one, time moves to `until`.
+    pub fn next(&mut self, until: Moment) -> Option<E> {
+        if self.future.peek().is_some_and(|Reverse(first)| first.at <= until) {
+            let Reverse(first) = self.future.pop().expect("there is a first one");
+            self.now = first.at;
+            Some(first.event)
+        } else {
+            self.now = self.now.max(until);
+            None
+        }
+    }
+}
