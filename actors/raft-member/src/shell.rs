@@ -11,7 +11,7 @@ use std::time::Duration;
 use muster_kernel::{Address, Clock, Cx, Fault, Shell};
 use muster_messages::protocol::{Applied, Named, ProposeError, RaftMemberMsg, RaftTransport, ReadError, Reply};
 use muster_messages::wire::{MAX_FRAME, RaftPacket, SnapshotHead};
-use muster_messages::{Moment, NodeId, RaftStatus, Replica};
+use muster_messages::{Moment, NodeId, RaftId, RaftStatus, Replica};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -35,6 +35,8 @@ pub struct RaftArgs {
     pub publish: Arc<watch::Sender<Arc<Replica>>>,
     /// Founds a cluster if the directory never held a seat. Otherwise an empty directory waits for a leader.
     pub founding: bool,
+    /// The seat whose data this node has lost, if it has: neither it nor an older one is taken up again.
+    pub lost: Option<RaftId>,
 }
 
 /// The actor. See the module.
@@ -97,7 +99,7 @@ impl RaftMember {
     /// Opens the disk and resumes, founds, or waits for a seat. Blocks: call it in a `Spec`'s factory. An earlier
     /// incarnation's disk thread is waited for; if it hangs, this fails and the supervisor tries again.
     pub fn open(args: RaftArgs) -> Result<Self, Fault> {
-        let RaftArgs { data_dir, node, config, transport, publish, founding } = args;
+        let RaftArgs { data_dir, node, config, transport, publish, founding, lost } = args;
         let (disk, recovered) = DiskThread::open(&data_dir)?;
         let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
         let core = if founding && recovered.seat.is_none() {
@@ -106,7 +108,7 @@ impl RaftMember {
             RaftCore::open(config, node, recovered, seed, now, logger())?
         };
         Ok(Self {
-            core,
+            core: core.without(lost),
             disk,
             snapshots: SnapshotFiles::in_dir(&data_dir),
             transport,

@@ -132,7 +132,15 @@ impl Cluster {
         let receiver = publish.subscribe();
         let transport = Arc::new(Wire { from: node_id(n), wires: self.wires.clone(), own: address.clone() });
         let config = RaftConfig { snapshot_entries: 200, keep_entries: 20, ..RaftConfig::default() };
-        let args = RaftArgs { data_dir: self.dir(n), node: node_id(n), config, transport, publish, founding: n == 1 };
+        let args = RaftArgs {
+            data_dir: self.dir(n),
+            node: node_id(n),
+            config,
+            transport,
+            publish,
+            founding: n == 1,
+            lost: None,
+        };
         std::fs::create_dir_all(args.data_dir.parent().unwrap()).unwrap();
         self.root
             .children()

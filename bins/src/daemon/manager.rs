@@ -12,7 +12,7 @@ use muster_join::{JoinPorts, JoinService};
 use muster_kernel::{Address, Children, Fault, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{Replica, RoleView};
+use muster_messages::{RaftId, Replica, RoleView};
 use muster_raft_member::{RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
@@ -45,7 +45,7 @@ impl Plan<ManagerWanted> for ManagerPlan {
         // Its failures are its own: it may restart as often as it likes without ending the process.
         let settings = &shared.config.settings;
         let (limit, backoff) = (settings.intensity(), settings.backoff());
-        Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff)
+        Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff).contained()
     }
     fn after_stop(&self, level: ManagerWanted) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
@@ -183,8 +183,18 @@ fn raft_spec(
             publish: Arc::clone(&replica),
             node: shared.me,
             founding,
+            lost: lost_seat(&shared),
         })
     })
+}
+
+/// The seat that this node held and has no data of any more.
+fn lost_seat(shared: &Shared) -> Option<RaftId> {
+    match *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) {
+        RaftData::Missing { held } => Some(held),
+        RaftData::Damaged { held, .. } => held,
+        RaftData::None | RaftData::Present => None,
+    }
 }
 
 /// Before a process stops: if it leads, somebody else should, without waiting for an election timeout.

@@ -74,6 +74,8 @@ pub struct RaftCore {
     tables: Tables,
     /// `None`: an empty copy that waits for a leader's packet.
     seat: Option<Seat>,
+    /// What this seat and those before it have promised is not known any more: none of them is taken up again.
+    lost: Option<RaftId>,
 
     next_write: u64,
     in_flight: VecDeque<InFlight>,
@@ -191,6 +193,7 @@ impl RaftCore {
             nonce,
             tables: Tables::default(),
             seat: None,
+            lost: None,
             next_write: 1,
             in_flight: VecDeque::new(),
             held: VecDeque::new(),
@@ -214,6 +217,14 @@ impl RaftCore {
             core.sit_down(now, id, recovered)?;
         }
         Ok(core)
+    }
+
+    /// The data of this seat is gone. An empty copy that took it up again could vote a second time, and would stand
+    /// for entries that it has acknowledged and does not have: it waits for a newer seat.
+    #[must_use]
+    pub fn without(mut self, lost: Option<RaftId>) -> Self {
+        self.lost = lost;
+        self
     }
 
     fn sit_down(&mut self, now: Moment, id: RaftId, recovered: Recovered) -> Result<(), CoreFault> {
@@ -434,6 +445,7 @@ impl RaftCore {
         match self.seat.as_ref().map(|s| s.id) {
             Some(id) if id == packet.to => return Ok(()),
             Some(id) if packet.to < id => return Err("not_our_seat"),
+            None if self.lost.is_some_and(|lost| packet.to <= lost) => return Err("lost_seat"),
             _ if !packets::is_leaders(packet.kind) => return Err("not_our_seat"),
             _ => {}
         }

@@ -136,10 +136,7 @@ impl RaftCore {
 fn essence(s: &RaftStatus) -> impl PartialEq {
     // A learner that has caught up is waited for: it becomes a voter at once, not with the next regular publication.
     let caught_up = |p: &PeerProgress| !p.voter && p.matched >= s.commit.0;
-    let peers: Vec<_> = s
-        .progress
-        .iter()
-        .map(|p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p)))
-        .collect();
+    let peers: Vec<_> =
+        s.progress.iter().map(|p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p))).collect();
     (s.raft_id, s.role, s.term, s.leader, s.leader_node, s.leading, peers)
 }

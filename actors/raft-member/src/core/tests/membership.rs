@@ -20,6 +20,21 @@ fn a_newcomer_becomes_learner_then_voter() {
 }
 
 #[test]
+fn a_seat_whose_data_is_lost_is_never_taken_up_again() {
+    let mut w = World::cluster(40, 3);
+    w.run(ms(300));
+    let lost = w.seat(3).unwrap();
+    w.start_empty_without(3, lost);
+    w.run(ms(3000));
+    assert_eq!(w.core(3).status(w.now).raft_id, None, "the leader goes on talking to the seat");
+    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: lost });
+    w.applied(ask);
+    let newer = w.add_learner(3);
+    w.until("it learns", |w| w.core(3).tables().membership_of(node_id(3)) == Membership::Learner);
+    assert_eq!(w.core(3).status(w.now).raft_id, Some(newer));
+}
+
+#[test]
 fn an_empty_copy_campaigns_for_nobody() {
     let mut w = World::seeded(42);
     w.start_empty(2);

@@ -151,6 +151,12 @@ impl World {
             RaftCore::open(self.config.clone(), node_id(n), Recovered::default(), seed, self.now, logger()).unwrap();
         self.add(n, core, SimDisk::default());
     }
+    /// A node that comes back with an empty disk, and knows which seat it held.
+    pub fn start_empty_without(&mut self, n: usize, lost: RaftId) {
+        let seed = self.dice.roll();
+        let core = RaftCore::open(self.config.clone(), node_id(n), Recovered::default(), seed, self.now, logger());
+        self.add(n, core.unwrap().without(Some(lost)), SimDisk::default());
+    }
     fn add(&mut self, n: usize, core: RaftCore, disk: SimDisk) {
         *self.lives.entry(n).or_default() += 1;
         let node = Node {
