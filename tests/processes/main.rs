@@ -3,6 +3,7 @@
 mod actors;
 mod by_hand;
 mod commands;
+mod credentials;
 mod dev;
 mod harness;
 mod leader_loss;

@@ -88,6 +88,11 @@ impl World {
         self.runtime.block_on(async { parse(&client.call(request).await?) })
     }
 
+    /// Waits for something that takes its time.
+    pub fn wait_for<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
     /// Asks one node until it has an answer.
     #[track_caller]
     pub fn answer(&self, name: &str, request: Request) -> Value {

@@ -104,7 +104,7 @@ impl Checks {
     pub fn told(&self, node: NodeId, granted: Option<Revision>, removed: bool) -> Verdict {
         let since = granted.unwrap_or_default();
         let so = self.states.range(since..).any(|(_, t)| match t.nodes.get(&node) {
-            None => true,
+            None => t.cluster.is_some(),
             Some(record) => !removed && record.role == Role::Worker && record.granted > since,
         });
         if so {

@@ -1,0 +1,66 @@
+//! What a certificate opens, and that it opens nothing once its time is over, although it has not expired.
+
+use std::sync::Arc;
+
+use muster_gateway::Dialer;
+use muster_messages::RefusalReason;
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_pki::IdentityStore;
+use tokio::sync::watch;
+
+use crate::harness::{World, eventually_so};
+
+/// What a node's data directory holds now: kept by whoever copied it.
+fn stolen(world: &mut World, name: &str) -> NodeCredentials {
+    let store = IdentityStore::open(&world.node(name).folder).expect("the directory is a node's");
+    store.load_credentials().expect("readable").expect("the node has an identity")
+}
+
+/// Knocks at a node's port; the reason it was refused for, or `None` when it was let in.
+fn knock(world: &mut World, credentials: &NodeCredentials, at: &str, service: Service) -> Option<RefusalReason> {
+    let dialer = Dialer::new(watch::Sender::new(Arc::new(credentials.clone())).subscribe());
+    let address = world.node(at).listen.to_string();
+    match world.wait_for(dialer.dial(&address, service, None)) {
+        Ok(_) => None,
+        Err(error) => Some(error.reason().unwrap_or_else(|| panic!("{at} did not answer with a reason: {error}"))),
+    }
+}
+
+#[test]
+fn a_workers_certificate_opens_its_session_and_no_mesh() {
+    let mut world = World::with(1, 1);
+    let worker = stolen(&mut world, "n2");
+    assert_eq!(knock(&mut world, &worker, "n1", Service::Agent), None);
+    assert_eq!(knock(&mut world, &worker, "n1", Service::Api), None);
+    assert!(knock(&mut world, &worker, "n1", Service::Mesh).is_some());
+    assert_eq!(knock(&mut world, &worker, "n2", Service::Mesh), Some(RefusalReason::NotAManager));
+}
+
+#[test]
+fn a_demoted_managers_old_certificate_opens_no_mesh() {
+    let mut world = World::with(3, 1);
+    world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+    let old = stolen(&mut world, "n4");
+    assert_eq!(knock(&mut world, &old, "n1", Service::Mesh), None, "while it is a manager");
+    world.muster(&["node", "demote", "n4", "--wait=60s"]).ended(0);
+    for name in ["n1", "n2", "n3"] {
+        eventually_so("every manager refuses it", || {
+            knock(&mut world, &old, name, Service::Mesh) == Some(RefusalReason::Demoted)
+        });
+    }
+    world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+}
+
+#[test]
+fn a_removed_nodes_old_certificate_opens_nothing_anywhere() {
+    let mut world = World::with(3, 1);
+    let old = stolen(&mut world, "n4");
+    world.muster(&["node", "rm", "n4", "--force"]).ended(0);
+    for name in ["n1", "n2", "n3"] {
+        for service in [Service::Agent, Service::Api, Service::Mesh] {
+            eventually_so("every manager refuses it on every service", || {
+                knock(&mut world, &old, name, service) == Some(RefusalReason::Blocked)
+            });
+        }
+    }
+}

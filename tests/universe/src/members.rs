@@ -1,0 +1,384 @@
+//! Raft members: starting and stopping a manager half, turns of its core, its disk, its packets.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_gateway::core::admission::{Admission, HereIs, admit};
+use muster_messages::protocol::Service;
+use muster_messages::wire::RaftPacket;
+use muster_messages::{ClusterId, Incarnation, Moment, NodeId, RefusalReason, Revision};
+use muster_raft_member::core::{Answer, Batch, Input, Notice, Outbound, OutboundSnapshot, RaftCore};
+
+use crate::breaks::Break;
+use crate::checks::{PROPOSE_1, broken};
+use crate::disk::Progress;
+use crate::machine::{Asker, Half, Keeper, Place};
+use crate::world::{Event, Mail, Universe};
+
+/// The one cluster of a universe.
+pub const CLUSTER: u128 = 0xc1;
+
+impl Universe {
+    // ---- starting and stopping ------------------------------------------------------------------------------------
+
+    pub(crate) fn start_half(&mut self, place: Place, founding: bool) {
+        let (seed, now) = (self.dice.roll(), self.clock(place));
+        let (config, logger) = (self.settings.raft.clone(), self.logger.clone());
+        let machine = &mut self.machines[place];
+        let recovered = machine.disk.recover();
+        let seated = recovered.seat.is_some();
+        let core = if founding && !seated {
+            RaftCore::found(config, machine.id, seed, now, logger)
+        } else {
+            RaftCore::open(config, machine.id, recovered, seed, now, logger)
+        };
+        let core = match core {
+            Ok(core) => core,
+            Err(fault) => return self.hold_to(Err(broken("FAULT", fault.0))),
+        };
+        self.halves += 1;
+        let number = self.halves;
+        let machine = &mut self.machines[place];
+        machine.half = Some(Half {
+            number,
+            core,
+            asks: BTreeMap::new(),
+            keeper: Keeper { pause: Duration::from_millis(25), ..Keeper::default() },
+            leader: None,
+            look_due: false,
+            turn_due: true,
+            checked: Revision(0),
+            leading: None,
+        });
+        if seated || founding {
+            machine.silent_since = None;
+        }
+        self.due.push_back(place);
+        let name = self.machines[place].name.clone();
+        self.say(format!("{name} starts its manager half {number} ({})", if seated { "with its data" } else { "empty" }));
+        let phase = self.dice.micros(0, 20_000);
+        self.time.after(phase, Event::Tick { place, half: number });
+        let soon = self.dice.micros(100, 3000);
+        self.time.after(soon, Event::AskSeat { place, half: number });
+        let everybody: Vec<Place> = (0..self.machines.len()).filter(|p| *p != place).collect();
+        for peer in everybody {
+            if self.machines[peer].half.is_some() && self.net.both_open(place, peer) {
+                self.session(place, peer, true, Duration::from_millis(8));
+            }
+        }
+    }
+
+    /// Both sides hear of a session, within a moment.
+    pub(crate) fn session(&mut self, a: Place, b: Place, up: bool, within: Duration) {
+        for (place, other) in [(a, b), (b, a)] {
+            let peer = self.machines[other].id;
+            if let Some(half) = self.machines[place].half.as_ref().map(|h| h.number) {
+                let delay = self.dice.micros(100, 100 + u64::try_from(within.as_micros()).unwrap_or(0));
+                self.time.after(delay, Event::Session { place, half, peer, up });
+            }
+        }
+    }
+
+    /// The manager half is gone, and with it everything it had in memory. `noticed`: its connections break at once.
+    pub(crate) fn drop_half(&mut self, place: Place, noticed: bool) {
+        let now = self.now();
+        let machine = &mut self.machines[place];
+        let (id, leads) = (machine.id, machine.half.as_ref().is_some_and(|h| h.core.leads()));
+        if machine.half.take().is_none() {
+            return;
+        }
+        machine.silent_since.get_or_insert(now);
+        if !noticed {
+            return;
+        }
+        for peer in (0..self.machines.len()).filter(|p| *p != place).collect::<Vec<_>>() {
+            let Some(half) = self.machines[peer].half.as_ref().map(|h| h.number) else { continue };
+            if !self.net.both_open(place, peer) {
+                continue;
+            }
+            let delay = self.dice.micros(200, 20_000);
+            self.time.after(delay, Event::Session { place: peer, half, peer: id, up: false });
+            if leads && self.dice.chance(700) {
+                self.totals.count("fault: leader-loss hint");
+                let (delay, input) = (self.dice.micros(300, 30_000), Box::new(Input::LeaderGone { node: id }));
+                self.time.after(delay, Event::Local { place: peer, half, input });
+            }
+        }
+    }
+
+    // ---- turns ----------------------------------------------------------------------------------------------------
+
+    pub(crate) fn tick(&mut self, place: Place, half: u32) {
+        if self.machines[place].half(half).is_some() {
+            self.hear(place, Input::Tick);
+            let tick = self.settings.raft.tick;
+            self.time.after(tick, Event::Tick { place, half });
+        }
+    }
+
+    pub(crate) fn hear_if(&mut self, place: Place, half: u32, input: Input) {
+        if self.machines[place].half(half).is_some() {
+            self.hear(place, input);
+        }
+    }
+
+    /// The member absorbs it; its turn is due.
+    pub(crate) fn hear(&mut self, place: Place, input: Input) {
+        let now = self.clock(place);
+        let Some(half) = self.machines[place].half.as_mut() else { return };
+        half.core.step(now, input);
+        if !half.turn_due {
+            half.turn_due = true;
+            self.due.push_back(place);
+        }
+    }
+
+    pub(crate) fn turn(&mut self, place: Place) {
+        let now = self.clock(place);
+        let Some(half) = self.machines[place].half.as_mut().filter(|h| h.turn_due) else { return };
+        half.turn_due = false;
+        match half.core.turn(now) {
+            Ok(batch) => self.perform(place, batch),
+            Err(fault) => self.hold_to(Err(broken("FAULT", fault.0))),
+        }
+    }
+
+    fn perform(&mut self, place: Place, batch: Batch) {
+        let Batch { send, send_snapshots, make_durable, take_snapshot, answers, publish, wake_at, again, notices, .. } = batch;
+        let number = self.machines[place].half.as_ref().map_or(0, |h| h.number);
+        self.send(place, send);
+        if !make_durable.is_empty() {
+            self.machines[place].disk.put(make_durable);
+            self.begin_disk(place);
+        }
+        self.check_applied(place);
+        for notice in notices {
+            self.notice(place, notice);
+        }
+        if publish.is_some() {
+            self.published(place);
+        }
+        for answer in answers {
+            self.answer(place, answer);
+        }
+        for snapshot in send_snapshots {
+            self.send_snapshot(place, snapshot);
+        }
+        if let Some(job) = take_snapshot {
+            self.totals.count("snapshots taken");
+            let head = self.machines[place].disk.take_snapshot(&job);
+            let (delay, input) = (self.dice.micros(500, 20_000), Box::new(Input::SnapshotTaken { head: Some(head) }));
+            self.time.after(delay, Event::Local { place, half: number, input });
+        }
+        if let Some(at) = wake_at {
+            let at = self.moment(place, at);
+            self.time.at(at, Event::Woke { place, half: number });
+        }
+        if let Some(half) = self.machines[place].half.as_mut().filter(|h| again && !h.turn_due) {
+            half.turn_due = true;
+            self.due.push_back(place);
+        }
+    }
+
+    fn check_applied(&mut self, place: Place) {
+        let Some(half) = self.machines[place].half.as_mut() else { return };
+        let tables = half.core.tables();
+        if tables.revision == half.checked || tables.cluster.is_none() {
+            return;
+        }
+        half.checked = tables.revision;
+        self.trace.mix([place as u64, tables.revision.0, tables.members.len() as u64, 2]);
+        let verdict = self.checks.applied(tables, &self.model);
+        self.hold_to(verdict);
+        for change in std::mem::take(&mut self.checks.changes) {
+            self.membership_changed(change);
+        }
+    }
+
+    fn notice(&mut self, place: Place, notice: Notice) {
+        match &notice {
+            Notice::Leads { term } => {
+                self.totals.count("elections");
+                let half = self.machines[place].half.as_ref().map_or(0, |h| h.number);
+                let verdict = self.checks.leads(term.0, place, half);
+                self.hold_to(verdict);
+            }
+            Notice::Installed { .. } => self.totals.count("snapshots installed"),
+            Notice::DiskTooSlow { .. } => self.totals.count("leaders that gave up on a slow disk"),
+            Notice::SeatRefused { .. } => self.totals.count("seat changes refused when applied"),
+            _ => {}
+        }
+        let name = self.machines[place].name.clone();
+        self.say(format!("{name}: {notice:?}"));
+    }
+
+    fn answer(&mut self, place: Place, answer: Answer) {
+        let ask = match &answer {
+            Answer::Proposed(ask, _) | Answer::Read(ask, _) | Answer::Transferred(ask, _) => *ask,
+        };
+        let Some(half) = self.machines[place].half.as_mut() else { return };
+        let Some(asker) = half.asks.remove(&ask.0) else {
+            let detail = format!("n{}: {answer:?} was never asked, or is answered twice", place + 1);
+            return self.hold_to(Err(broken(PROPOSE_1, detail)));
+        };
+        match (asker, answer) {
+            (Asker::Writer(attempt), Answer::Proposed(_, result)) => self.write_ended(place, attempt, result),
+            (Asker::Reader(floor), Answer::Read(_, result)) => self.read_ended(place, &floor, result),
+            (Asker::RoleStep { incarnation, step }, Answer::Proposed(_, result)) => {
+                self.role_step_ended(place, incarnation, step, result);
+            }
+            (Asker::Transfer { incarnation, step }, Answer::Transferred(_, result)) => {
+                self.transfer_ended(place, incarnation, step, result.is_ok());
+            }
+            (Asker::Authority { incarnation, step }, Answer::Proposed(_, result)) => {
+                self.authority_step_ended(place, incarnation, step, result);
+            }
+            (Asker::House, _) => {}
+            (_, answer) => self.hold_to(Err(broken(PROPOSE_1, format!("an answer of another kind: {answer:?}")))),
+        }
+    }
+
+    /// Registers who waits; the core knows only the number.
+    pub(crate) fn park(&mut self, place: Place, asker: Asker) -> Option<muster_raft_member::core::AskId> {
+        let ask = self.number();
+        self.machines[place].half.as_mut()?.asks.insert(ask, asker);
+        Some(muster_raft_member::core::AskId(ask))
+    }
+
+    // ---- disk -----------------------------------------------------------------------------------------------------
+
+    pub(crate) fn begin_disk(&mut self, place: Place) {
+        let machine = &mut self.machines[place];
+        let Some(half) = machine.half.as_ref().map(|h| h.number) else { return };
+        match machine.disk.begin(&mut self.dice) {
+            Some(Progress::Syncing(number, takes)) => self.time.after(takes, Event::Synced { place, half, number }),
+            Some(Progress::Written(number)) => {
+                let (delay, input) = (self.dice.micros(5, 60), Box::new(Input::Persisted { number }));
+                self.time.after(delay, Event::Local { place, half, input });
+            }
+            None => {}
+        }
+    }
+
+    pub(crate) fn synced(&mut self, place: Place, half: u32, number: u64) {
+        if self.machines[place].half(half).is_some() {
+            self.machines[place].disk.synced(number);
+            self.hear(place, Input::Persisted { number });
+            self.begin_disk(place);
+        }
+    }
+
+    // ---- packets --------------------------------------------------------------------------------------------------
+
+    /// As the gateway of `place` decides about a peer, on its own copy.
+    fn judge_peer(&self, place: Place, peer: Place) -> Result<(), RefusalReason> {
+        let (machine, other) = (&self.machines[place], &self.machines[peer]);
+        let Some(half) = &machine.half else { return Err(RefusalReason::NotAManager) };
+        let Some(certificate) = &other.agent.certificate else { return Err(RefusalReason::Unauthenticated) };
+        let here = HereIs { cluster: ClusterId::from_entropy(CLUSTER), incarnation: Incarnation(1), manager: true };
+        let replica = half.core.replica();
+        if self.settings.broken == Some(Break::JudgeOnOldCopies) {
+            let known = replica.tables.nodes.contains_key(&other.id) || replica.tables.cluster.is_none();
+            return if known { Ok(()) } else { Err(RefusalReason::Removed) };
+        }
+        match admit(Some(certificate), Service::Mesh, Some(replica), &here, self.wall(place)) {
+            Admission::Refuse(reason, _) => Err(reason),
+            _ => Ok(()),
+        }
+    }
+
+    /// A session needs the consent of both ends. Who is refused learns why.
+    pub(crate) fn in_session(&mut self, from: Place, to: Place) -> bool {
+        for (judge, judged) in [(from, to), (to, from)] {
+            if let Err(reason) = self.judge_peer(judge, judged) {
+                let told = matches!(reason, RefusalReason::Demoted | RefusalReason::Removed | RefusalReason::Blocked);
+                if let Some(certificate) = self.machines[judged].agent.certificate.as_ref().filter(|_| told) {
+                    let (serial, life) = (certificate.serial.clone(), self.machines[judged].life);
+                    let delay = self.dice.micros(200, 2000);
+                    self.time.after(delay, Event::Told { place: judged, life, serial, reason });
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    fn send(&mut self, from: Place, outbound: Vec<Outbound>) {
+        let mut by_node: BTreeMap<NodeId, Vec<RaftPacket>> = BTreeMap::new();
+        for out in outbound {
+            by_node.entry(out.node).or_default().push(out.packet);
+        }
+        let sender = self.machines[from].half.as_ref().map_or(0, |h| h.number);
+        for (node, packets) in by_node {
+            let Some(to) = self.place_of(node) else { continue };
+            let fate = self.net.send(self.time.now(), from, to, &mut self.dice);
+            self.totals.add("fault: packet out of order", u64::from(fate.overtaken));
+            if let Some(at) = fate.second {
+                self.totals.count("fault: packet duplicated");
+                let packets = packets.clone();
+                self.time.at(at, Event::Mail(Box::new(Mail { from, to, packets, snapshot: None, sender })));
+            }
+            match fate.first {
+                Some(at) => self.time.at(at, Event::Mail(Box::new(Mail { from, to, packets, snapshot: None, sender }))),
+                None => self.totals.count("fault: packet lost"),
+            }
+        }
+    }
+
+    fn send_snapshot(&mut self, from: Place, snapshot: OutboundSnapshot) {
+        let OutboundSnapshot { node, mut packet, job, .. } = snapshot;
+        let (head, data) = job.run();
+        packet.snapshot = Some(head.clone());
+        let to_seat = packet.to;
+        let sender = self.machines[from].half.as_ref().map_or(0, |h| h.number);
+        let fate = self.place_of(node).map(|to| (to, self.net.send(self.time.now(), from, to, &mut self.dice)));
+        match fate {
+            Some((to, crate::network::Fate { first: Some(at), .. })) => {
+                let at = at + self.dice.millis(1, 60);
+                let mail = Mail { from, to, packets: vec![packet], snapshot: Some((head, data)), sender };
+                self.time.at(at, Event::Mail(Box::new(mail)));
+            }
+            _ => self.snapshot_ended(from, sender, to_seat, false, Duration::from_millis(1500)),
+        }
+    }
+
+    fn snapshot_ended(&mut self, place: Place, half: u32, to: muster_messages::RaftId, ok: bool, after: Duration) {
+        self.time.after(after, Event::Local { place, half, input: Box::new(Input::SnapshotSent { to, ok }) });
+    }
+
+    pub(crate) fn arrive(&mut self, mail: Mail) {
+        let Mail { from, to, packets, snapshot, sender } = mail;
+        let (node, seat, addressee) = (self.machines[from].id, packets[0].from, packets[0].to);
+        let reaches = self.net.open(from, to) && self.machines[to].half.is_some() && self.in_session(from, to);
+        if snapshot.is_some() {
+            let after = if reaches { self.dice.micros(200, 1000) } else { Duration::from_millis(500) };
+            self.snapshot_ended(from, sender, addressee, reaches, after);
+        }
+        if !reaches {
+            return;
+        }
+        for p in &packets {
+            self.trace.mix([((from as u64) << 8) | to as u64, p.term, p.index, p.kind as u64]);
+        }
+        match snapshot {
+            None => self.hear(to, Input::Packets { node, peer_seat: Some(seat), packets }),
+            Some((_, data)) => {
+                let packet = Box::new(packets.into_iter().next().expect("a snapshot comes with its packet"));
+                self.hear(to, Input::SnapshotReceived { node, peer_seat: Some(seat), packet, data });
+            }
+        }
+    }
+
+    /// Whether the member behind a seat can be heard by `leader`, or could be until a moment ago.
+    pub(crate) fn recently_heard(&self, leader: Place, seat: muster_messages::RaftId, ago: Duration) -> bool {
+        let Some(place) = self.holder(seat) else { return false };
+        if place == leader {
+            return true;
+        }
+        let machine = &self.machines[place];
+        let recent = |since: Option<Moment>| since.is_none_or(|at| self.now().since(at) <= ago);
+        let seated = machine.half.is_none() || machine.seat() == Some(seat) || machine.silent_since.is_some();
+        let cut = [self.net.cut_since(leader, place), self.net.cut_since(place, leader)];
+        seated && recent(machine.silent_since) && cut.into_iter().all(recent)
+    }
+}

@@ -1,0 +1,301 @@
+//! The universe: machines, a network between them, clients, faults, and one clock that only moves when nobody has work.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use muster_messages::wire::{RaftPacket, SeatReply, SeatRequest, SnapshotHead};
+use muster_messages::{ErrorBody, Moment, NodeId, RaftId, RefusalReason, WallTime};
+use muster_pki::CsrKey;
+use muster_raft_member::core::{Input, RaftConfig};
+use muster_role_manager::core::StepId;
+use muster_store::invariants::Broken;
+
+use crate::breaks::Break;
+use crate::checks::Checks;
+use crate::clients::{Clients, OpNumber, Try, Written};
+use crate::dice::Dice;
+use crate::faults::{Faults, Injury};
+use crate::machine::{Caller, Machine, Place};
+use crate::model::Model;
+use crate::network::Network;
+use crate::report::{Failure, Totals};
+use crate::schedule::Schedule;
+use crate::trace::Trace;
+
+/// Wall clocks begin here; nothing depends on it.
+const DAWN: i64 = 1_767_225_600_000;
+
+/// How the cores are configured in a universe.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    pub raft: RaftConfig,
+    pub roles: muster_role_manager::core::Config,
+    pub authority: muster_cert_authority::Config,
+    pub broken: Option<Break>,
+}
+
+/// Everything that can happen. What belongs to a process or a manager half that has ended happens to nobody.
+pub enum Event {
+    Tick { place: Place, half: u32 },
+    Woke { place: Place, half: u32 },
+    Synced { place: Place, half: u32, number: u64 },
+    /// Something for the member that comes from its own machine.
+    Local { place: Place, half: u32, input: Box<Input> },
+    Mail(Box<Mail>),
+    Session { place: Place, half: u32, peer: NodeId, up: bool },
+    Told { place: Place, life: u32, serial: String, reason: RefusalReason },
+
+    Look { place: Place, half: u32 },
+    RolesWoke { place: Place, incarnation: u32 },
+    RolesBack { place: Place, half: u32 },
+    AuthorityWoke { place: Place, incarnation: u32 },
+    AuthorityBack { place: Place, half: u32 },
+    Probed { place: Place, incarnation: u32, step: StepId, ok: bool },
+    Dispatch { place: Place, half: u32 },
+
+    Agent { place: Place, life: u32 },
+    Question { to: Place, caller: Caller, question: Box<Question> },
+    Answered { to: Caller, answer: Box<Answered> },
+    AskSeat { place: Place, half: u32 },
+
+    Writer(usize),
+    Reader,
+    Operator,
+    WriteArrives { place: Place, attempt: Try },
+    WriteAnswered { attempt: Try, result: Written },
+    WishArrives { place: Place, op: OpNumber, attempt: u32 },
+    WishAnswered { op: OpNumber, attempt: u32, result: Result<bool, ErrorBody> },
+
+    Fault,
+    Over(Injury),
+}
+
+/// Raft messages on their way.
+pub struct Mail {
+    pub from: Place,
+    pub to: Place,
+    pub packets: Vec<RaftPacket>,
+    pub snapshot: Option<(SnapshotHead, Vec<u8>)>,
+    pub sender: u32,
+}
+
+/// What an agent asks the leader.
+pub enum Question {
+    Join,
+    Sign,
+    Seat(SeatRequest),
+}
+
+/// And is answered.
+pub enum Answered {
+    Certificate(Result<String, ErrorBody>),
+    Seat { half: u32, result: Result<SeatReply, ErrorBody> },
+}
+
+/// See the module. The stories' verbs are in `story`, the random run is in `run`.
+pub struct Universe {
+    pub(crate) seed: u64,
+    pub(crate) dice: Dice,
+    pub(crate) time: Schedule<Event>,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) places: BTreeMap<NodeId, Place>,
+    pub(crate) net: Network,
+    pub(crate) settings: Settings,
+    pub(crate) clients: Clients,
+    pub(crate) faults: Faults,
+    pub(crate) model: Model,
+    pub(crate) checks: Checks,
+    pub(crate) trace: Trace,
+    pub(crate) totals: Totals,
+    pub(crate) key: CsrKey,
+    pub(crate) logger: slog::Logger,
+    /// Members whose turn is due, in order.
+    pub(crate) due: VecDeque<Place>,
+    pub(crate) halves: u32,
+    pub(crate) incarnations: u32,
+    pub(crate) numbers: u64,
+    pub(crate) broken: Option<Broken>,
+    pub(crate) holds: crate::story::Holds,
+}
+
+impl Universe {
+    /// An empty universe.
+    pub fn seeded(seed: u64) -> Self {
+        Self::with_break(seed, None)
+    }
+    /// One in which a promise is broken on purpose.
+    pub fn with_break(seed: u64, broken: Option<Break>) -> Self {
+        let mut settings = Settings { broken, ..Settings::default() };
+        // Snapshots are rare by default and would hardly occur in a minute.
+        let mut dice = Dice::seeded(seed);
+        settings.raft.snapshot_entries = 40 + dice.roll() % 160;
+        settings.raft.keep_entries = dice.roll() % 24;
+        settings.raft.snapshot_limit = Duration::from_secs(6);
+        settings.roles.learner_silence = Duration::from_secs(8);
+        Break::engage(broken, &mut settings);
+        Self {
+            seed,
+            dice,
+            time: Schedule::default(),
+            machines: Vec::new(),
+            places: BTreeMap::new(),
+            net: Network::default(),
+            settings,
+            clients: Clients::default(),
+            faults: Faults::default(),
+            model: Model::default(),
+            checks: Checks::default(),
+            trace: Trace::default(),
+            totals: Totals::default(),
+            key: CsrKey::parse(include_str!("request.pem")).expect("the signing request of the universe is sound"),
+            logger: slog::Logger::root(slog::Discard, slog::o!()),
+            due: VecDeque::new(),
+            halves: 0,
+            incarnations: 0,
+            numbers: 0,
+            broken: None,
+            holds: crate::story::Holds::default(),
+        }
+    }
+
+    /// Prints the story as it happens.
+    #[must_use]
+    pub fn aloud(mut self) -> Self {
+        self.trace.aloud = true;
+        self
+    }
+    pub fn now(&self) -> Moment {
+        self.time.now()
+    }
+    /// The monotonic clock of a machine.
+    pub(crate) fn clock(&self, place: Place) -> Moment {
+        Moment(self.now().0 + self.machines[place].clock)
+    }
+    pub(crate) fn wall(&self, place: Place) -> WallTime {
+        WallTime(DAWN + (self.now().0 / 1000) as i64 + self.machines[place].wall_skew)
+    }
+    /// A moment of a machine's clock, as the universe's.
+    pub(crate) fn moment(&self, place: Place, at: Moment) -> Moment {
+        Moment(at.0.saturating_sub(self.machines[place].clock))
+    }
+    pub(crate) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+    pub(crate) fn say(&mut self, line: impl Into<String>) {
+        let now = self.now();
+        self.trace.tell(now, line.into());
+    }
+    pub(crate) fn name(&self, node: NodeId) -> String {
+        self.places.get(&node).map_or_else(|| node.to_string(), |p| self.machines[*p].name.to_string())
+    }
+    /// The first broken invariant ends the universe.
+    pub(crate) fn hold_to(&mut self, verdict: Result<(), Broken>) {
+        if let Err(broken) = verdict {
+            self.broken.get_or_insert(broken);
+        }
+    }
+    pub(crate) fn failure(&self, broken: &Broken) -> Failure {
+        let Broken { name, detail } = broken;
+        Failure { seed: self.seed, name: (*name).to_owned(), detail: detail.clone(), tail: self.trace.tail() }
+    }
+
+    /// Lets everything happen that happens until then, or until something is broken.
+    pub fn run_to(&mut self, until: Moment) -> Result<(), Failure> {
+        loop {
+            while let Some(place) = self.due.pop_front() {
+                self.turn(place);
+            }
+            if let Some(broken) = &self.broken {
+                return Err(self.failure(&broken.clone()));
+            }
+            match self.time.next(until) {
+                Some(event) => self.happen(event),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Things wait for a machine that is frozen.
+    fn thaws(&self, event: &Event) -> Option<Moment> {
+        use Event as E;
+        let place = match event {
+            E::Mail(mail) => mail.to,
+            E::Answered { to, .. } => to.place,
+            E::Tick { place, .. }
+            | E::Woke { place, .. }
+            | E::Synced { place, .. }
+            | E::Local { place, .. }
+            | E::Session { place, .. }
+            | E::Told { place, .. }
+            | E::Look { place, .. }
+            | E::RolesWoke { place, .. }
+            | E::RolesBack { place, .. }
+            | E::AuthorityWoke { place, .. }
+            | E::AuthorityBack { place, .. }
+            | E::Probed { place, .. }
+            | E::Dispatch { place, .. }
+            | E::Agent { place, .. }
+            | E::Question { to: place, .. }
+            | E::AskSeat { place, .. }
+            | E::WriteArrives { place, .. }
+            | E::WishArrives { place, .. } => *place,
+            E::Writer(_) | E::Reader | E::Operator | E::WriteAnswered { .. } | E::WishAnswered { .. } => return None,
+            E::Fault | E::Over(_) => return None,
+        };
+        self.machines[place].thaws
+    }
+
+    fn happen(&mut self, event: Event) {
+        use Event as E;
+        if let Some(thaws) = self.thaws(&event) {
+            self.time.at(thaws, event);
+            return;
+        }
+        match event {
+            E::Tick { place, half } => self.tick(place, half),
+            E::Woke { place, half } => self.hear_if(place, half, Input::Woke),
+            E::Synced { place, half, number } => self.synced(place, half, number),
+            E::Local { place, half, input } => self.hear_if(place, half, *input),
+            E::Mail(mail) => self.arrive(*mail),
+            E::Session { place, half, peer, up } => self.hear_if(place, half, Input::PeerSession { node: peer, up }),
+            E::Told { place, life, serial, reason } => self.told(place, life, &serial, reason),
+            E::Look { place, half } => self.look(place, half),
+            E::RolesWoke { place, incarnation } => self.roles_woke(place, incarnation),
+            E::RolesBack { place, half } => self.roles_back(place, half),
+            E::AuthorityWoke { place, incarnation } => self.authority_woke(place, incarnation),
+            E::AuthorityBack { place, half } => self.authority_back(place, half),
+            E::Probed { place, incarnation, step, ok } => self.probed(place, incarnation, step, ok),
+            E::Dispatch { place, half } => self.dispatch(place, half),
+            E::Agent { place, life } => self.agent(place, life),
+            E::Question { to, caller, question } => self.questioned(to, caller, *question),
+            E::Answered { to, answer } => self.answered(to, *answer),
+            E::AskSeat { place, half } => self.ask_seat(place, half),
+            E::Writer(writer) => self.writer(writer),
+            E::Reader => self.reader(),
+            E::Operator => self.operator(),
+            E::WriteArrives { place, attempt } => self.write_arrives(place, attempt),
+            E::WriteAnswered { attempt, result } => self.write_answered(attempt, result),
+            E::WishArrives { place, op, attempt } => self.wish_arrives(place, op, attempt),
+            E::WishAnswered { op, attempt, result } => self.wish_answered(op, attempt, result),
+            E::Fault => self.fault(),
+            E::Over(injury) => self.over(injury),
+        }
+    }
+
+    /// The machine whose member leads with the highest term and may decide.
+    pub(crate) fn leading(&self) -> Option<Place> {
+        let leads = |place: &Place| {
+            let half = self.machines[*place].half.as_ref()?;
+            let raft = &half.core.replica().raft;
+            raft.leading.then_some((raft.term, *place))
+        };
+        (0..self.machines.len()).filter_map(|p| leads(&p)).max().map(|(_, place)| place)
+    }
+    pub(crate) fn place_of(&self, node: NodeId) -> Option<Place> {
+        self.places.get(&node).copied()
+    }
+    pub(crate) fn holder(&self, seat: RaftId) -> Option<Place> {
+        self.checks.owner(seat).and_then(|node| self.place_of(node))
+    }
+}
