@@ -175,6 +175,12 @@ impl PeerShell {
     }
 
     fn relink(&mut self, cx: &Cx<PeerMsg>, link: Option<Link>) {
+        let number = |link: &Option<Link>| link.as_ref().map(|l| l.session.number);
+        if link.is_some() && number(&link) == number(&self.link) {
+            // Told again of the session it has: what is on its way in it still counts.
+            self.link = link;
+            return;
+        }
         // Calls on their way belong to the old session; their ends are told from the new one's by the number.
         (self.sent, self.pieces, self.asked) = (0, 0, 0);
         self.answered_at = cx.now();
