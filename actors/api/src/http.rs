@@ -1,11 +1,16 @@
 //! HTTP: `/v1/…` mirrors the commands with the same JSON; `/livez` answers without identity.
+//!
+//! Keeps  HTTP-1  a body is read for nobody who will be refused anyway, one at a time per connection, within a limit and
+//!                a time. So a connection costs its header and one body, however many streams HTTP/2 gives it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -16,11 +21,20 @@ use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revi
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
 
+use crate::core::NO_IDENTITY;
 use crate::service::{Service, refusal_error};
 
 /// A client that takes longer to send its header is let go.
 const HEADER_DEADLINE: Duration = Duration::from_secs(10);
+/// A body is at most as large as a few packets.
+const BODY_DEADLINE: Duration = Duration::from_secs(10);
+/// Room for a header: tokens and cookies fit several times. Twice of it is kept per connection.
+const HEADER_ROOM: usize = 16 * 1024;
+/// What a client may send ahead on HTTP/2, per stream and in all: one body.
+const AHEAD: u32 = 64 * 1024;
 
 /// Who speaks on one connection.
 #[derive(Clone)]
@@ -28,6 +42,8 @@ struct Peer {
     service: Service,
     caller: Principal,
     refused: Option<Refusal>,
+    /// Whose body is being read.
+    reading: Arc<Mutex<()>>,
 }
 
 /// Serves one HTTP connection, 1.1 or 2, until it ends.
@@ -35,10 +51,12 @@ pub(crate) async fn serve_http<S>(service: Service, caller: Principal, refused: 
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let router = router(Peer { service, caller, refused });
+    let router = router(Peer { service, caller, refused, reading: Arc::default() });
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(64 * 1024);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(32 * 1024);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
+    let mut http2 = builder.http2();
+    http2.timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(HEADER_ROOM as u32);
+    http2.initial_stream_window_size(AHEAD).initial_connection_window_size(AHEAD);
     let ended = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await;
     if let Err(error) = ended {
         tracing::debug!(%error, "http connection ended");
@@ -80,8 +98,34 @@ fn router(peer: Peer) -> Router {
         .fallback(|| async {
             error_response(&ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"))
         })
+        .layer(from_fn_with_state(peer.clone(), admit))
         .layer(DefaultBodyLimit::max(body))
         .with_state(peer)
+}
+
+/// Decides about a request before its body is read, and then reads it.
+async fn admit(State(peer): State<Peer>, request: axum::extract::Request, next: Next) -> Response {
+    let for_all = matches!(request.uri().path(), "/livez" | "/v1/openapi.json");
+    if let Some(refused) = peer.refuses().filter(|_| !for_all) {
+        return refused;
+    }
+    let (head, body) = request.into_parts();
+    if body.is_end_stream() {
+        return next.run(axum::extract::Request::from_parts(head, body)).await;
+    }
+    let limit = peer.service.ports.limits.body;
+    let reading = async {
+        let _turn = peer.reading.lock().await;
+        to_bytes(body, limit).await
+    };
+    match timeout(BODY_DEADLINE, reading).await {
+        Ok(Ok(bytes)) => next.run(axum::extract::Request::from_parts(head, Body::from(bytes))).await,
+        Ok(Err(_)) => {
+            let text = format!("the body is larger than {limit} bytes, or was cut off");
+            error_response(&ErrorBody::new(ErrorCode::TooLarge, text))
+        }
+        Err(_) => error_response(&ErrorBody::new(ErrorCode::TimedOut, "the body did not come in time")),
+    }
 }
 
 #[derive(Deserialize)]
@@ -136,12 +180,20 @@ async fn ask(State(peer): State<Peer>, request: Request) -> Response {
     answer(&peer, RequestId(rand::random()), request).await
 }
 
-async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Response {
-    if let Some(refusal) = &peer.refused {
-        let mut response = error_response(&refusal_error(refusal));
-        *response.status_mut() = StatusCode::FORBIDDEN;
-        return response;
+impl Peer {
+    /// What everything that needs an identity is answered, if this client has none that holds.
+    fn refuses(&self) -> Option<Response> {
+        if let Some(refusal) = &self.refused {
+            let mut response = error_response(&refusal_error(refusal));
+            *response.status_mut() = StatusCode::FORBIDDEN;
+            return Some(response);
+        }
+        let anonymous = self.caller == Principal::Anonymous;
+        anonymous.then(|| error_response(&ErrorBody::new(ErrorCode::Unauthenticated, NO_IDENTITY)))
     }
+}
+
+async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Response {
     let call = ApiCall { id: 0, request_id, timeout_ms: 30_000, request };
     match peer.service.answer(peer.caller.clone(), call).await {
         Ok(text) => json_response(StatusCode::OK, text),

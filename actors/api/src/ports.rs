@@ -48,7 +48,7 @@ pub struct ApiLimits {
     pub in_progress: u64,
     /// Requests in progress on one native connection; the next one is read when one of them is answered.
     pub in_flight: usize,
-    /// Bytes of an HTTP request's body. The largest request is a node update with labels.
+    /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. The largest is a node update with labels.
     pub body: usize,
     /// Connections to the admin socket; further ones wait.
     pub socket_connections: usize,

@@ -69,16 +69,14 @@ impl Service {
         let leading = manager.replica.borrow().raft.leading;
         let fresh = wants_fresh(&asked.request);
         let patience = if fresh { asked.left() } else { asked.left().min(PATIENCE) };
-        let local = matches!(asked.request, Request::BlocklistList { .. } | Request::NodeInspect { .. });
+        let local = matches!(asked.request, Request::BlocklistList { .. });
         if leading || (local && !relayed) {
-            match self.copy(manager, patience).await {
-                Ok(replica) if leading || !matches!(asked.request, Request::NodeInspect { .. }) => {
-                    return self.render(manager, asked, &replica, None);
-                }
-                Err(error) if fresh => return Err(error),
-                Err(_) if leading => return self.render_stale(manager, asked),
-                _ => {}
-            }
+            return match self.copy(manager, patience).await {
+                Ok(replica) => self.render(manager, asked, &replica, None),
+                // Whoever relayed looks for the leader that took over, and has a copy of its own.
+                Err(error) if fresh || relayed || !is_unavailable(error.code) => Err(error),
+                Err(_) => self.render_stale(manager, asked),
+            };
         }
         if relayed {
             return Err(not_leading());
@@ -86,7 +84,7 @@ impl Service {
         let mut limited = asked.clone();
         limited.deadline = tokio::time::Instant::now() + patience;
         match self.to_leader(manager, &limited).await {
-            Ok(answer) => self.localize(manager, asked, answer),
+            Ok(answer) => self.localize(asked, answer),
             Err(error) if fresh || !is_unavailable(error.code) => Err(error),
             Err(_) => self.render_stale(manager, asked),
         }
@@ -95,7 +93,11 @@ impl Service {
     fn render_stale(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
         let replica = manager.replica.borrow().clone();
         let as_of = replica.tables.events.last().map_or_else(|| muster_kernel::Clock.wall(), |e| e.at);
-        self.render(manager, asked, &replica, Some(as_of))
+        // An old copy does not know what came after it: it never denies a node.
+        self.render(manager, asked, &replica, Some(as_of)).map_err(|error| match error.code {
+            ErrorCode::NotFound => self.no_quorum(manager, &error.message),
+            _ => error,
+        })
     }
 
     fn render(
@@ -127,8 +129,8 @@ impl Service {
         SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: facts.trouble }
     }
 
-    /// The leader wrote itself into `self` of `status`: the node that was asked belongs there.
-    fn localize(&self, _manager: &ManagerPorts, asked: &Asked, answer: String) -> Result<String, ErrorBody> {
+    /// Whoever answered wrote itself into `self` of `status`: the node that was asked belongs there.
+    pub(crate) fn localize(&self, asked: &Asked, answer: String) -> Result<String, ErrorBody> {
         if !matches!(asked.request, Request::Status { .. }) {
             return Ok(answer);
         }

@@ -1,40 +1,60 @@
-//! From a worker to some manager, over `muster-api/1`, as this node. One connection, kept while it works.
+//! From a worker to some manager, over `muster-api/1`, as this node. Connections are kept while they work.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster_gateway::{DialError, Dialer, Framed};
 use muster_messages::protocol::Service as Port;
-use muster_messages::wire::{ApiAnswer, ApiCall};
+use muster_messages::wire::{ApiAnswer, ApiCall, Request};
 use muster_messages::{ErrorBody, ErrorCode};
-use tokio::sync::Mutex;
+use tokio::sync::Semaphore;
 
+use crate::reads::is_unavailable;
 use crate::service::{Asked, refusal_error};
 
 type Stream = Framed<muster_gateway::BoxStream>;
 
-/// Passes requests on, one at a time: a worker's socket is for a person or a few programs.
+/// Requests on their way at once: a worker's socket is for a person or a few programs. Further ones wait their turn.
+const ON_THEIR_WAY: usize = 64;
+/// Connections kept for the next request. One request uses one, so that a slow one (a watch) holds up nobody else.
+const KEPT: usize = 4;
+
+/// Passes requests on.
 #[derive(Clone)]
 pub(crate) struct Relay {
     dialer: Dialer,
-    open: Arc<Mutex<Option<Stream>>>,
+    idle: Arc<Mutex<Vec<Stream>>>,
+    room: Arc<Semaphore>,
 }
 
 impl Relay {
     pub(crate) fn new(dialer: Dialer) -> Self {
-        Self { dialer, open: Arc::new(Mutex::new(None)) }
+        Self { dialer, idle: Arc::default(), room: Arc::new(Semaphore::new(ON_THEIR_WAY)) }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A manager that cannot answer is not asked first the next time.
+    fn keep(&self, stream: Stream, answer: &Result<String, ErrorBody>) {
+        let mut idle = self.idle();
+        if idle.len() < KEPT && !answer.as_ref().is_err_and(|e| is_unavailable(e.code)) {
+            idle.push(stream);
+        }
     }
 
     pub(crate) async fn to_some_manager(&self, asked: &Asked, managers: &[String]) -> Result<String, ErrorBody> {
         let attempt = async {
-            let mut open = self.open.lock().await;
+            let _place = self.room.acquire().await.expect("the semaphore is never closed");
             // A connection that was idle may be gone without our knowing; its manager may be one no more.
-            if let Some(mut stream) = open.take()
+            let idle = self.idle().pop();
+            if let Some(mut stream) = idle
                 && let Ok(answer) = exchange(&mut stream, asked).await
                 && !sent_on(&answer)
             {
-                *open = Some(stream);
+                self.keep(stream, &answer);
                 return answer;
             }
             let mut last =
@@ -60,7 +80,7 @@ impl Relay {
                         }
                     }
                     Ok(answer) => {
-                        *open = Some(stream);
+                        self.keep(stream, &answer);
                         return answer;
                     }
                     Err(error) => {
@@ -93,11 +113,25 @@ fn named_managers(error: &ErrorBody) -> Vec<String> {
 async fn exchange(stream: &mut Stream, asked: &Asked) -> Result<Result<String, ErrorBody>, muster_gateway::FrameError> {
     let call =
         ApiCall { id: 1, request_id: asked.request_id, timeout_ms: asked.left_ms(), request: asked.request.clone() };
-    stream.send(&call).await?;
-    match stream.recv::<ApiAnswer>().await? {
-        Some(answer) => Ok(answer.result),
-        None => Err(muster_gateway::FrameError::Cut),
-    }
+    let exchanged = async {
+        stream.send(&call).await?;
+        match stream.recv::<ApiAnswer>().await? {
+            Some(answer) => Ok(answer.result),
+            None => Err(muster_gateway::FrameError::Cut),
+        }
+    };
+    tokio::time::timeout(patience(&asked.request), exchanged).await.unwrap_or(Err(muster_gateway::FrameError::Cut))
+}
+
+/// How long one manager may take before another is asked: a frozen one must not use up the caller's time. A manager
+/// waits 1.5 s for a quorum before it answers from its copy. Only reads come this way, so asking twice is harmless.
+fn patience(request: &Request) -> Duration {
+    let waits = match request {
+        Request::Events { wait_ms, .. } => Duration::from_millis(*wait_ms),
+        Request::Actors { .. } => Duration::from_secs(60),
+        _ => Duration::ZERO,
+    };
+    waits + Duration::from_secs(4)
 }
 
 pub(crate) fn dial_error(error: &DialError) -> ErrorBody {

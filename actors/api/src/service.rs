@@ -62,8 +62,12 @@ impl Service {
     /// Answers what another manager's caller asked; that manager has authenticated it.
     pub async fn answer_relayed(&self, caller: Principal, call: ApiCall, relayed: bool) -> Result<String, ErrorBody> {
         let timeout = Duration::from_millis(call.timeout_ms).min(self.ports.limits.longest);
-        let asked =
-            Asked { caller, request_id: call.request_id, deadline: Instant::now() + timeout, request: call.request };
+        // A write is asked again of the next leader when one is lost: without an id of its own it could be made twice.
+        let request_id = match (call.request_id, kind_of(&call.request)) {
+            (RequestId(0), Kind::Write) => RequestId(rand::random()),
+            (given, _) => given,
+        };
+        let asked = Asked { caller, request_id, deadline: Instant::now() + timeout, request: call.request };
         if self.counters.in_progress.fetch_add(1, Ordering::Relaxed) >= self.ports.limits.in_progress {
             self.counters.in_progress.fetch_sub(1, Ordering::Relaxed);
             self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
@@ -124,7 +128,8 @@ impl Service {
                 return Err(ErrorBody::new(code, format!("this node is {trouble}: the managers no longer talk to it")));
             }
         }
-        self.relay.to_some_manager(asked, &facts.managers).await
+        let answer = self.relay.to_some_manager(asked, &facts.managers).await?;
+        self.localize(asked, answer)
     }
 
     /// The managers' names that are missing for a quorum, as a sentence.

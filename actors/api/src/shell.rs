@@ -104,7 +104,9 @@ async fn serve(service: Service, connection: Connection) {
     match connection.service {
         Port::Http => serve_http(service, caller, connection.refused, connection.stream).await,
         _ => {
-            let ended = serve_native(service, Arc::new(move || caller.clone()), Framed::new(connection.stream)).await;
+            // A frame is kept while it arrives, and there may be many connections: far less than the wire's limit.
+            let frames = Framed::new(connection.stream).with_limit(service.ports.limits.body);
+            let ended = serve_native(service, Arc::new(move || caller.clone()), frames).await;
             if let Err(error) = ended {
                 tracing::debug!(%error, remote = %connection.remote, "api connection ended");
             }

@@ -8,7 +8,7 @@ use muster_kernel::{AskError, Clock};
 use muster_messages::protocol::{CertAuthorityMsg, MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg};
 use muster_messages::wire::{PeerCall, Request};
 use muster_messages::{
-    Change, Command, ErrorBody, ErrorCode, Guard, NodeId, Replica, RequestId, Revision, Role, Token,
+    Change, Command, ErrorBody, ErrorCode, Guard, NodeId, NodeRecord, Replica, RequestId, Revision, Role, Tables, Token,
 };
 use serde_json::{Value, json};
 
@@ -32,7 +32,9 @@ impl Service {
                 Err(error) if !relayed && lost_leadership(&error) => {}
                 done => return done,
             }
-        } else if relayed {
+            return self.follow_leader(manager, asked, Some(manager.node)).await;
+        }
+        if relayed {
             return Err(not_leading());
         }
         self.to_leader(manager, asked).await
@@ -40,12 +42,26 @@ impl Service {
 
     /// Passes a request to whoever leads, until it is answered or the deadline passes.
     pub(crate) async fn to_leader(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
+        self.follow_leader(manager, asked, None).await
+    }
+
+    /// `asked_first`: whoever had the request already.
+    async fn follow_leader(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        mut asked_first: Option<NodeId>,
+    ) -> Result<String, ErrorBody> {
         let mut last: Option<ErrorBody> = None;
         loop {
             let (leading, leader) = {
                 let replica = manager.replica.borrow();
                 (replica.raft.leading, replica.raft.leader_node)
             };
+            asked_first = asked_first.or(leader);
+            if let Some(done) = transferred(manager, asked, asked_first, leader) {
+                return Ok(done);
+            }
             let answer = match leader {
                 _ if leading => Some(self.lead(manager, asked).await),
                 Some(leader) if leader != manager.node => Some(self.call_leader(manager, asked, leader).await),
@@ -76,7 +92,18 @@ impl Service {
         };
         let deadline_ms = asked.left_ms();
         let make = |reply| MeshMsg::Call { to: leader, deadline_ms, call: Box::new(call), reply };
-        let answer = manager.mesh.ask(asked.left(), make).await.map_err(ErrorBody::from)??;
+        let mut changes = manager.replica.clone();
+        let answer = tokio::select! {
+            answer = manager.mesh.ask(asked.left(), make) => answer.map_err(ErrorBody::from)??,
+            // A frozen leader does not answer, and its connection takes seconds to be given up. What it may have done
+            // already, its successor knows by the request id.
+            Ok(_) = changes.wait_for(|r| r.raft.leader_node != Some(leader)) => {
+                return Err(ErrorBody::new(
+                    ErrorCode::UnknownOutcome,
+                    "leadership was lost while the request was in progress; retry with the same request id",
+                ));
+            }
+        };
         String::from_utf8(answer).map_err(|_| ErrorBody::new(ErrorCode::Internal, "the leader's answer is no text"))
     }
 
@@ -86,21 +113,26 @@ impl Service {
         let tables = &replica.tables;
         let answer = match &asked.request {
             Request::SetRole { node, role } => {
-                let record = resolve(tables, node)?;
+                let record = self.node(manager, asked, tables, node).await?;
                 let (id, role, by, request) = (record.id, *role, asked.caller.clone(), asked.request_id);
                 let make = |reply| RoleManagerMsg::SetRole { node: id, role, by, request, reply };
                 let wish = self.ask(asked, &manager.leader.roles, make).await?;
                 json!({"node": id, "name": record.name, "desired_role": role, "changed": wish.changed})
             }
             Request::NodeRemove { node, force } => {
-                let record = resolve(tables, node)?;
+                let record = match self.node(manager, asked, tables, node).await {
+                    Err(gone) if gone.code == ErrorCode::NotFound && done_before(manager, asked) => {
+                        return Ok(json!({"node": node, "name": node, "removed": true}).to_string());
+                    }
+                    found => found?,
+                };
                 let (id, force, by, request) = (record.id, *force, asked.caller.clone(), asked.request_id);
                 let make = |reply| RoleManagerMsg::Remove { node: id, force, by, request, reply };
                 self.ask(asked, &manager.leader.roles, make).await?;
                 json!({"node": id, "name": record.name, "removed": true})
             }
             Request::NodeUpdate { node, add, remove, generation } => {
-                let id = resolve(tables, node)?.id;
+                let id = self.node(manager, asked, tables, node).await?.id;
                 labels_are_sane(add)?;
                 let mut command = self.command(asked, "labels").guard(Guard::NodeExists(id));
                 if let Some(generation) = generation {
@@ -123,15 +155,19 @@ impl Service {
                     record.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, format!("{id} was removed meanwhile")))?;
                 to_json(&source.node(record))?
             }
-            Request::TokenList => json!({"items": tables.tokens.values().map(core::token_listed).collect::<Vec<_>>()}),
+            Request::TokenList => {
+                let replica = self.copy(manager, asked.left()).await?;
+                json!({"items": replica.tables.tokens.values().map(core::token_listed).collect::<Vec<_>>()})
+            }
             Request::TokenShow { role } => {
+                let replica = self.copy(manager, asked.left()).await?;
                 let none = || {
                     ErrorBody::new(
                         ErrorCode::NotFound,
                         format!("no default token for {role}; `muster token rotate {role}` makes one"),
                     )
                 };
-                shown(&replica, tables.default_token(*role).ok_or_else(none)?)?
+                shown(&replica, replica.tables.default_token(*role).ok_or_else(none)?)?
             }
             Request::TokenCreate { role, ttl_ms, uses } => {
                 let token = self.new_token(asked, *role, false, *ttl_ms, *uses);
@@ -148,7 +184,7 @@ impl Service {
                 json!({"id": id, "revoked": true})
             }
             Request::CertRotate { node } => {
-                let id = resolve(tables, node)?.id;
+                let id = self.node(manager, asked, tables, node).await?.id;
                 let command =
                     self.command(asked, "rotation asked").guard(Guard::NodeExists(id)).change(Change::AskRotate(id));
                 self.propose(manager, asked, command).await?;
@@ -183,7 +219,10 @@ impl Service {
                 json!({"name": name, "revoked": true})
             }
             Request::TransferLeader { to } => {
-                let to = to.as_ref().map(|node| resolve(tables, node).map(|n| n.id)).transpose()?;
+                let to = match to {
+                    Some(node) => Some(self.node(manager, asked, tables, node).await?.id),
+                    None => None,
+                };
                 let transferred =
                     manager.raft.ask(asked.left(), |reply| RaftMemberMsg::TransferLeadership { to, reply }).await;
                 let leader = transferred.map_err(ErrorBody::from)?.map_err(|e| self.proposal_error(manager, e))?;
@@ -192,6 +231,22 @@ impl Service {
             _ => return self.staleable_or_refuse(manager, asked).await,
         };
         Ok(answer.to_string())
+    }
+
+    /// The node that a write names. That there is no such node is said from a confirmed copy only: a leader that was
+    /// replaced and does not know it yet must not deny a node that its successor knows.
+    async fn node(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        tables: &Tables,
+        reference: &str,
+    ) -> Result<Arc<NodeRecord>, ErrorBody> {
+        if let Ok(node) = resolve(tables, reference) {
+            return Ok(Arc::clone(node));
+        }
+        let replica = self.copy(manager, asked.left()).await?;
+        resolve(&replica.tables, reference).cloned()
     }
 
     async fn staleable_or_refuse(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
@@ -239,8 +294,13 @@ impl Service {
             Err(error) => return Err(error.into()),
         };
         let mut changes = manager.replica.clone();
-        let seen = changes.wait_for(|r| r.tables.revision >= applied.revision).await;
-        Ok(seen.map_err(|_| ErrorBody::new(ErrorCode::UnknownOutcome, "the manager half stopped meanwhile"))?.clone())
+        let gone = |_| ErrorBody::new(ErrorCode::UnknownOutcome, "the manager half stopped meanwhile");
+        // Applied here, so this is a moment's wait, unless the member restarts in between and has to catch up.
+        let margin = asked.left() + Duration::from_millis(200);
+        let seen = tokio::time::timeout(margin, changes.wait_for(|r| r.tables.revision >= applied.revision)).await;
+        let late =
+            |_| ErrorBody::new(ErrorCode::UnknownOutcome, "applied, but not seen in time: look before you retry");
+        Ok(seen.map_err(late)?.map_err(gone)?.clone())
     }
 
     fn proposal_error(&self, manager: &ManagerPorts, error: ProposeError) -> ErrorBody {
@@ -313,6 +373,25 @@ fn labels_are_sane(add: &std::collections::BTreeMap<String, String>) -> Result<(
         None if add.len() > 64 => Err(ErrorBody::new(ErrorCode::Invalid, "at most 64 labels in one change")),
         None => Ok(()),
     }
+}
+
+/// The removal that this request asked for was accepted before, and its node is gone: it is done.
+fn done_before(manager: &ManagerPorts, asked: &Asked) -> bool {
+    let replica = manager.replica.borrow();
+    asked.request_id != RequestId(0)
+        && replica.tables.outcomes.get(&asked.request_id).is_some_and(|first| first.refused.is_none())
+}
+
+/// A transfer is the one request that ends the leadership it was asked of, and asking the next leader again would end
+/// that one's: once another leads, as wished, it is done.
+fn transferred(manager: &ManagerPorts, asked: &Asked, before: Option<NodeId>, now: Option<NodeId>) -> Option<String> {
+    let Request::TransferLeader { to } = &asked.request else { return None };
+    let now = now.filter(|now| before.is_some_and(|before| before != *now))?;
+    let wished = match to {
+        Some(to) => resolve(&manager.replica.borrow().tables, to).is_ok_and(|node| node.id == now),
+        None => true,
+    };
+    wished.then(|| json!({"leader": now}).to_string())
 }
 
 fn lost_leadership(error: &ErrorBody) -> bool {

@@ -30,7 +30,8 @@ use crate::tls::ServerTls;
 pub struct GatewayConfig {
     /// Connections with a certificate. 10,000 agents on three managers of which one is down are 5,000 each.
     pub max_identified: usize,
-    /// Connections of one principal. A load generator with 256 clients shares one.
+    /// Connections of one principal. A load generator with 256 clients shares one. Each may cost 100 KiB when it is
+    /// made to: one stolen certificate must not cost more memory than a manager has to spare.
     pub max_per_principal: usize,
     /// Connections served without a certificate (bearer tokens, joins). Each costs up to 64 KiB.
     pub max_anonymous: usize,
@@ -52,7 +53,7 @@ impl Default for GatewayConfig {
     fn default() -> Self {
         Self {
             max_identified: 8_192,
-            max_per_principal: 1_024,
+            max_per_principal: 512,
             max_anonymous: 512,
             max_waiting: 1_024,
             handshake_deadline: Duration::from_secs(5),

@@ -13,9 +13,12 @@ use super::config::LogFormat;
 pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::builder().parse(filter).map_err(|e| format!("--log {filter:?}: {e}"))?;
     let quiet = tracing_subscriber::filter::filter_fn(|meta| {
-        let noisy = ["ractor", "rustls", "hyper", "h2", "raft_engine"].iter().any(|t| meta.target().starts_with(t));
-        // ractor opens a span around each actor that says nothing but a number.
-        !noisy || (*meta.level() <= LevelFilter::INFO && meta.is_event())
+        let of = |library: &&str| meta.target().starts_with(*library);
+        let noisy = ["ractor", "rustls", "hyper", "raft_engine"].iter().any(|library| of(&library));
+        // ractor opens a span around each actor that says nothing but a number. h2 warns of what a stranger does, once
+        // per connection: the gateway's lines about offenders are bounded, its are not.
+        let least = if of(&"h2") { LevelFilter::ERROR } else { LevelFilter::INFO };
+        !(noisy || of(&"h2")) || (*meta.level() <= least && meta.is_event())
     });
     let registry = tracing_subscriber::registry().with(filter);
     let layer =

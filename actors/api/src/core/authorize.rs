@@ -50,6 +50,9 @@ pub fn kind_of(request: &Request) -> Kind {
     }
 }
 
+/// What somebody without identity is told.
+pub const NO_IDENTITY: &str = "this needs a certificate: see `muster user create`";
+
 /// Refuses what this caller may not ask. `managers` are named in the refusal.
 pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> Result<(), ErrorBody> {
     let kind = kind_of(request);
@@ -63,7 +66,7 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
         return Ok(());
     }
     if *caller == Principal::Anonymous {
-        return Err(ErrorBody::new(ErrorCode::Unauthenticated, "this needs a certificate: see `muster user create`"));
+        return Err(ErrorBody::new(ErrorCode::Unauthenticated, NO_IDENTITY));
     }
     let details = serde_json::json!({"managers": managers});
     let near = managers.first().map(|m| format!(" (one is {m})")).unwrap_or_default();

@@ -1,0 +1,230 @@
+//! Stolen, outdated and foreign certificates, taken from the data directories of real daemons.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use muster::cli::connection::{CallError, Connection};
+use muster_attacks::caller::{Caller, Greeted};
+use muster_attacks::cluster::{Cluster, until};
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use muster_messages::{CrashHow, ErrorCode, NodeId, RefusalReason, RequestId, Role};
+use rustix::process::Signal;
+
+/// From the answer to a removal until nobody serves the removed any more: the promise.
+const CUT_WITHIN: Duration = Duration::from_secs(1);
+/// What a busy machine may add to it between two looks of this test.
+const MARGIN: Duration = Duration::from_secs(2);
+
+async fn cluster(managers: usize, workers: usize) -> Cluster {
+    Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), managers, workers).await.expect("a cluster")
+}
+
+fn caller(cluster: &Cluster, to: &str, service: Service, credentials: &NodeCredentials) -> Caller {
+    Caller::with(cluster.node(to).listen, service.alpn(), credentials).expect("good credentials")
+}
+
+/// Fails unless this service of a node turns these credentials away, for one of these reasons.
+async fn refused(cluster: &Cluster, to: &str, service: Service, credentials: &NodeCredentials, why: &[RefusalReason]) {
+    match caller(cluster, to, service, credentials).greeted().await {
+        Err(Greeted::Refused(reason)) => assert!(why.contains(&reason), "{to} {service:?}: {reason:?}"),
+        Err(Greeted::Broken(error)) => panic!("{to} {service:?}: {error}"),
+        Ok(_) => panic!("{to} welcomes it on {service:?}"),
+    }
+}
+
+async fn welcomed(cluster: &Cluster, to: &str, service: Service, credentials: &NodeCredentials) -> Connection {
+    let greeted = caller(cluster, to, service, credentials).greeted().await;
+    Connection::over(greeted.unwrap_or_else(|no| panic!("{to} {service:?}: {no:?}")))
+}
+
+async fn asked(connection: &mut Connection, request: Request) -> Result<String, ErrorCode> {
+    let id = RequestId(rand::random());
+    match connection.call(request, id, Duration::from_secs(20)).await {
+        Ok(text) => Ok(text),
+        Err(CallError::Refused(body)) => Err(body.code),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn node_of(credentials: &NodeCredentials) -> NodeId {
+    credentials.identity.node().expect("a node's certificate").0
+}
+
+/// Everything that changes or shows what only operators may.
+fn forbidden_to_nodes(own: NodeId) -> Vec<Request> {
+    let (node, name) = (own.to_string(), "eve".parse().expect("a name"));
+    let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).expect("a key");
+    vec![
+        Request::TokenShow { role: Role::Manager },
+        Request::TokenShow { role: Role::Worker },
+        Request::TokenCreate { role: Role::Manager, ttl_ms: None, uses: None },
+        Request::TokenRotate { role: Role::Manager },
+        Request::TokenRevoke { id: "x".into() },
+        Request::SetRole { node: node.clone(), role: Role::Manager },
+        Request::NodeRemove { node: "n1".into(), force: true },
+        Request::NodeUpdate {
+            node: node.clone(),
+            add: [("a".into(), "b".into())].into(),
+            remove: vec![],
+            generation: None,
+        },
+        Request::CertRotate { node: "n1".into() },
+        Request::UserCreate { name, admin: true, namespaces: vec![], ttl_ms: None, csr_pem },
+        Request::UserRevoke { name: "root".parse().expect("a name") },
+        Request::TransferLeader { to: Some(node) },
+        Request::Actors {
+            node: ActorsOf::Here,
+            ask: ActorsAsk::Crash { path: "node/manager/raft-member".into(), how: CrashHow::Panic },
+        },
+        Request::Actors { node: ActorsOf::Leader, ask: ActorsAsk::Restart { path: "node/manager".into() } },
+    ]
+}
+
+#[tokio::test]
+async fn certificates_open_only_what_their_holder_may_use() {
+    let cluster = cluster(1, 1).await;
+    let worker = cluster.node("n2").credentials().expect("an identity");
+
+    // A worker reaches no mesh, and at the API it reads.
+    refused(&cluster, "n1", Service::Mesh, &worker, &[RefusalReason::Forbidden]).await;
+    let mut api = welcomed(&cluster, "n1", Service::Api, &worker).await;
+    for request in forbidden_to_nodes(node_of(&worker)) {
+        let text = format!("{request:?}");
+        assert_eq!(asked(&mut api, request).await, Err(ErrorCode::Forbidden), "{text}");
+    }
+    assert!(asked(&mut api, Request::NodeList { fresh: true }).await.is_ok(), "the connection lives, and reads work");
+
+    // An operator's and a user's: the API, and nothing else. Revoked: nothing at all, not even on a live connection.
+    for (name, admin) in [("op", true), ("alice", false)] {
+        let user = user(&cluster, name, admin).await;
+        for service in [Service::Mesh, Service::Agent] {
+            refused(&cluster, "n1", service, &user, &[RefusalReason::Forbidden]).await;
+        }
+        let mut live = welcomed(&cluster, "n1", Service::Api, &user).await;
+        let shown = asked(&mut live, Request::TokenShow { role: Role::Manager }).await;
+        assert_eq!(shown.is_ok(), admin, "{shown:?}");
+        let revoked = Request::UserRevoke { name: name.parse().expect("a name") };
+        cluster.ask("n1", revoked).await.expect("n1 revokes");
+        ends_within(CUT_WITHIN + MARGIN, &mut live).await;
+        refused(&cluster, "n1", Service::Api, &user, &[RefusalReason::Unauthenticated]).await;
+    }
+
+    // Of another cluster: TLS itself refuses it, wherever it knocks.
+    let other = self::cluster(1, 1).await;
+    for thief in ["n1", "n2"] {
+        let foreign = other.node(thief).credentials().expect("an identity");
+        // It pretends to trust us: what counts is what we make of its certificate.
+        let foreign = NodeCredentials { root_pem: worker.root_pem.clone(), ..foreign };
+        for service in [Service::Mesh, Service::Agent, Service::Api] {
+            let greeted = caller(&cluster, "n1", service, &foreign).greeted().await;
+            assert!(matches!(greeted, Err(Greeted::Broken(_))), "{thief} {service:?}");
+        }
+    }
+
+    // None: join and HTTP only.
+    for service in [Service::Mesh, Service::Agent, Service::Api] {
+        let stranger = Caller::stranger(cluster.node("n1").listen, service.alpn());
+        let reason = stranger.greeted().await.err().and_then(|no| no.reason());
+        assert_eq!(reason, Some(RefusalReason::Unauthenticated), "{service:?}");
+    }
+}
+
+/// A user's certificate, made as `muster user create` makes it.
+async fn user(cluster: &Cluster, name: &str, admin: bool) -> NodeCredentials {
+    let key = muster_pki::new_key();
+    let csr_pem = muster_pki::make_csr(&key).expect("a key");
+    let name = name.parse().expect("a name");
+    let request = Request::UserCreate { name, admin, namespaces: vec!["default".into()], ttl_ms: None, csr_pem };
+    let made = cluster.ask("n1", request).await.expect("n1 signs");
+    let cert = made["cert_pem"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+    let root = cluster.node("n1").credentials().expect("an identity").root_pem;
+    muster_pki::credentials(key, cert, root).expect("they fit")
+}
+
+/// Waits until the other side ends this connection.
+async fn ends_within(limit: Duration, connection: &mut Connection) {
+    let begun = Instant::now();
+    loop {
+        let call = connection.call(Request::Contact, RequestId(1), Duration::from_millis(500)).await;
+        if matches!(call, Err(CallError::Lost(_))) {
+            break;
+        }
+        assert!(begun.elapsed() < limit, "still served after {limit:?}: {call:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() {
+    let mut cluster = cluster(3, 2).await;
+    let managers = ["n1", "n2", "n3"];
+    // n4 is frozen while it is removed; n5 runs on, and attacks with its certificate meanwhile.
+    for (victim, freeze) in [("n4", true), ("n5", false)] {
+        let credentials = cluster.node(victim).credentials().expect("an identity");
+        let node = node_of(&credentials);
+        let mut live = Vec::new();
+        for manager in managers {
+            live.push(welcomed(&cluster, manager, Service::Api, &credentials).await);
+        }
+        if freeze {
+            cluster.node(victim).signal(Signal::STOP);
+        }
+        let remove = Request::NodeRemove { node: node.to_string(), force: true };
+        cluster.ask("n1", remove).await.expect("n1 removes it");
+        let removed = Instant::now();
+        for connection in &mut live {
+            ends_within((CUT_WITHIN + MARGIN).saturating_sub(removed.elapsed()), connection).await;
+        }
+        let why = [RefusalReason::Blocked, RefusalReason::Removed];
+        for manager in managers {
+            for service in [Service::Agent, Service::Api] {
+                refused(&cluster, manager, service, &credentials, &why).await;
+            }
+            refused(&cluster, manager, Service::Mesh, &credentials, &[why[0], why[1], RefusalReason::Forbidden]).await;
+        }
+        if freeze {
+            cluster.node(victim).signal(Signal::CONT);
+        }
+        // Its own process learns it, and a restart on the old files comes no further.
+        until("it knows that it is out", async || {
+            let status = cluster.ask(victim, Request::Status { fresh: false }).await?;
+            Ok(status["self"]["trouble"].is_string().then_some(()))
+        })
+        .await
+        .unwrap_or_else(|no| panic!("{victim}: {no}\n{}", cluster.node(victim).log()));
+        let process = cluster.node_mut(victim);
+        process.kill().await;
+        process.start(&[]).expect("it starts");
+        assert_eq!(process.exit().await.expect("it ends"), Some(6), "{}", process.log());
+        let seen = cluster.nodes_seen_by("n2").await.expect("n2 answers");
+        assert!(seen.iter().all(|n| n.id != node), "it is in nobody's list");
+    }
+}
+
+#[tokio::test]
+async fn a_demoted_managers_old_certificate_opens_no_mesh_session() {
+    let cluster = cluster(3, 0).await;
+    let (leader, _) = cluster.leader("n1").await.expect("a leader");
+    let names = cluster.names();
+    let victim = names.iter().find(|name| **name != leader).expect("three managers").as_str();
+    let old = cluster.node(victim).credentials().expect("an identity");
+    let node = node_of(&old);
+    let demote = Request::SetRole { node: node.to_string(), role: Role::Worker };
+    cluster.ask(&leader, demote).await.expect("it is demoted");
+    for manager in names.iter().filter(|name| *name != victim) {
+        until("its copy has the demotion", async || {
+            let seen = cluster.seen(manager, victim).await?;
+            Ok(seen.filter(|n| n.role == Role::Worker).map(drop))
+        })
+        .await
+        .expect("it is demoted");
+        refused(&cluster, manager, Service::Mesh, &old, &[RefusalReason::Demoted]).await;
+        // Agent and API know it as a node still: it is one.
+        drop(welcomed(&cluster, manager, Service::Api, &old).await);
+    }
+    // Promoted and removed: the same old certificate is blocked.
+    let remove = Request::NodeRemove { node: node.to_string(), force: true };
+    until("it can be removed", async || cluster.ask(&leader, remove.clone()).await.map(Some)).await.expect("removed");
+    refused(&cluster, &leader, Service::Mesh, &old, &[RefusalReason::Blocked, RefusalReason::Removed]).await;
+}

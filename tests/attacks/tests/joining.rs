@@ -1,0 +1,95 @@
+//! A token in the wrong hands: a server that is not the cluster's never sees its secret.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use muster_attacks::cluster::{Cluster, until};
+use muster_attacks::daemon::Daemon;
+use muster_gateway::Framed;
+use muster_messages::Role;
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{self, Greeting, JoinFrame, JoinReply};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+type Received = Arc<Mutex<Vec<Vec<u8>>>>;
+
+/// A server that speaks the join protocol with a certificate of its own cluster, says that its root is `root_pem`, and
+/// keeps every frame that it receives.
+async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("bound");
+    let tls = TlsAcceptor::from(muster_pki::server_config(own, Service::Join.alpn()).expect("its own certificate"));
+    let node = own.identity.node().expect("a node").0;
+    let received = Received::default();
+    let kept = received.clone();
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let (tls, kept, root_pem) = (tls.clone(), kept.clone(), root_pem.clone());
+            tokio::spawn(async move {
+                let Ok(stream) = tls.accept(tcp).await else { return };
+                let mut frames = Framed::new(stream);
+                if frames.send(&Greeting::Welcome { node }).await.is_err() {
+                    return;
+                }
+                while let Ok(Some(bytes)) = frames.recv_bytes().await {
+                    kept.lock().unwrap_or_else(PoisonError::into_inner).push(bytes.to_vec());
+                    let reply = JoinReply::Root { root_pem: root_pem.clone() };
+                    if frames.send(&reply).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (addr, received)
+}
+
+#[tokio::test]
+async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
+    let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
+    let cluster = Cluster::up(program, 1, 0).await.expect("a cluster");
+    let liar = Cluster::up(program, 1, 0).await.expect("another cluster");
+    let token = cluster.token(Role::Worker).await.expect("a token");
+    let secret = token.rsplit('-').next().expect("a token has parts").to_owned();
+    let (ours, theirs) = (cluster.node("n1").credentials(), liar.node("n1").credentials());
+    let (ours, theirs) = (ours.expect("an identity"), theirs.expect("an identity"));
+
+    // It shows its own root: the digest is wrong, and the joiner stops for good.
+    let (addr, honest_liar) = fake(&theirs, theirs.root_pem.clone()).await;
+    let mut joiner = Daemon::new(program, cluster.folder(), "victim1").expect("a port");
+    joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
+    assert_eq!(joiner.exit().await.expect("it ends"), Some(6), "{}", joiner.log());
+    assert!(joiner.log().contains("digest"), "{}", joiner.log());
+
+    // It shows the real root, which is public, and cannot prove that it belongs to it.
+    let (addr, skilful_liar) = fake(&theirs, ours.root_pem.clone()).await;
+    let mut joiner = Daemon::new(program, cluster.folder(), "victim2").expect("a port");
+    joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
+    until("it has asked the liar for the root", async || {
+        let asked = !skilful_liar.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        Ok(asked.then_some(()))
+    })
+    .await
+    .expect("it asks");
+    // Long enough for the second connection, the one that would carry the secret.
+    let waited = tokio::time::timeout(Duration::from_secs(2), joiner.ready()).await;
+    assert!(!matches!(waited, Ok(Ok(_))), "it joined a liar");
+    joiner.kill().await;
+
+    for received in [honest_liar, skilful_liar] {
+        let received = received.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        assert!(!received.is_empty(), "it was asked something");
+        for frame in received {
+            let what = wire::decode::<JoinFrame>(&frame);
+            assert!(matches!(what, Ok(JoinFrame::GetRoot)), "only the root was asked for");
+            assert!(!frame.windows(secret.len()).any(|bytes| bytes == secret.as_bytes()), "the secret was sent");
+        }
+    }
+    // The same token at the right door.
+    let seed = cluster.node("n1").listen.to_string();
+    let mut joiner = Daemon::new(program, cluster.folder(), "victim3").expect("a port");
+    joiner.start_and_wait(&["--join", &seed, "--token", &token]).await.expect("it joins");
+}

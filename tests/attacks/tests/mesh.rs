@@ -1,0 +1,198 @@
+//! A manager gone bad, with its real certificate, against a real manager over TLS. The mesh's own tests attack it in
+//! more ways, without a daemon around it.
+
+use std::path::Path;
+
+use muster_attacks::bytes::{announce, call, envelope};
+use muster_attacks::caller::dialer;
+use muster_attacks::cluster::{Cluster, until};
+use muster_attacks::manager::{BadManager, DOOR, Lies, Turned};
+use muster_attacks::watch::rss_kib;
+use muster_gateway::Dialer;
+use muster_messages::protocol::NodeCredentials;
+use muster_messages::wire::{PacketKind, PeerCall, PeerMessage, PeerReply, RaftPacket, Request};
+use muster_messages::{Principal, RaftId, RefusalReason, RequestId, Revision, Role};
+use serde_json::Value;
+
+/// The leader, and the certificate of a manager that runs no more: nobody else speaks as it.
+struct Scene {
+    cluster: Cluster,
+    leader: String,
+    thief: NodeCredentials,
+    dialer: Dialer,
+    seat: RaftId,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
+        let mut cluster = Cluster::up(program, 3, 0).await.expect("a cluster");
+        let (leader, _) = cluster.leader("n1").await.expect("a leader");
+        let name = cluster.names().into_iter().rev().find(|name| *name != leader).expect("three managers");
+        let thief = cluster.node(&name).credentials().expect("an identity");
+        cluster.node_mut(&name).kill().await;
+        let status = cluster.ask(&leader, Request::RaftStatus { fresh: false }).await.expect("it answers");
+        let own = thief.identity.node().expect("a node's").0.to_string();
+        let members = status["members"].as_array().expect("members").clone();
+        let seat = members.iter().find(|m| m["node"] == own.as_str()).and_then(|m| m["raft_id"].as_u64());
+        let (dialer, seat) = (dialer(&thief), RaftId(seat.expect("it had a seat")));
+        Self { cluster, leader, thief, dialer, seat }
+    }
+    fn addr(&self) -> String {
+        self.cluster.node(&self.leader).listen.to_string()
+    }
+    /// A session, as soon as the pause after the last offence is over.
+    async fn join(&self) -> BadManager {
+        until("a session", async || {
+            let joined = BadManager::join(&self.dialer, &self.thief.identity, Some(self.seat), &self.addr()).await;
+            Ok(joined.ok())
+        })
+        .await
+        .expect("it gets in")
+    }
+    async fn mesh(&self) -> Value {
+        self.cluster.inspect(&self.leader, "node/manager/mesh").await.expect("the mesh shows itself")
+    }
+    /// Waits until the mesh's own view says so.
+    async fn shows(&self, what: &str, right: impl Fn(&Value) -> bool) {
+        let shown = until(what, async || {
+            let view = self.cluster.inspect(&self.leader, "node/manager/mesh").await?;
+            Ok(right(&view).then_some(()))
+        });
+        if let Err(no) = shown.await {
+            panic!("{no}: {:#}", self.mesh().await);
+        }
+    }
+    fn rss_mib(&self) -> u64 {
+        rss_kib(self.cluster.node(&self.leader).pid().expect("it runs")).expect("it runs") / 1024
+    }
+    /// The cluster works, under the same leader.
+    async fn unharmed(&self, term: u64) {
+        assert_eq!(self.cluster.leader(&self.leader).await.expect("a leader"), (self.leader.clone(), term));
+        let log = self.cluster.node(&self.leader).log();
+        assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
+    }
+}
+
+fn offences(view: &Value, kind: &str) -> u64 {
+    let rows = view["offences"].as_array().into_iter().flatten();
+    rows.filter(|r| r["offence"] == kind).filter_map(|r| r["count"].as_u64()).sum()
+}
+
+/// A vote for a term far ahead: what would depose a leader if anybody believed it.
+fn packet(from: u64, to: u64) -> RaftPacket {
+    RaftPacket {
+        kind: PacketKind::RequestVote,
+        from: RaftId(from),
+        to: RaftId(to),
+        term: 1000,
+        log_term: 1000,
+        index: 1_000_000,
+        commit: 0,
+        commit_term: 0,
+        entries: vec![],
+        snapshot: None,
+        request_snapshot: 0,
+        reject: false,
+        reject_hint: 0,
+        context: vec![],
+        priority: 0,
+    }
+}
+
+#[tokio::test]
+async fn a_manager_gone_bad_harms_its_own_sessions_alone() {
+    let scene = Scene::new().await;
+    let (_, term) = scene.cluster.leader(&scene.leader).await.expect("a leader");
+    let victim_seat = {
+        let manager = scene.join().await;
+        manager.victim.raft_id.expect("the leader has a seat").0
+    };
+
+    // 100,000 actors announced: in one frame, and one at a time.
+    let before = scene.rss_mib();
+    let mut manager = scene.join().await;
+    manager.send(&announce(0..100_000)).await;
+    assert!(manager.ended().await, "the session ends");
+    scene.shows("it is counted", |v| offences(v, "foreign_actor") >= 1).await;
+    let mut manager = scene.join().await;
+    let frame = announce([DOOR + 1]);
+    let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
+    manager.send_raw(&one.repeat(100_000)).await;
+    assert!(manager.ended().await, "the session ends");
+    scene.shows("it is counted", |v| offences(v, "foreign_actor") >= 2).await;
+    let grown = scene.rss_mib().saturating_sub(before);
+    assert!(grown < 16, "100,000 announcements cost {grown} MiB");
+
+    // Raft messages in another's name: dropped and counted, in the door's view and by node.
+    let other = (1..).find(|n| *n != scene.seat.0 && *n != victim_seat).expect("numbers do not end");
+    let mut manager = scene.join().await;
+    let forged = vec![packet(other, victim_seat), packet(victim_seat, victim_seat)];
+    let reply = manager.ask(&envelope(manager.victim.tag, PeerMessage::Raft(forged))).await;
+    println!("forged: {reply:?}");
+    scene.shows("they are counted", |v| v["door"]["dropped"]["foreign_seat"].as_u64() >= Some(2)).await;
+    scene.unharmed(term).await;
+
+    // A hello in another node's name, and with another's seat.
+    let identity = &scene.thief.identity;
+    let lies = Lies { node: Some(manager.victim.node), seat: Some(scene.seat) };
+    for lies in [lies, Lies { node: None, seat: Some(RaftId(victim_seat)) }] {
+        let turned = until("an answer to the lie", async || {
+            match BadManager::greet(&scene.dialer, identity, &scene.addr(), lies).await {
+                Err(Turned::Refused(refusal)) => Ok(Some(refusal.reason)),
+                Ok(_) => panic!("{lies:?} was believed"),
+                Err(_) => Ok(None), // a pause after an offence
+            }
+        });
+        assert_eq!(turned.await.expect("refused"), RefusalReason::Forbidden, "{lies:?}");
+    }
+
+    // A good hello, and another's name in ractor_cluster's own handshake.
+    let greeted = until("a hello", async || {
+        let lies = Lies { node: None, seat: Some(scene.seat) };
+        Ok(BadManager::greet(&scene.dialer, identity, &scene.addr(), lies).await.ok())
+    });
+    let mut manager = greeted.await.expect("it gets in");
+    let name = manager.victim.node;
+    manager.authenticate(name).await;
+    assert!(manager.ended().await, "no session in another's name");
+    scene.shows("it is counted", |v| offences(v, "handshake") >= 1).await;
+    scene.unharmed(term).await;
+}
+
+#[tokio::test]
+async fn a_manager_that_floods_calls_costs_bounded_memory_and_one_that_vouches_is_believed() {
+    let scene = Scene::new().await;
+    let (_, term) = scene.cluster.leader(&scene.leader).await.expect("a leader");
+
+    // A manager vouches for callers (it holds the root key anyway): what it relays as an operator is done. An invented
+    // worker is held to what workers may.
+    let mut manager = scene.join().await;
+    let tag = manager.victim.tag;
+    let relayed = |caller, request| {
+        let asked = PeerCall::Api { caller, request_id: RequestId(rand::random()), timeout_ms: 10_000, request };
+        envelope(tag, PeerMessage::Call(asked))
+    };
+    let show = Request::TokenShow { role: Role::Manager };
+    let reply = manager.ask(&relayed(Principal::Operator, show.clone())).await;
+    assert!(matches!(reply, Some(PeerReply::Answer(Ok(_)))), "{reply:?}");
+    for weaker in [Principal::Node(manager.own), Principal::Anonymous] {
+        let reply = manager.ask(&relayed(weaker, show.clone())).await;
+        assert!(matches!(reply, Some(PeerReply::Answer(Err(_)))), "{reply:?}");
+    }
+
+    // Calls that take long, from a manager that reads no answer.
+    let before = scene.rss_mib();
+    let slow = relayed(Principal::Operator, Request::Events { since: Revision(u64::MAX), wait_ms: 9_000 });
+    let frame = call(manager.victim.door_pid, &slow, 1, 60_000);
+    let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
+    let many = one.repeat(1000);
+    for _ in 0..50 {
+        if !manager.send_raw(&many).await {
+            break;
+        }
+    }
+    let grown = scene.rss_mib().saturating_sub(before);
+    assert!(grown < 64, "unread calls cost {grown} MiB");
+    scene.unharmed(term).await;
+}
