@@ -5,7 +5,8 @@
 //! Keeps  CUT-1    whoever lost a right in a copy that was looked at is cut, though crashes and full mailboxes come between.
 //!        CUT-2    a demoted node loses the mesh alone: its agent session stays to tell it.
 //!        CUT-3    nobody is cut for being unknown: only who was known in an earlier copy can be missing in a later one.
-//!        BLOCK-2  an entry leaves only once the last certificate ever issued to its node has expired, plus an hour.
+//!        CUT-4    a sweep asks only for entries whose node's last certificate expired more than an hour ago; the store
+//!                 judges the same again.
 //! Why it acts on states and not on news of removals: a copy may be skipped, a snapshot may replace all of it, and
 //! an incarnation may crash. One that starts looks at everything.
 //! Why it is not the gateway's own business alone: that refuses newcomers, and a busy or restarted gateway must be

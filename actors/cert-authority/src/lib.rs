@@ -8,8 +8,8 @@
 //!        CERT-2  nobody gets a certificate before its record is applied: the replicated state knows the latest expiry
 //!                of every node, and a block outlives it.
 //!        CERT-3  a blocked node id gets no certificate, neither with its old certificate nor with a token.
-//!        JOIN-1  one join request creates one node and counts one use of its token, however often it is repeated.
-//!        JOIN-2  a node's id alone makes nobody that node: a repeated join must hold the same key, a re-keying node
+//!        CERT-4  one join request creates one node and counts one use of its token, however often it is repeated.
+//!        CERT-5  a node's id alone makes nobody that node: a repeated join must hold the same key, a re-keying node
 //!                must sign with its old one.
 //! Why the leader alone: only its copy is known to hold everything that was acknowledged, so that a block or a
 //! demotion of a moment ago counts.

@@ -106,7 +106,7 @@ impl CertAuthority {
         found.ok_or_else(bad_token)
     }
 
-    /// JOIN-1: a repeated join is recognised by the outcomes that every member remembers.
+    /// CERT-4: a repeated join is recognised by the outcomes that every member remembers.
     /// `tried`: so many tries were refused whose outcomes the copy may not show yet.
     fn history(&self, wish: &JoinWish, tried: u32) -> History {
         for round in 0..MAX_ROUNDS {
@@ -138,7 +138,7 @@ impl CertAuthority {
     }
 }
 
-/// JOIN-2: the id of a try depends on the key too, so that only its holder can repeat the request.
+/// CERT-5: the id of a try depends on the key too, so that only its holder can repeat the request.
 fn round_of(wish: &JoinWish, round: u32) -> RequestId {
     request_id(&[
         b"muster-join/1",
