@@ -81,11 +81,10 @@ impl CopyWatch {
     /// Waits until the copy is another than [`CopyWatch::get`] last returned. Safe to drop and call again.
     pub async fn changed(&mut self) {
         let ended = tokio::select! {
-            current = self.current.changed() => {
-                current.expect("this process keeps the place of its copy");
-                None
-            }
+            Ok(()) = self.current.changed() => None,
             ended = newer(self.source.as_mut()) => Some(ended),
+            // The place itself has gone, and with it every copy: the process is ending.
+            else => return std::future::pending().await,
         };
         match ended {
             Some(false) => {}

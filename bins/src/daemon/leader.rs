@@ -124,7 +124,9 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Founding, last step: the first entry writes the cluster, its root and its founder. Repeated until it is applied; the
 /// guard `NotFounded` makes it happen once.
 async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft: Recipient<RaftMemberMsg>) {
-    loop {
+    // Each term that is led before the entry is applied, and each restart of the manager half, proposes it again: once
+    // one of them is through, the others end.
+    while shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
         let mut command = Command::idempotent(founding.at, Principal::Operator, "founded").guard(Guard::NotFounded);
         command = command.change(Change::Found {
             cluster: Box::new(founding.cluster_record()),

@@ -1,5 +1,6 @@
 //! When a node can serve its role, and the one line that says so.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -81,6 +82,10 @@ pub fn announce_when_ready(readiness: Readiness, listens: SocketAddr, metrics: O
         let me = readiness.me;
         let role = readiness.reached().await;
         let metrics = metrics.map_or_else(|| "off".to_owned(), |m| m.to_string());
-        println!("musterd ready node={me} role={role} listen={listens} socket={} metrics={metrics}", socket.display());
+        let socket = socket.display();
+        let line = format!("musterd ready node={me} role={role} listen={listens} socket={socket} metrics={metrics}\n");
+        // Whoever started the daemon may have stopped reading.
+        let mut out = std::io::stdout();
+        let _nobody_reads = out.write_all(line.as_bytes()).and_then(|()| out.flush());
     });
 }

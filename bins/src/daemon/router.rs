@@ -67,13 +67,23 @@ impl Router {
             let left = deadline.saturating_duration_since(Instant::now());
             let answer = match leader {
                 _ if leading => self.answer(self.ports.node, call.clone(), left).await,
-                Some(leader) if leader != self.ports.node => self.mesh.call(leader, left, call.clone()).await,
+                Some(leader) if leader != self.ports.node => self.ask(leader, left, call.clone()).await,
                 _ => Err(no_leader()),
             };
             match answer {
                 Err(error) if error.code == ErrorCode::Unreachable && left > PAUSE => tokio::time::sleep(PAUSE).await,
                 done => return done,
             }
+        }
+    }
+
+    /// Asks one manager for as long as it leads: a frozen one does not answer, and its connection takes seconds to be
+    /// given up. Every call may be repeated.
+    async fn ask(&self, leader: NodeId, left: Duration, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
+        let mut changes = self.ports.replica.clone();
+        tokio::select! {
+            answer = self.mesh.call(leader, left, call) => answer,
+            Ok(_) = changes.wait_for(|r| r.raft.leader_node != Some(leader)) => Err(no_leader()),
         }
     }
 

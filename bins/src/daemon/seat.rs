@@ -103,6 +103,11 @@ impl SeatKeeper {
                     self.empty(cx);
                 } else {
                     self.settle();
+                    if self.holds != Some(raft_id) {
+                        // Given, but the leader has not spoken to it yet. Should it be taken away before it does (the
+                        // leader gives up on a silent learner), nothing here would change: look again.
+                        self.again(cx, LONGEST_PAUSE);
+                    }
                 }
             }
             Ok(SeatReply::Wait { reason, message, retry_after_ms }) => {

@@ -85,6 +85,9 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Shell for Switch<L, P> {
         cx.spawn(async move {
             if !fresh {
                 children.stop_and_wait(plan.name()).await;
+                // The earlier incarnation may have crashed between the stop and what follows it.
+                let level = levels.borrow().clone();
+                plan.after_stop(level).await;
             }
             let _stopping = me.tell(SwitchMsg::Stopped);
             while levels.changed().await.is_ok() {
