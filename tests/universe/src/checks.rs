@@ -93,9 +93,10 @@ impl Checks {
     /// CERT-1: a certificate that reached its node is for the role that was written at the revision it carries.
     pub fn certified(&self, node: NodeId, role: Role, granted: Revision) -> Verdict {
         match self.grants.get(&(node, granted)) {
-            Some(written) if *written != role => {
-                Err(broken(CERT_1, format!("{node} got a certificate as {role}, but was granted {written} at {granted}")))
-            }
+            Some(written) if *written != role => Err(broken(
+                CERT_1,
+                format!("{node} got a certificate as {role}, but was granted {written} at {granted}"),
+            )),
             _ => Ok(()),
         }
     }

@@ -1,1 +1,35 @@
-//! The simulated universe.
+//! The simulated universe: the real cores of raft member, role manager and certificate authority, and the gateway's
+//! decisions, over a simulated network, clock and disk. One seed, one universe: it can be had again.
+//!
+//! - [`run`]: one random universe: a cluster grows, is used and hurt, is healed, and must settle.
+//! - [`Universe`] with the verbs of `story`: a calm universe in which exactly what is told goes wrong.
+//! - [`Break`]: promises broken on purpose. The invariants are listed in `docs/invariants.md`.
+//!
+//! What is simulated is what a core cannot see: sessions between agents and managers are reduced to their effects,
+//! and connections to packets that arrive, late, twice, out of order or not at all.
+
+mod agents;
+mod breaks;
+mod checks;
+mod clients;
+mod dice;
+mod disk;
+mod faults;
+mod leaders;
+mod machine;
+mod members;
+mod model;
+mod network;
+mod report;
+mod run;
+mod schedule;
+mod story;
+mod trace;
+mod world;
+
+pub use self::breaks::Break;
+pub use self::clients::OpNumber;
+pub use self::report::{Failure, MUST_HAPPEN, Report, Totals};
+pub use self::run::{ROLE_CHANGES, run};
+pub use self::story::Link;
+pub use self::world::Universe;

@@ -121,9 +121,18 @@ pub enum RoleAsker {
 pub enum Asker {
     Writer(Try),
     Reader(Box<Floor>),
-    RoleStep { incarnation: u32, step: roles::StepId },
-    Transfer { incarnation: u32, step: roles::StepId },
-    Authority { incarnation: u32, step: authority::StepId },
+    RoleStep {
+        incarnation: u32,
+        step: roles::StepId,
+    },
+    Transfer {
+        incarnation: u32,
+        step: roles::StepId,
+    },
+    Authority {
+        incarnation: u32,
+        step: authority::StepId,
+    },
     /// Nobody in particular: founding, liveness, outdated commands.
     House,
 }

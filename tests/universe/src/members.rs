@@ -55,11 +55,14 @@ impl Universe {
         }
         self.due.push_back(place);
         let name = self.machines[place].name.clone();
-        self.say(format!("{name} starts its manager half {number} ({})", if seated { "with its data" } else { "empty" }));
+        self.say(format!(
+            "{name} starts its manager half {number} ({})",
+            if seated { "with its data" } else { "empty" }
+        ));
         let phase = self.dice.micros(0, 20_000);
         self.time.after(phase, Event::Tick { place, half: number });
         let soon = self.dice.micros(100, 3000);
-        self.time.after(soon, Event::AskSeat { place, half: number });
+        self.time.after(soon, Event::AskSeat { place, half: number, unanswered: None });
         let everybody: Vec<Place> = (0..self.machines.len()).filter(|p| *p != place).collect();
         for peer in everybody {
             if self.machines[peer].half.is_some() && self.net.both_open(place, peer) {
@@ -144,7 +147,9 @@ impl Universe {
     }
 
     fn perform(&mut self, place: Place, batch: Batch) {
-        let Batch { send, send_snapshots, make_durable, take_snapshot, answers, publish, wake_at, again, notices, .. } = batch;
+        let Batch {
+            send, send_snapshots, make_durable, take_snapshot, answers, publish, wake_at, again, notices, ..
+        } = batch;
         let number = self.machines[place].half.as_ref().map_or(0, |h| h.number);
         self.send(place, send);
         if !make_durable.is_empty() {
@@ -159,7 +164,7 @@ impl Universe {
             self.published(place);
         }
         for answer in answers {
-            self.answer(place, answer);
+            self.ended(place, answer);
         }
         for snapshot in send_snapshots {
             self.send_snapshot(place, snapshot);
@@ -212,7 +217,7 @@ impl Universe {
         self.say(format!("{name}: {notice:?}"));
     }
 
-    fn answer(&mut self, place: Place, answer: Answer) {
+    fn ended(&mut self, place: Place, answer: Answer) {
         let ask = match &answer {
             Answer::Proposed(ask, _) | Answer::Read(ask, _) | Answer::Transferred(ask, _) => *ask,
         };
@@ -288,8 +293,10 @@ impl Universe {
     }
 
     /// A session needs the consent of both ends. Who is refused learns why.
-    pub(crate) fn in_session(&mut self, from: Place, to: Place) -> bool {
-        for (judge, judged) in [(from, to), (to, from)] {
+    /// What a process sent before it ended is judged by its receiver alone.
+    fn in_session(&mut self, from: Place, to: Place, sender: u32) -> bool {
+        let lives = self.machines[from].half(sender).is_some();
+        for (judge, judged) in [(from, to), (to, from)].into_iter().skip(usize::from(!lives)) {
             if let Err(reason) = self.judge_peer(judge, judged) {
                 let told = matches!(reason, RefusalReason::Demoted | RefusalReason::Removed | RefusalReason::Blocked);
                 if let Some(certificate) = self.machines[judged].agent.certificate.as_ref().filter(|_| told) {
@@ -349,7 +356,7 @@ impl Universe {
     pub(crate) fn arrive(&mut self, mail: Mail) {
         let Mail { from, to, packets, snapshot, sender } = mail;
         let (node, seat, addressee) = (self.machines[from].id, packets[0].from, packets[0].to);
-        let reaches = self.net.open(from, to) && self.machines[to].half.is_some() && self.in_session(from, to);
+        let reaches = self.net.open(from, to) && self.machines[to].half.is_some() && self.in_session(from, to, sender);
         if snapshot.is_some() {
             let after = if reaches { self.dice.micros(200, 1000) } else { Duration::from_millis(500) };
             self.snapshot_ended(from, sender, addressee, reaches, after);

@@ -77,7 +77,7 @@ impl fmt::Display for Totals {
 }
 
 /// A universe that ran to its end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub seed: u64,
     pub hash: u64,

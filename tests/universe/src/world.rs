@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use muster_messages::wire::{RaftPacket, SeatReply, SeatRequest, SnapshotHead};
-use muster_messages::{ErrorBody, Moment, NodeId, RaftId, RefusalReason, WallTime};
+use muster_messages::{ErrorBody, Moment, NodeId, RaftId, RefusalReason, Role, WallTime};
 use muster_pki::CsrKey;
 use muster_raft_member::core::{Input, RaftConfig};
-use muster_role_manager::core::StepId;
+use muster_role_manager::core::{StepId, Wish};
 use muster_store::invariants::Broken;
 
 use crate::breaks::Break;
@@ -36,35 +36,112 @@ pub struct Settings {
 
 /// Everything that can happen. What belongs to a process or a manager half that has ended happens to nobody.
 pub enum Event {
-    Tick { place: Place, half: u32 },
-    Woke { place: Place, half: u32 },
-    Synced { place: Place, half: u32, number: u64 },
+    Tick {
+        place: Place,
+        half: u32,
+    },
+    Woke {
+        place: Place,
+        half: u32,
+    },
+    Synced {
+        place: Place,
+        half: u32,
+        number: u64,
+    },
     /// Something for the member that comes from its own machine.
-    Local { place: Place, half: u32, input: Box<Input> },
+    Local {
+        place: Place,
+        half: u32,
+        input: Box<Input>,
+    },
     Mail(Box<Mail>),
-    Session { place: Place, half: u32, peer: NodeId, up: bool },
-    Told { place: Place, life: u32, serial: String, reason: RefusalReason },
+    Session {
+        place: Place,
+        half: u32,
+        peer: NodeId,
+        up: bool,
+    },
+    Told {
+        place: Place,
+        life: u32,
+        serial: String,
+        reason: RefusalReason,
+    },
 
-    Look { place: Place, half: u32 },
-    RolesWoke { place: Place, incarnation: u32 },
-    RolesBack { place: Place, half: u32 },
-    AuthorityWoke { place: Place, incarnation: u32 },
-    AuthorityBack { place: Place, half: u32 },
-    Probed { place: Place, incarnation: u32, step: StepId, ok: bool },
-    Dispatch { place: Place, half: u32 },
+    Look {
+        place: Place,
+        half: u32,
+    },
+    RolesWoke {
+        place: Place,
+        incarnation: u32,
+    },
+    RolesBack {
+        place: Place,
+        half: u32,
+    },
+    AuthorityWoke {
+        place: Place,
+        incarnation: u32,
+    },
+    AuthorityBack {
+        place: Place,
+        half: u32,
+    },
+    Probed {
+        place: Place,
+        incarnation: u32,
+        step: StepId,
+        ok: bool,
+    },
+    Dispatch {
+        place: Place,
+        half: u32,
+    },
 
-    Agent { place: Place, life: u32 },
-    Question { to: Place, caller: Caller, question: Box<Question> },
-    Answered { to: Caller, answer: Box<Answered> },
-    AskSeat { place: Place, half: u32 },
+    Agent {
+        place: Place,
+        life: u32,
+    },
+    Question {
+        to: Place,
+        caller: Caller,
+        question: Box<Question>,
+    },
+    Answered {
+        to: Caller,
+        answer: Box<Answered>,
+    },
+    AskSeat {
+        place: Place,
+        half: u32,
+        unanswered: Option<u64>,
+    },
 
     Writer(usize),
     Reader,
     Operator,
-    WriteArrives { place: Place, attempt: Try },
-    WriteAnswered { attempt: Try, result: Written },
-    WishArrives { place: Place, op: OpNumber, attempt: u32 },
-    WishAnswered { op: OpNumber, attempt: u32, result: Result<bool, ErrorBody> },
+    WriteArrives {
+        place: Place,
+        attempt: Try,
+    },
+    WriteAnswered {
+        attempt: Try,
+        result: Written,
+    },
+    WishArrives {
+        place: Place,
+        op: OpNumber,
+        attempt: u32,
+    },
+    WishAnswered {
+        op: OpNumber,
+        attempt: u32,
+        result: Result<bool, ErrorBody>,
+    },
+    WishAgain(OpNumber),
+    Wish(NodeId, Role),
 
     Fault,
     Over(Injury),
@@ -241,7 +318,7 @@ impl Universe {
             | E::WriteArrives { place, .. }
             | E::WishArrives { place, .. } => *place,
             E::Writer(_) | E::Reader | E::Operator | E::WriteAnswered { .. } | E::WishAnswered { .. } => return None,
-            E::Fault | E::Over(_) => return None,
+            E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) => return None,
         };
         self.machines[place].thaws
     }
@@ -270,7 +347,7 @@ impl Universe {
             E::Agent { place, life } => self.agent(place, life),
             E::Question { to, caller, question } => self.questioned(to, caller, *question),
             E::Answered { to, answer } => self.answered(to, *answer),
-            E::AskSeat { place, half } => self.ask_seat(place, half),
+            E::AskSeat { place, half, unanswered } => self.ask_seat(place, half, unanswered),
             E::Writer(writer) => self.writer(writer),
             E::Reader => self.reader(),
             E::Operator => self.operator(),
@@ -278,6 +355,10 @@ impl Universe {
             E::WriteAnswered { attempt, result } => self.write_answered(attempt, result),
             E::WishArrives { place, op, attempt } => self.wish_arrives(place, op, attempt),
             E::WishAnswered { op, attempt, result } => self.wish_answered(op, attempt, result),
+            E::WishAgain(op) => self.wish_again(op),
+            E::Wish(node, role) => {
+                let _then = self.wish(node, Wish::Role(role));
+            }
             E::Fault => self.fault(),
             E::Over(injury) => self.over(injury),
         }

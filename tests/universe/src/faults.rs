@@ -1,0 +1,413 @@
+//! What goes wrong, at random: crashes, freezes, cuts, bad weather, bad disks, crashed actors, outdated commands.
+
+use std::time::Duration;
+
+use muster_messages::{
+    CertificateRecord, CertificateState, Change, Command, Guard, Moment, NodeId, Principal, RaftId, Role, SeatChange,
+    SeatChangeKind, Tables, WallTime,
+};
+use muster_raft_member::core::Input;
+
+use crate::disk::Pace;
+use crate::machine::{Asker, Place};
+use crate::network::Weather;
+use crate::world::{Event, Universe};
+
+/// A fault that ends by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Injury {
+    Down(Place, u32),
+    Frozen(Place),
+    Cut(Vec<(Place, Place)>),
+    Weather(u32),
+    Disk(Place, u32),
+}
+
+/// Which faults there are, and what they left behind.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    pub active: bool,
+    thawed: Vec<(Place, Moment)>,
+    weathers: u32,
+    disks: u32,
+    /// The seat whose data is lost. While it is in the configuration, no other disk may die: losing the data of two
+    /// members at once is more than a majority of three can bear.
+    lost: Option<RaftId>,
+}
+
+impl Faults {
+    /// When a machine last woke from being frozen.
+    pub fn froze(&self, place: Place) -> Option<Moment> {
+        self.thawed.iter().rev().find(|(p, _)| *p == place).map(|(_, at)| *at)
+    }
+}
+
+impl Universe {
+    pub(crate) fn fault(&mut self) {
+        if !self.faults.active {
+            return;
+        }
+        let next = self.dice.millis(150, 1400);
+        self.time.after(next, Event::Fault);
+        let place = self.dice.below(self.machines.len());
+        match self.dice.below(26) {
+            0..=2 => self.crash_for_a_while(place, false),
+            3..=5 => self.crash_for_a_while(place, true),
+            6 => self.crash_leader(),
+            7 => self.everybody_down(),
+            8 | 9 => self.freeze(place),
+            10 | 11 => self.partition(),
+            12 => self.isolate(place),
+            13 => self.cut_one_way(place),
+            14 | 15 => self.bad_weather(),
+            16 | 17 => self.bad_disk(place, Pace::Slow),
+            18 => self.bad_disk(place, Pace::Hung),
+            19 | 20 => self.lose_disk(),
+            21 => self.doom_roles(),
+            22 => self.crash_an_authority(),
+            23 => self.hand_over(place),
+            24 => self.outdated(),
+            _ => self.outdated_seat(),
+        }
+    }
+
+    // ---- processes ------------------------------------------------------------------------------------------------
+
+    /// The process ends. With the power goes what the disk had not synced, and nobody is told.
+    pub(crate) fn crash(&mut self, place: Place, power: bool) {
+        if !self.machines[place].up {
+            return;
+        }
+        let name = self.machines[place].name.clone();
+        self.say(format!("{name} {}", if power { "loses its power" } else { "is killed" }));
+        self.totals.count(if power { "fault: power lost" } else { "fault: process killed" });
+        let now = self.now();
+        self.drop_half(place, !power);
+        let machine = &mut self.machines[place];
+        machine.up = false;
+        machine.thaws = None;
+        machine.life += 1;
+        machine.silent_since.get_or_insert(now);
+        if power {
+            let lost = machine.disk.power_lost(&mut self.dice);
+            self.totals.add("fault: unsynced writes lost", u64::from(lost));
+        } else {
+            machine.disk.killed();
+        }
+    }
+
+    pub(crate) fn start(&mut self, place: Place) {
+        if self.machines[place].up {
+            return;
+        }
+        // A monotonic clock belongs to one start of the machine.
+        let clock = self.dice.roll() % 1_000_000_000_000;
+        let moves = self.faults.active && self.dice.chance(120);
+        let machine = &mut self.machines[place];
+        machine.up = true;
+        machine.clock = clock;
+        machine.agent.asking = None;
+        machine.agent.seen = Default::default();
+        machine.disk.pace = Pace::Good;
+        if moves {
+            let port = 4401 + self.dice.below(200);
+            machine.addr = format!("10.0.0.{}:{port}", place + 1);
+        }
+        let life = machine.life;
+        let name = machine.name.clone();
+        self.say(format!("{name} starts{}", if moves { " at another address" } else { "" }));
+        let soon = self.dice.millis(1, 30);
+        self.time.after(soon, Event::Agent { place, life });
+    }
+
+    fn crash_for_a_while(&mut self, place: Place, power: bool) {
+        if self.machines[place].up {
+            self.crash(place, power);
+            let back = if self.dice.chance(150) { self.dice.millis(4000, 9000) } else { self.dice.millis(30, 3500) };
+            self.time.after(back, Event::Over(Injury::Down(place, self.machines[place].life)));
+        }
+    }
+
+    fn crash_leader(&mut self) {
+        if let Some(place) = self.leading() {
+            let power = self.dice.chance(400);
+            self.crash_for_a_while(place, power);
+        }
+    }
+
+    fn everybody_down(&mut self) {
+        self.totals.count("fault: everybody down");
+        let power = self.dice.chance(700);
+        for place in 0..self.machines.len() {
+            self.crash_for_a_while(place, power);
+        }
+    }
+
+    pub(crate) fn freeze(&mut self, place: Place) {
+        let (now, takes) = (self.now(), self.dice.millis(50, 4000));
+        let machine = &mut self.machines[place];
+        if machine.runs() {
+            machine.thaws = Some(now + takes);
+            machine.silent_since.get_or_insert(now);
+            self.totals.count("fault: node frozen");
+            self.say(format!("n{} freezes for {} ms", place + 1, takes.as_millis()));
+            // Before everything that waited for it.
+            self.time.at(now + takes, Event::Over(Injury::Frozen(place)));
+        }
+    }
+
+    fn thaw(&mut self, place: Place) {
+        let now = self.now();
+        let machine = &mut self.machines[place];
+        if machine.thaws.take().is_some() {
+            self.faults.thawed.push((place, now));
+            if machine.seat().is_some() {
+                machine.silent_since = None;
+            }
+        }
+    }
+
+    // ---- network --------------------------------------------------------------------------------------------------
+
+    fn cut_for_a_while(&mut self, links: Vec<(Place, Place)>) {
+        let now = self.now();
+        for (from, to) in &links {
+            self.net.cut(now, *from, *to);
+        }
+        let takes = if self.dice.chance(200) { self.dice.millis(3000, 9000) } else { self.dice.millis(50, 3000) };
+        self.time.after(takes, Event::Over(Injury::Cut(links)));
+    }
+
+    fn partition(&mut self) {
+        let size = self.machines.len();
+        let side: Vec<bool> = (0..size).map(|_| self.dice.chance(500)).collect();
+        let between = |a: &usize, b: &usize| side[*a] != side[*b];
+        let links = (0..size).flat_map(|a| (0..size).map(move |b| (a, b))).filter(|(a, b)| between(a, b)).collect();
+        self.totals.count("fault: partition");
+        let names: Vec<String> = (0..size).filter(|p| side[*p]).map(|p| format!("n{}", p + 1)).collect();
+        self.say(format!("a partition cuts off {}", names.join(" ")));
+        self.cut_for_a_while(links);
+    }
+
+    fn isolate(&mut self, place: Place) {
+        let others = (0..self.machines.len()).filter(|p| *p != place);
+        let links = others.flat_map(|p| [(p, place), (place, p)]).collect();
+        self.totals.count("fault: partition");
+        self.say(format!("n{} is cut off", place + 1));
+        self.cut_for_a_while(links);
+    }
+
+    fn cut_one_way(&mut self, from: Place) {
+        let to = self.dice.below(self.machines.len());
+        if from != to {
+            self.totals.count("fault: one-way cut");
+            self.say(format!("n{} does not reach n{}", from + 1, to + 1));
+            self.cut_for_a_while(vec![(from, to)]);
+        }
+    }
+
+    fn bad_weather(&mut self) {
+        let heavy = self.dice.chance(250);
+        let most = if heavy { 300 } else { 60 };
+        self.net.weather = Weather {
+            loss: self.dice.below(most) as u32,
+            twice: self.dice.below(most) as u32,
+            reorder: self.dice.below(most) as u32,
+            slow: if self.dice.chance(300) { self.dice.millis(1, 90) } else { Duration::ZERO },
+        };
+        self.say(format!("{:?}", self.net.weather));
+        self.faults.weathers += 1;
+        let takes = self.dice.millis(200, 4000);
+        self.time.after(takes, Event::Over(Injury::Weather(self.faults.weathers)));
+    }
+
+    // ---- disks ----------------------------------------------------------------------------------------------------
+
+    fn bad_disk(&mut self, place: Place, pace: Pace) {
+        self.totals.count(if pace == Pace::Hung { "fault: hung disk" } else { "fault: slow disk" });
+        self.say(format!("the disk of n{} is {pace:?}", place + 1));
+        self.machines[place].disk.pace = pace;
+        self.faults.disks += 1;
+        let takes = self.dice.millis(100, 4500);
+        self.time.after(takes, Event::Over(Injury::Disk(place, self.faults.disks)));
+    }
+
+    /// A disk dies, if all the other voters have theirs.
+    fn lose_disk(&mut self) {
+        let Some(tables) = self.checks.newest().cloned() else { return };
+        if self.faults.lost.is_some_and(|seat| tables.members.contains_key(&seat)) {
+            return;
+        }
+        let voters: Vec<RaftId> = tables.members.values().filter(|m| m.voter).map(|m| m.raft_id).collect();
+        let sound = |seat: &RaftId| {
+            self.holder(*seat).is_some_and(|p| {
+                let m = &self.machines[p];
+                m.runs() && m.seat() == Some(*seat) && m.disk.lost.is_none() && m.disk.pace == Pace::Good
+            })
+        };
+        if voters.len() < 3 || !voters.iter().all(sound) {
+            return;
+        }
+        let Some(seat) = self.dice.pick(&voters) else { return };
+        let Some(place) = self.holder(seat) else { return };
+        self.faults.lost = Some(seat);
+        self.totals.count("fault: disk lost");
+        self.crash(place, true);
+        let damaged = self.dice.chance(400);
+        self.machines[place].disk.replace(damaged);
+        self.say(format!("the disk of n{}, seat {seat}, is lost", place + 1));
+        let back = self.dice.millis(30, 2500);
+        self.time.after(back, Event::Over(Injury::Down(place, self.machines[place].life)));
+    }
+
+    // ---- actors ---------------------------------------------------------------------------------------------------
+
+    fn doom_roles(&mut self) {
+        let Some(place) = self.leading() else { return };
+        self.totals.count("fault: role manager crashed");
+        let in_a_step = self.dice.chance(700);
+        match self.roles(place) {
+            Some(roles) if in_a_step => roles.doomed = true,
+            _ => self.crash_roles(place),
+        }
+    }
+
+    fn crash_an_authority(&mut self) {
+        if let Some(place) = self.leading() {
+            self.totals.count("fault: cert authority crashed");
+            self.crash_authority(place);
+        }
+    }
+
+    /// Somebody asks a member to hand leadership over.
+    fn hand_over(&mut self, place: Place) {
+        let place = self.leading().unwrap_or(place);
+        if !self.machines[place].runs() {
+            return;
+        }
+        if let Some(ask) = self.park(place, Asker::House) {
+            self.hear(place, Input::TransferLeadership { ask, to: None });
+        }
+    }
+
+    // ---- outdated assumptions -------------------------------------------------------------------------------------
+
+    /// What a proposer with an old copy might ask for. The store must see through it when it is applied.
+    fn outdated(&mut self) {
+        let Some((place, tables)) = self.leader_and_tables() else { return };
+        let now = self.wall(place);
+        let seated: Vec<NodeId> =
+            tables.members.values().map(|m| m.node).filter(|n| Some(*n) != self.model.ledger).collect();
+        let nodes: Vec<NodeId> = tables.nodes.keys().copied().filter(|n| Some(*n) != self.model.ledger).collect();
+        let command = Command::idempotent(now, Principal::Operator, "outdated");
+        let command = match (self.dice.below(3), self.dice.pick(&seated), self.dice.pick(&nodes)) {
+            // With this guard nobody is deleted who is only about to join.
+            (0, Some(node), _) => {
+                let voter = tables.membership_of(node) == muster_messages::Membership::Voter;
+                if !voter || tables.nodes.get(&node).is_none_or(|n| n.desired_role == Role::Worker) {
+                    return;
+                }
+                self.model.disturbed(node);
+                command.guard(Guard::DesiredRole { node, role: Role::Manager }).change(Change::DeleteNode(node))
+            }
+            (1, _, Some(node)) => {
+                command.change(Change::RecordCertificate { node, certificate: forged(&tables, node, now) })
+            }
+            (_, Some(node), _) => command.change(Change::GrantRole { node, role: Role::Worker }),
+            _ => return,
+        };
+        self.totals.count("fault: outdated command");
+        self.say(format!("outdated: {:?}", command.changes));
+        self.propose(place, Asker::House, command, Duration::from_secs(2));
+    }
+
+    fn outdated_seat(&mut self) {
+        let Some((place, tables)) = self.leader_and_tables() else { return };
+        let unwanted: Vec<NodeId> = tables
+            .nodes
+            .values()
+            .filter(|n| n.role == Role::Worker && n.desired_role == Role::Worker)
+            .map(|n| n.id)
+            .collect();
+        let stranger = NodeId::from_entropy(self.dice.wide());
+        let worker = self.dice.pick(&unwanted).unwrap_or(stranger);
+        let node = if self.dice.chance(500) { worker } else { stranger };
+        let kind = match self.dice.below(3) {
+            0 => SeatChangeKind::Remove { raft_id: tables.next_raft_id },
+            1 => {
+                let reused = tables.removed_raft_ids.iter().next().copied().unwrap_or(tables.next_raft_id.next());
+                SeatChangeKind::AddLearner { node, raft_id: reused, addr: "10.0.0.99:1".to_owned() }
+            }
+            _ => SeatChangeKind::AddLearner { node, raft_id: tables.next_raft_id, addr: "10.0.0.99:1".to_owned() },
+        };
+        self.totals.count("fault: outdated command");
+        self.say(format!("outdated: {kind:?}"));
+        let change = Box::new(SeatChange { at: self.wall(place), by: Principal::Operator, kind });
+        if let Some(ask) = self.park(place, Asker::House) {
+            self.hear(place, Input::ProposeSeat { ask, change });
+        }
+    }
+
+    fn leader_and_tables(&self) -> Option<(Place, Tables)> {
+        let place = self.leading().filter(|p| self.machines[*p].runs())?;
+        let tables = self.machines[place].half.as_ref()?.core.tables().clone();
+        tables.cluster.is_some().then_some((place, tables))
+    }
+
+    // ---- the end of faults ----------------------------------------------------------------------------------------
+
+    pub(crate) fn over(&mut self, injury: Injury) {
+        match injury {
+            Injury::Down(place, life) if self.machines[place].life == life => self.start(place),
+            Injury::Frozen(place) => self.thaw(place),
+            Injury::Cut(links) => {
+                for (from, to) in links {
+                    self.net.mend(from, to);
+                    if self.net.both_open(from, to) && from < to {
+                        self.session(from, to, true, Duration::from_millis(300));
+                    }
+                }
+            }
+            Injury::Weather(number) if number == self.faults.weathers => self.net.weather = Weather::default(),
+            Injury::Disk(place, number) if number == self.faults.disks || self.dice.chance(500) => {
+                self.mend_disk(place)
+            }
+            Injury::Disk(place, number) => {
+                let later = self.dice.millis(100, 2000);
+                self.time.after(later, Event::Over(Injury::Disk(place, number)));
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn mend_disk(&mut self, place: Place) {
+        self.machines[place].disk.pace = Pace::Good;
+        self.begin_disk(place);
+    }
+
+    /// Everything works again.
+    pub(crate) fn heal(&mut self) {
+        self.say("everything is healed");
+        self.faults.active = false;
+        self.net.mend_all();
+        self.net.weather = Weather::default();
+        for place in 0..self.machines.len() {
+            self.thaw(place);
+            self.mend_disk(place);
+            self.start(place);
+        }
+        for a in 0..self.machines.len() {
+            for b in a + 1..self.machines.len() {
+                self.session(a, b, true, Duration::from_millis(300));
+            }
+        }
+    }
+}
+
+/// A certificate for the other role.
+fn forged(tables: &Tables, node: NodeId, now: WallTime) -> CertificateRecord {
+    let record = tables.nodes.get(&node);
+    let role = if record.is_some_and(|r| r.role == Role::Manager) { Role::Worker } else { Role::Manager };
+    let (granted, not_after) = (record.map(|r| r.granted), now.plus(Duration::from_secs(3600)));
+    CertificateRecord { role, serial: "f0".to_owned(), granted, not_after, state: CertificateState::Issued }
+}
