@@ -152,7 +152,7 @@ impl Service {
         let replica = self.copy(manager, asked.left()).await?;
         if let Some(oldest) = replica.tables.events.front()
             && since.0 != 0
-            && since.0 + 1 < oldest.revision.0
+            && since.0.saturating_add(1) < oldest.revision.0
             && replica.tables.events.len() >= 10_000
         {
             let text = format!(
