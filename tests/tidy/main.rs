@@ -2,6 +2,7 @@
 //! only shrink (ratchets).
 
 mod dependencies;
+mod invariants;
 mod licence;
 mod sources;
 mod texts;

@@ -3,7 +3,7 @@
 //! Owns   what is left to do between wishes and facts: two queues, and the steps under way.
 //! Hears  wishes, requests for a seat, the newest replicated state, how its steps ended.
 //! Says   guarded commands, seat changes, dial-backs, offers of leadership, answers.
-//! Keeps  ROLE-1  an accepted wish is in the replicated state before it is answered.
+//! Keeps  WISH-1 and WISH-2 (see `wishes`); the store keeps ROLE-1, a node with a seat is manager.
 //!        ROLE-2  of all plans together at most one membership change is in flight.
 //!        ROLE-3  no membership change takes away the quorum, in the current or in the resulting configuration.
 //!        ROLE-4  no role older than the newest wish is ever written.

@@ -2,9 +2,9 @@
 //!
 //! Keeps  BLOCK-1  a blocked node has no record.
 //!        BLOCK-2  a block outlives every certificate ever issued to its node.
-//!        CERT-1   a recorded certificate is for the role in force when it was recorded.
 //!        NAME-1   no two nodes have the same name.
 //!        ROLE-1   a node with a seat is manager.
+//! and its part of CERT-1: a recorded certificate is for the role in force when it was recorded.
 //! Each change refuses before it writes anything. One that changes nothing leaves no event and no new revision, so
 //! that a repeated command does not look like news.
 //! Labels leave no event: a controller that writes them often would push every role change out of the log.

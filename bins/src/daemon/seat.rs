@@ -132,10 +132,12 @@ impl SeatKeeper {
     fn settle(&mut self) {
         let mut data = self.shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner);
         if self.holds.is_some() && self.holds == self.seated && *data != RaftData::Present {
-            *data = RaftData::Present;
+            let before = std::mem::replace(&mut *data, RaftData::Present);
             drop(data);
             self.shared.raft_trouble.send_replace(None);
-            info!("the raft data is back");
+            if before != RaftData::None {
+                info!("the raft data is back");
+            }
         }
     }
 

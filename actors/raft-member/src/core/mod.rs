@@ -4,7 +4,7 @@
 //! Hears  `Input`.   Says  `Batch`.
 //! Keeps  DURABLE-1  nothing counts as acknowledged by this member before its disk has it.
 //!        DURABLE-2  no vote, no answer and nothing a leader says in a term leaves before that vote, entry or term is durable.
-//!        PROPOSE-1  each proposal ends exactly once.   READ-1  a read sees everything acknowledged before it was asked.
+//!        PROPOSE-1, PROPOSE-2 (see `proposals`), READ-1 (see `reads`), LOG-1 (see `log`).
 //!        MEMBER-2   the Raft configuration is what the applied seat changes say; a refused one changes nothing, anywhere.
 //!
 //! # Driving it
@@ -124,6 +124,10 @@ struct Seat {
     /// Snapshots on their way to a peer.
     sending: BTreeMap<u64, Moment>,
     hint: Option<Hint>,
+    /// The commit index as last sent to everybody.
+    commit_told: u64,
+    /// When a leader tells them of a newer one.
+    tell_commit_at: Option<Moment>,
 }
 
 /// What matters about raft's state from one step to the next.
@@ -270,7 +274,11 @@ impl RaftCore {
             led_since: now,
             sending: BTreeMap::new(),
             hint: None,
+            commit_told: 0,
+            tell_commit_at: None,
         };
+        // See `tell_commit`.
+        seat.raw.skip_bcast_commit(true);
         seat.raw.raft.set_randomized_election_timeout(timeout);
         self.seat = Some(seat);
         Ok(())
