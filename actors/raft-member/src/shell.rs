@@ -50,6 +50,8 @@ pub struct RaftMember {
     ports: BTreeMap<AskId, Port>,
     next_ask: u64,
     turn_due: bool,
+    /// When the next `Wake` comes: one timer at a time.
+    waking_at: Option<Moment>,
     persisted: u64,
     snapshots_taken: u64,
     snapshots_sent: u64,
@@ -117,6 +119,7 @@ impl RaftMember {
             ports: BTreeMap::new(),
             next_ask: 0,
             turn_due: false,
+            waking_at: None,
             persisted: 0,
             snapshots_taken: 0,
             snapshots_sent: 0,
@@ -192,7 +195,8 @@ impl RaftMember {
         for notice in &batch.notices {
             say(notice);
         }
-        if let Some(at) = batch.wake_at {
+        if let Some(at) = batch.wake_at.filter(|at| self.waking_at.is_none_or(|earlier| *at < earlier)) {
+            self.waking_at = Some(at);
             cx.after(at.since(now), Msg::Wake);
         }
         if batch.again {
@@ -335,7 +339,10 @@ impl Shell for RaftMember {
                 self.core.step(now, Input::Tick);
                 self.turn_due = false; // should its message have been lost
             }
-            Msg::Wake => self.core.step(now, Input::Woke),
+            Msg::Wake => {
+                self.waking_at = None;
+                self.core.step(now, Input::Woke);
+            }
             Msg::Disk(DiskNews(Report::Persisted)) => {}
             Msg::Disk(DiskNews(Report::Failed(fault))) => return Err(fault.into()),
             Msg::SnapshotTaken(head) => self.core.step(now, Input::SnapshotTaken { head }),

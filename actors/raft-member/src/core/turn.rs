@@ -22,6 +22,7 @@ impl RaftCore {
     /// Does what the inputs since the last turn call for.
     pub fn turn(&mut self, now: Moment) -> Result<Batch, CoreFault> {
         self.flush_proposals(now);
+        self.tell_commit(now);
         self.start_reads(now);
         let mut rounds = 0;
         while self.seat.as_ref().is_some_and(|s| s.raw.has_ready()) && rounds < MAX_ROUNDS {
@@ -36,7 +37,9 @@ impl RaftCore {
             self.out.answers.push(Answer::Read(ask, Ok(Arc::clone(&self.replica))));
         }
         self.out.again = rounds == MAX_ROUNDS;
-        self.out.wake_at = self.seat.as_ref().and_then(|s| s.hint.as_ref()).map(|h| h.at);
+        self.plan_commit_news(now);
+        self.out.wake_at =
+            self.seat.as_ref().and_then(|s| s.hint.iter().map(|h| h.at).chain(s.tell_commit_at).min());
         Ok(std::mem::take(&mut self.out))
     }
 
@@ -64,6 +67,9 @@ impl RaftCore {
         match seat.raw.raft.step(message) {
             Ok(()) => {
                 let term = seat.raw.raft.term;
+                // The appends carry it.
+                seat.commit_told = seat.raw.raft.raft_log.committed;
+                seat.tell_commit_at = None;
                 let entered = queued.into_iter().map(|q| (q.ask, q.deadline, entry_bytes(&q.entry) as usize, q.seat));
                 self.proposals.entered(first, term, entered);
             }
@@ -72,6 +78,24 @@ impl RaftCore {
                 self.out.answers.extend(queued.into_iter().map(|q| Answer::Proposed(q.ask, Err(ProposeError::Busy))))
             }
         }
+    }
+
+    /// Followers learn of a commit with the next append: a message of its own leaves only where none follows within
+    /// `commit_news`. (Raft would send one to each at every commit.)
+    fn tell_commit(&mut self, now: Moment) {
+        let Some(seat) = self.seat.as_mut().filter(|s| s.tell_commit_at.is_some_and(|at| at <= now)) else { return };
+        seat.tell_commit_at = None;
+        if seat.raw.raft.state == StateRole::Leader && seat.raw.raft.raft_log.committed > seat.commit_told {
+            seat.commit_told = seat.raw.raft.raft_log.committed;
+            seat.raw.raft.bcast_append();
+        }
+    }
+
+    fn plan_commit_news(&mut self, now: Moment) {
+        let Some(seat) = self.seat.as_mut() else { return };
+        let raft = &seat.raw.raft;
+        let news = raft.state == StateRole::Leader && raft.raft_log.committed > seat.commit_told;
+        seat.tell_commit_at = news.then(|| seat.tell_commit_at.unwrap_or(now + self.config.commit_news));
     }
 
     fn start_reads(&mut self, now: Moment) {
@@ -142,6 +166,8 @@ impl RaftCore {
     /// Takes what must be durable out of a `Ready`, into the memory log and into a write.
     fn write_of(&mut self, ready: &mut Ready) -> Option<(Durable, Settling)> {
         let hard = ready.hs().map(|hs| HardMark { term: hs.term, vote: hs.vote, commit: hs.commit });
+        // A commit index alone can wait for the next write: after a crash raft finds it again.
+        let promised = hard.is_some_and(|h| (h.term, h.vote) != (self.hard.term, self.hard.vote));
         self.hard = hard.unwrap_or(self.hard);
         let mut write = Durable { sync: ready.must_sync(), entries: ready.take_entries(), ..self.new_write() };
         let seat = self.seat.as_mut().expect("a round has a seat");
@@ -159,7 +185,7 @@ impl RaftCore {
             write.install = Some((head, data));
         }
         seat.raw.mut_store().append(&write.entries);
-        let anything = hard.is_some() || settling != Settling::Nothing;
+        let anything = promised || settling != Settling::Nothing;
         anything.then_some((write, settling))
     }
 
