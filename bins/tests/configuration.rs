@@ -116,6 +116,8 @@ fn the_token_is_not_printed() {
     let dir = tempfile::tempdir().unwrap();
     let file = file(&dir, "data_dir = \"/d\"\ntoken = \"MSTR-1-secret\"\n");
     assert!(!musterd(&["--config", &file, "--print-config"], &[]).stdout.contains("secret"));
+    let help = musterd(&["--help"], &[("MUSTER_TOKEN", "MSTR-1-secret")]).stdout;
+    assert!(help.contains("MUSTER_TOKEN") && !help.contains("secret"), "{help}");
 }
 
 #[test]

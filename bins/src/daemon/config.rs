@@ -25,7 +25,15 @@ pub struct Args {
     #[arg(long, env = "MUSTER_NAME")]
     name: Option<String>,
     /// Found a new cluster with this node as its first manager
-    #[arg(long, env = "MUSTER_INIT", value_parser = clap::value_parser!(bool), num_args = 0..=1, default_missing_value = "true")]
+    #[arg(
+        long,
+        env = "MUSTER_INIT",
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true
+    )]
     init: Option<bool>,
     /// The new cluster's name [default: default]
     #[arg(long, env = "MUSTER_CLUSTER_NAME", value_name = "NAME")]
@@ -34,9 +42,9 @@ pub struct Args {
     #[arg(long, env = "MUSTER_JOIN", value_name = "HOST:PORT,…", value_delimiter = ',')]
     join: Vec<String>,
     /// The join token: `muster token show worker` or `muster token show manager` on a manager prints one
-    #[arg(long, env = "MUSTER_TOKEN")]
+    #[arg(long, env = "MUSTER_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// The release this node reports and reconciles as [default: musterd's own version]
+    /// The release this node reports [default: musterd's own version]
     #[arg(long, env = "MUSTER_RELEASE", value_name = "X.Y.Z")]
     release: Option<String>,
     /// A label of this node; may be repeated. In the environment: K=V,K=V
