@@ -97,6 +97,7 @@ pub struct RaftCore {
     snapshot_index: u64,
     bytes_since_snapshot: u64,
     taking_snapshot: bool,
+    snapshot_failed: Option<Moment>,
 
     replica: Arc<Replica>,
     published_at: Option<Moment>,
@@ -211,6 +212,7 @@ impl RaftCore {
             snapshot_index: 0,
             bytes_since_snapshot: 0,
             taking_snapshot: false,
+            snapshot_failed: None,
             replica: Arc::default(),
             published_at: None,
             told_members: None,

@@ -1,6 +1,7 @@
 //! One turn: everything heard since the last one becomes messages, writes, applied entries and answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_messages::protocol::ProposeError;
 use muster_messages::wire::SnapshotHead;
@@ -18,6 +19,10 @@ use super::{
 /// Rounds of raft's `Ready` in one turn; what is left over comes in the next one, so that inputs are heard between.
 const MAX_ROUNDS: usize = 16;
 
+/// After a snapshot that could not be written. One is due with every entry then, and encoding it takes a core: a full
+/// disk must not cost more than space.
+const SNAPSHOT_AGAIN: Duration = Duration::from_secs(10);
+
 impl RaftCore {
     /// Does what the inputs since the last turn call for.
     pub fn turn(&mut self, now: Moment) -> Result<Batch, CoreFault> {
@@ -30,7 +35,7 @@ impl RaftCore {
             self.settle(now);
             rounds += 1;
         }
-        self.consider_snapshot();
+        self.consider_snapshot(now);
         self.publish(now);
         let applied = self.tables.revision.0;
         for ask in self.reads.take_ready(applied) {
@@ -38,8 +43,7 @@ impl RaftCore {
         }
         self.out.again = rounds == MAX_ROUNDS;
         self.plan_commit_news(now);
-        self.out.wake_at =
-            self.seat.as_ref().and_then(|s| s.hint.iter().map(|h| h.at).chain(s.tell_commit_at).min());
+        self.out.wake_at = self.seat.as_ref().and_then(|s| s.hint.iter().map(|h| h.at).chain(s.tell_commit_at).min());
         Ok(std::mem::take(&mut self.out))
     }
 
@@ -281,12 +285,13 @@ impl RaftCore {
         }
     }
 
-    fn consider_snapshot(&mut self) {
+    fn consider_snapshot(&mut self, now: Moment) {
         let Some(seat) = self.seat.as_ref() else { return };
         let since = self.tables.revision.0.saturating_sub(self.snapshot_index);
         let due = since >= self.config.snapshot_entries
             || (since > 0 && self.bytes_since_snapshot >= self.config.snapshot_bytes);
-        if due && !self.taking_snapshot && seat.installing.is_none() {
+        let later = self.snapshot_failed.is_some_and(|at| now.since(at) < SNAPSHOT_AGAIN);
+        if due && !later && !self.taking_snapshot && seat.installing.is_none() {
             self.taking_snapshot = true;
             self.bytes_since_snapshot = 0;
             self.out.take_snapshot = Some(self.snapshot_job());
@@ -298,6 +303,7 @@ impl RaftCore {
         if !std::mem::take(&mut self.taking_snapshot) {
             return;
         }
+        self.snapshot_failed = head.is_none().then_some(now);
         let Some(seat) = self.seat.as_mut() else { return };
         let Some(head) = head.filter(|h| h.index > self.snapshot_index && seat.installing.is_none()) else { return };
         let keep_after = seat.raw.store().cut_for(head.index, self.config.keep_entries, self.config.keep_bytes);

@@ -35,6 +35,24 @@ fn the_log_is_cut_and_a_restart_begins_from_the_snapshot() {
 }
 
 #[test]
+fn a_snapshot_that_finds_no_room_is_not_tried_with_every_entry() {
+    let mut w = small();
+    w.run(ms(300));
+    w.no_room = true;
+    w.snapshots_tried = 0;
+    write_many(&mut w, 300);
+    assert!(w.snapshots_tried <= 3, "once on each member, not {}", w.snapshots_tried);
+    w.no_room = false;
+    w.run(ms(10_000));
+    write_many(&mut w, 10);
+    w.run(ms(200));
+    for n in 1..=3 {
+        let (_, last, snapshot) = w.core(n).log_span();
+        assert!(last - snapshot < 60, "{snapshot} {last}");
+    }
+}
+
+#[test]
 fn a_follower_that_missed_too_much_catches_up_by_snapshot() {
     let mut w = small();
     w.run(ms(300));

@@ -105,6 +105,9 @@ pub struct World {
     pub answers: BTreeMap<AskId, Vec<Answer>>,
     next_ask: u64,
     pub packets: u64,
+    /// Snapshots cannot be written.
+    pub no_room: bool,
+    pub snapshots_tried: u64,
 }
 
 impl World {
@@ -122,6 +125,8 @@ impl World {
             answers: BTreeMap::new(),
             next_ask: 0,
             packets: 0,
+            no_room: false,
+            snapshots_tried: 0,
         }
     }
 
@@ -431,10 +436,12 @@ impl World {
             for write in batch.make_durable {
                 node.disk.put(write);
             }
-            let taken = batch.take_snapshot.map(|job| node.disk.take_snapshot(&job));
+            let full = self.no_room;
+            let taken = batch.take_snapshot.map(|job| (!full).then(|| node.disk.take_snapshot(&job)));
             self.start_sync(n);
             if let Some(head) = taken {
-                self.schedule(ms(5), Event::Heard { node: n, life, input: Input::SnapshotTaken { head: Some(head) } });
+                self.snapshots_tried += 1;
+                self.schedule(ms(5), Event::Heard { node: n, life, input: Input::SnapshotTaken { head } });
             }
             for answer in batch.answers {
                 let ask = match &answer {
