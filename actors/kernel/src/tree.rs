@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use muster_messages::{ActorNode, ActorState, CrashHow, ErrorBody, ErrorCode};
+use muster_messages::{ActorNode, ActorState, CrashHow, ErrorBody, ErrorCode, ID_LEN};
 
 use crate::vitals::Vitals;
 
@@ -47,7 +47,7 @@ impl Tree {
     }
     fn find(&self, path: &str) -> Result<Arc<Vitals>, ErrorBody> {
         let paths = self.paths();
-        paths.get(path).cloned().ok_or_else(|| {
+        paths.get(path).or_else(|| by_id_prefix(&paths, path)).cloned().ok_or_else(|| {
             let near: Vec<&String> = paths.keys().filter(|p| p.ends_with(path)).take(3).collect();
             let hint = if near.is_empty() {
                 "`muster actors` lists them".to_owned()
@@ -68,12 +68,12 @@ impl Tree {
 
     /// One actor and what is below it.
     pub async fn inspect(&self, path: &str) -> Result<ActorNode, ErrorBody> {
-        self.find(path)?;
+        let path = self.find(path)?.path.clone();
         let below = format!("{path}/");
         let all: Vec<Arc<Vitals>> = self
             .paths()
             .iter()
-            .filter(|(p, _)| *p == path || p.starts_with(&below))
+            .filter(|(p, _)| **p == path || p.starts_with(&below))
             .map(|(_, v)| Arc::clone(v))
             .collect();
         refresh(&all).await;
@@ -98,6 +98,13 @@ impl Tree {
         Ok(())
     }
 
+    /// What the last incarnation of an actor failed of, while it waits for the next one.
+    pub fn failing(&self, path: &str) -> Option<String> {
+        let node = self.paths().get(path).cloned()?.node();
+        let failing = matches!(node.state, ActorState::BackingOff | ActorState::Escalated | ActorState::Stuck);
+        node.last_exits.last().filter(|_| failing).map(|exit| exit.text.clone())
+    }
+
     /// Paths of all actors.
     pub fn list(&self) -> Vec<String> {
         self.paths().keys().cloned().collect()
@@ -107,6 +114,18 @@ impl Tree {
     pub fn flat(&self) -> Vec<ActorNode> {
         let all: Vec<Arc<Vitals>> = self.paths().values().cloned().collect();
         all.iter().map(|v| v.node()).collect()
+    }
+}
+
+/// The only actor named after a node whose id begins as the path ends: `muster actors` shows the beginning alone.
+fn by_id_prefix<'a>(paths: &'a Paths, path: &str) -> Option<&'a Arc<Vitals>> {
+    const ENOUGH: usize = 4;
+    let prefix = path.rsplit_once('/')?.1.split_once('-')?.1;
+    let fits = |p: &str| p.strip_prefix(path).is_some_and(|rest| rest.len() + prefix.len() == ID_LEN);
+    let mut fitting = paths.iter().filter(|(p, _)| prefix.len() >= ENOUGH && fits(p));
+    match (fitting.next(), fitting.next()) {
+        (Some((_, only)), None) => Some(only),
+        _ => None,
     }
 }
 
@@ -163,5 +182,24 @@ fn empty(path: String) -> ActorNode {
         last_exits: Vec::new(),
         view: serde_json::Value::Null,
         children: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_actor_named_after_a_node_is_found_by_the_beginning_of_the_id() {
+        let tree = Tree::new();
+        let names =
+            ["node/session-7ewb12otbfzedvwe1dxxs3cy3", "node/session-7ewbz2otbfzedvwe1dxxs3cy3", "node/agent-host"];
+        let _kept: Vec<_> =
+            names.iter().map(|path| tree.register(Arc::new(Vitals::new((*path).to_owned(), "T")))).collect();
+        assert_eq!(tree.find("node/session-7ewb12ot").unwrap().path, names[0]);
+        assert_eq!(tree.find(names[1]).unwrap().path, names[1]);
+        for unclear in ["node/session-7ewb", "node/session-7", "node/agent-ho", "node/session-", "session-7ewb12ot"] {
+            assert!(tree.find(unclear).is_err(), "{unclear}");
+        }
     }
 }

@@ -53,7 +53,7 @@ impl Shell for Counter {
         serde_json::json!({"total": self.total})
     }
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
-        self.log.lock().unwrap().push(format!("{} stopped", self.name));
+        self.log.lock().expect("nobody panics with the log in hand").push(format!("{} stopped", self.name));
     }
 }
 
