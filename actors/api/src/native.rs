@@ -1,7 +1,9 @@
 //! `muster-api/1` and the admin socket: framed calls, many in flight on one connection, answers in any order.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use muster_gateway::{FrameError, Framed};
 use muster_messages::wire::{ApiAnswer, ApiCall};
 use muster_messages::{ErrorBody, ErrorCode, Principal};
@@ -32,7 +34,12 @@ where
             let (service, caller, answers) = (service.clone(), caller(), answers.clone());
             tasks.spawn(async move {
                 let id = call.id;
-                let result = service.answer(caller, call).await;
+                // A panic is a bug of ours: whoever asked is told so, instead of waiting for an answer for ever.
+                let answered = AssertUnwindSafe(service.answer(caller, call)).catch_unwind().await;
+                let result = answered.unwrap_or_else(|_| {
+                    tracing::error!("a request panicked");
+                    Err(ErrorBody::new(ErrorCode::Internal, "the request failed here; the daemon's log says how"))
+                });
                 let _gone = answers.send(ApiAnswer { id, result }).await;
             });
         }

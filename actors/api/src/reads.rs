@@ -126,7 +126,8 @@ impl Service {
 
     fn this(&self) -> SelfView {
         let facts = (self.ports.facts)();
-        SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: facts.trouble }
+        let failing = || self.manager_half_fails().map(|_| "manager_half_failing".to_owned());
+        SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: facts.trouble.or_else(failing) }
     }
 
     /// Whoever answered wrote itself into `self` of `status`: the node that was asked belongs there.

@@ -132,6 +132,11 @@ impl Service {
         self.localize(asked, answer)
     }
 
+    /// Why this node's manager half is not there although it should be (its disk is full, for one).
+    pub(crate) fn manager_half_fails(&self) -> Option<String> {
+        self.ports.tree.failing("node/manager")
+    }
+
     /// The managers' names that are missing for a quorum, as a sentence.
     pub(crate) fn no_quorum(&self, manager: &ManagerPorts, why: &str) -> ErrorBody {
         let replica = manager.replica.borrow().clone();
@@ -152,7 +157,9 @@ impl Service {
                 replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| format!("{} ({})", n.name, n.addr))
             })
             .collect();
-        let sentence = if named.is_empty() {
+        let sentence = if let Some(fault) = self.manager_half_fails() {
+            format!("{why}: this manager's own half keeps failing ({fault}) and is started again after a while")
+        } else if named.is_empty() {
             format!("{why}: no leader at the moment; retry")
         } else {
             format!("{why}: these managers do not answer: {}; start them or restore their network", named.join(", "))

@@ -55,7 +55,7 @@ impl ApiShell {
             let mut incoming = incoming.lock().await;
             while let Some(connection) = incoming.recv().await {
                 let (service, place) = (service.clone(), Open::new(&open));
-                tasks.spawn(async move {
+                tasks.spawn_apart(async move {
                     serve(service, connection).await;
                     drop(place);
                 });
@@ -81,7 +81,7 @@ impl ApiShell {
                     }
                 };
                 let (service, place, caller) = (service.clone(), Open::new(&open), Arc::clone(&caller));
-                tasks.spawn(async move {
+                tasks.spawn_apart(async move {
                     match recognise(stream).await {
                         Ok(Spoken::Native(stream)) => {
                             let ended = serve_native(service, caller, Framed::new(stream)).await;

@@ -106,6 +106,22 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
+    /// Runs a task that ends with this incarnation and whose panic is its own: for work on behalf of one peer, which
+    /// must not take the others' along. The panic is logged as the error that it is.
+    pub fn spawn_apart(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let (path, ended) = (Arc::clone(&self.inner), self.inner.ended.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                done = AssertUnwindSafe(task).catch_unwind() => {
+                    if let Err(panic) = done {
+                        tracing::error!(path = %path.path, text = %panic_text(panic.as_ref()), "a task panicked");
+                    }
+                }
+            }
+        });
+    }
+
     /// This actor's children: a supervised group of its own, one level below its path. They stop before it does.
     pub fn children(&self) -> &Children {
         self.inner.children.get_or_init(|| {

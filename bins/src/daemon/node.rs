@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use muster_agent::{AgentPorts, AgentSetup, ManagerWanted, agent_address, agent_spec, trouble_of};
+use muster_agent::{AgentPorts, AgentSetup, ManagerWanted, NodeMemory, agent_address, agent_spec, trouble_of};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
 use muster_gateway::{Dialer, Gateway, KnownManagers, LocalCopy, Port, Services};
 use muster_kernel::{Address, Fault, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::ActorsAsk;
 use muster_messages::{NodeId, Principal, Role};
+use muster_pki::IdentityStore;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, watch};
 
@@ -58,7 +59,9 @@ impl Node {
             .await
             .map_err(|e| Exit::new(1, format!("cannot listen on {}: {e}", config.listen)))?;
         let listens = listener.local_addr()?;
-        let advertise = ready::advertised(&config, listens);
+        let known = NodeMemory::new(IdentityStore::open(&config.data_dir)?).load()?.managers;
+        let others: Vec<String> = config.join.iter().cloned().chain(known).collect();
+        let advertise = ready::advertised(&config, listens, &others).await;
         let booted = boot(&config, &advertise).await?;
         let socket = Arc::new(AdminSocket::bind(&config.socket).map_err(|e| Exit::new(1, Fault::from(e).0))?);
         let metrics_listener = metrics::listen(&config.metrics).await?;

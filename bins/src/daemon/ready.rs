@@ -1,25 +1,58 @@
 //! When a node can serve its role, and the one line that says so.
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_agent::SessionStatus;
 use muster_api::ManagerPorts;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{Membership, NodeId, Role};
+use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
 use super::config::Config;
 use super::node::Shared;
 
-/// What others dial: the advertised address with the port that the system chose, if it was asked to choose.
-pub fn advertised(config: &Config, listens: SocketAddr) -> String {
-    match config.advertise.rsplit_once(':') {
+/// What others dial: the advertised address with the port that the system chose, if it was asked to choose, and with
+/// the host that they see where it is unspecified.
+pub async fn advertised(config: &Config, listens: SocketAddr, others: &[String]) -> String {
+    let said = match config.advertise.rsplit_once(':') {
         Some((host, "0")) => format!("{host}:{}", listens.port()),
         _ => config.advertise.clone(),
+    };
+    match said.parse::<SocketAddr>() {
+        Ok(addr) if addr.ip().is_unspecified() => {
+            SocketAddr::new(own_address(others).await.unwrap_or(LOOPBACK), addr.port()).to_string()
+        }
+        _ => said,
     }
+}
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Far away, and nobody's (RFC 5737): which address this machine would use to get there.
+const ELSEWHERE: &str = "198.51.100.1:9";
+
+/// How long resolving the name of another manager may hold up the start.
+const RESOLVING: Duration = Duration::from_secs(2);
+
+/// The address of this machine on the way to the others: the one they see, unless somebody translates addresses in
+/// between. A node that is in session with itself sees nothing but loopback, hence not left to sessions. Nothing is sent.
+async fn own_address(others: &[String]) -> Option<IpAddr> {
+    for other in others.iter().map(String::as_str).chain([ELSEWHERE]) {
+        for from in ["0.0.0.0:0", "[::]:0"] {
+            let Ok(socket) = UdpSocket::bind(from).await else { continue };
+            if let Ok(Ok(())) = tokio::time::timeout(RESOLVING, socket.connect(other)).await
+                && let Ok(own) = socket.local_addr()
+            {
+                return Some(own.ip().to_canonical());
+            }
+        }
+    }
+    None
 }
 
 /// Whether this node can serve its role: a worker has a session, a manager is a voter whose copy is current.
