@@ -33,7 +33,7 @@ pub struct GatewayConfig {
     /// Connections of one principal. A load generator with 256 clients shares one. Each may cost 100 KiB when it is
     /// made to: one stolen certificate must not cost more memory than a manager has to spare.
     pub max_per_principal: usize,
-    /// Connections served without a certificate (bearer tokens, joins). Each costs up to 64 KiB.
+    /// Connections served without a certificate, HTTP clients and joiners each. Each costs up to 64 KiB.
     pub max_anonymous: usize,
     /// Connections not served yet. At 5,000 new ones a second a stranger still has 200 ms for a handshake of three.
     pub max_waiting: usize,
@@ -70,6 +70,10 @@ impl Default for GatewayConfig {
 /// How many sources the rate limit tells apart, and how many offenders the log: well above any honest number.
 const MAX_SOURCES: usize = 16_384;
 const MAX_OFFENDERS: usize = 1_024;
+
+/// Connections that the kernel completes before we accept them; it allows as many on most machines. Tokio asks for 1,024:
+/// a burst of that size makes the kernel drop first packets, and everybody's next attempt comes a second later.
+const BACKLOG: i32 = 4_096;
 
 /// The listening port with its connections. Clones are the same port.
 #[derive(Clone, Debug)]
@@ -109,6 +113,8 @@ impl Port {
         copy: LocalCopy,
         managers: KnownManagers,
     ) -> Self {
+        // What it had before is good enough, should this fail.
+        let _kept = rustix::net::listen(&listener, BACKLOG);
         let limits = Limits {
             identified: config.max_identified,
             per_principal: config.max_per_principal,

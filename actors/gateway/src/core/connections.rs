@@ -8,6 +8,8 @@
 //!                the one that has not moved on for the longest time. A legitimate client moves on within milliseconds;
 //!                whoever floods evicts himself. (To let those go first that have shown least looks better and is
 //!                worse: a pool full of half-finished handshakes then throws out every newcomer before its first byte.)
+//!        CONN-4  who is served without a certificate competes with those of the same service alone: a joiner waits for
+//!                a quorum, and a flood of HTTP clients from its address must not throw it out meanwhile.
 //!
 //! `K` is the kill switch of a connection, which this module hands out and never throws itself.
 
@@ -26,7 +28,7 @@ pub struct Limits {
     pub identified: usize,
     /// With one and the same certificate's principal.
     pub per_principal: usize,
-    /// Served without a certificate.
+    /// Served without a certificate, by one service.
     pub anonymous: usize,
     /// Not served yet: silent, in the handshake, or without a first byte.
     pub waiting: usize,
@@ -74,7 +76,7 @@ pub struct Connections<K> {
     last: u64,
     entries: BTreeMap<ConnectionId, Entry<K>>,
     waiting: Pool,
-    anonymous: Pool,
+    anonymous: BTreeMap<Service, Pool>,
     by_principal: BTreeMap<Principal, BTreeSet<ConnectionId>>,
     by_expiry: BTreeSet<(WallTime, ConnectionId)>,
 }
@@ -86,7 +88,7 @@ impl<K: Clone> Connections<K> {
             last: 0,
             entries: BTreeMap::new(),
             waiting: Pool::default(),
-            anonymous: Pool::default(),
+            anonymous: BTreeMap::new(),
             by_principal: BTreeMap::new(),
             by_expiry: BTreeSet::new(),
         }
@@ -94,7 +96,7 @@ impl<K: Clone> Connections<K> {
 
     /// A stranger connected. The second value: the stranger who must go for it.
     pub fn open(&mut self, source: IpAddr, switch: K) -> (ConnectionId, Option<K>) {
-        let evicted = self.make_room(|c| (&c.waiting, c.limits.waiting));
+        let evicted = self.make_room(self.waiting.full(self.limits.waiting));
         let moved = self.number();
         let id = ConnectionId(moved);
         let phase = Phase::Waiting { moved };
@@ -143,10 +145,12 @@ impl<K: Clone> Connections<K> {
     /// one who must go for it.
     pub fn anonymous(&mut self, id: ConnectionId, service: Service) -> Option<K> {
         let source = self.entries.get(&id)?.source;
-        let evicted = self.make_room(|c| (&c.anonymous, c.limits.anonymous));
+        let pool = self.anonymous.entry(service).or_default();
+        let victim = pool.full(self.limits.anonymous);
+        let evicted = self.make_room(victim);
         let since = self.number();
         if self.set_phase(id, Phase::Anonymous { service, since }) {
-            self.anonymous.insert(source, since, id);
+            self.anonymous.entry(service).or_default().insert(source, since, id);
         }
         evicted
     }
@@ -195,7 +199,7 @@ impl<K: Clone> Connections<K> {
 
     /// How many there are: waiting, anonymous, identified.
     pub fn counts(&self) -> (usize, usize, usize) {
-        (self.waiting.len, self.anonymous.len, self.by_expiry.len())
+        (self.waiting.len, self.anonymous.values().map(|pool| pool.len).sum(), self.by_expiry.len())
     }
 
     /// How many are served, by service.
@@ -214,9 +218,8 @@ impl<K: Clone> Connections<K> {
         self.last
     }
 
-    fn make_room(&mut self, of: impl Fn(&Self) -> (&Pool, usize)) -> Option<K> {
-        let (pool, limit) = of(self);
-        let victim = if pool.len < limit { None } else { pool.victim() }?;
+    fn make_room(&mut self, victim: Option<ConnectionId>) -> Option<K> {
+        let victim = victim?;
         let entry = self.entries.remove(&victim)?;
         self.unlink(victim, &entry);
         Some(entry.switch)
@@ -236,7 +239,9 @@ impl<K: Clone> Connections<K> {
     fn unlink(&mut self, id: ConnectionId, entry: &Entry<K>) {
         match &entry.phase {
             Phase::Waiting { moved } => self.waiting.remove(entry.source, *moved, id),
-            Phase::Anonymous { since, .. } => self.anonymous.remove(entry.source, *since, id),
+            Phase::Anonymous { service, since } => {
+                self.anonymous.entry(*service).or_default().remove(entry.source, *since, id);
+            }
             Phase::Identified { identity, .. } => {
                 self.by_expiry.remove(&(identity.not_after, id));
                 let principal = identity.principal();
@@ -275,7 +280,11 @@ impl Pool {
             self.by_source.remove(&source);
         }
     }
-    fn victim(&self) -> Option<ConnectionId> {
+    /// Who must go, if there are as many as there may be.
+    fn full(&self, limit: usize) -> Option<ConnectionId> {
+        if self.len < limit {
+            return None;
+        }
         let greediest = self.by_source.values().max_by_key(|ids| ids.len())?;
         greediest.first().map(|(_, id)| *id)
     }
@@ -345,6 +354,19 @@ mod tests {
         assert_eq!(all.counts(), (3, 2, 4));
         let (id, _) = all.open(ip(1), "fifth");
         assert_eq!(all.identify(id, &node(5, 9), Service::Agent), Err(Full::Identified));
+    }
+
+    #[test]
+    fn a_flood_of_http_clients_does_not_throw_out_a_joiner_of_the_same_address() {
+        let mut all = Connections::new(LIMITS);
+        let (joiner, _) = all.open(ip(1), "joiner");
+        assert_eq!(all.anonymous(joiner, Service::Join), None);
+        let flood = (0..100).filter_map(|_| {
+            let (id, _) = all.open(ip(1), "http");
+            all.anonymous(id, Service::Http)
+        });
+        assert!(flood.collect::<Vec<_>>().iter().all(|evicted| *evicted == "http"));
+        assert_eq!(all.counts(), (0, 3, 0));
     }
 
     #[test]

@@ -93,7 +93,8 @@ async fn run(command: Command) -> Outcome {
         };
         let seen = flood::flood(&cluster, &victim, &floods, meanwhile).await?;
         println!("{}", Row { what, seen: &seen });
-        for line in seen.failed_joins.iter().chain(seen.logged.alarms.iter().take(3)) {
+        let slow = seen.slow_joins.iter().take(2);
+        for line in seen.failed_joins.iter().chain(slow).chain(seen.logged.alarms.iter().take(3)) {
             println!("<!-- {line} -->");
         }
         if seen.logged.worst.0 > 1 {

@@ -32,6 +32,9 @@ pub fn raise_file_limit() {
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
+/// A join that takes longer is worth a look.
+const SLOW: Duration = Duration::from_secs(1);
+
 /// What honest nodes do meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Meanwhile {
@@ -49,6 +52,8 @@ pub struct Outcomes {
     pub requests: usize,
     pub joins: Vec<Duration>,
     pub failed_joins: Vec<String>,
+    /// What those logged that took longer than [`SLOW`].
+    pub slow_joins: Vec<String>,
     pub rss_before_kib: u64,
     pub rss_most_kib: u64,
     pub files_most: usize,
@@ -86,7 +91,7 @@ pub async fn flood(cluster: &Cluster, victim: &str, floods: &[Flood], meanwhile:
     while attackers.join_next().await.is_some() {}
     (seen.rss_most_kib, seen.files_most) = sampler.await.unwrap_or_default();
     seen.lasted = begun.elapsed();
-    (seen.joins, seen.failed_joins) = joined?;
+    (seen.joins, seen.failed_joins, seen.slow_joins) = joined?;
     seen.leader = [before, cluster.leader(victim).await?];
     let load = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     (seen.connections, seen.held) = (load(&tally.connections), load(&tally.held));
@@ -167,11 +172,12 @@ async fn sample(pid: i32, until: Instant) -> (u64, usize) {
     most
 }
 
-type Joins = (Vec<Duration>, Vec<String>);
+/// Times, failures, and the logs of the slow.
+type Joins = (Vec<Duration>, Vec<String>, Vec<String>);
 
 /// Nodes join one after the other, each in a process of its own, from start to ready; each is removed again.
 async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: Meanwhile) -> Outcome<Joins> {
-    let (mut took, mut failed) = (Vec::new(), Vec::new());
+    let (mut took, mut failed, mut slow) = (Vec::new(), Vec::new(), Vec::new());
     let (seed, token) = (cluster.node(victim).listen.to_string(), cluster.token(Role::Worker).await?);
     // One join at least, however short the flood; the first once the flood is there.
     sleep(meanwhile.join_every.min(Duration::from_millis(300))).await;
@@ -186,7 +192,12 @@ async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: Meanw
         let id = node.credentials().ok().and_then(|c| c.identity.node()).map(|(id, _)| id.to_string());
         node.kill().await;
         match result {
-            Ok(time) => took.push(time),
+            Ok(time) => {
+                took.push(time);
+                if time > SLOW {
+                    slow.push(format!("{time:?}: {}", node.log()));
+                }
+            }
             Err(failure) => failed.push(failure.to_string()),
         }
         if let Some(node) = id {
@@ -197,5 +208,5 @@ async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: Meanw
         let _gone = std::fs::remove_file(node.log_path());
         tokio::time::sleep_until(next.min(until)).await;
     }
-    Ok((took, failed))
+    Ok((took, failed, slow))
 }
