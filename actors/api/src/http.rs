@@ -3,19 +3,20 @@
 //! Keeps  HTTP-1  a body is read for nobody who will be refused anyway, one at a time per connection, within a limit and
 //!                a time. So a connection costs its header and one body, however many streams HTTP/2 gives it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
+use axum::{Extension, Router};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, Refusal, Request};
 use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
 use serde::Deserialize;
@@ -23,6 +24,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
+use tower_service::Service as _;
 
 use crate::core::NO_IDENTITY;
 use crate::service::{Service, refusal_error};
@@ -51,46 +53,56 @@ pub(crate) async fn serve_http<S>(service: Service, caller: Principal, refused: 
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let router = router(Peer { service, caller, refused, reading: Arc::default() });
+    let peer = Peer { service, caller, refused, reading: Arc::default() };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(HEADER_ROOM as u32);
     http2.initial_stream_window_size(AHEAD).initial_connection_window_size(AHEAD);
-    let ended = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await;
+    let answer = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(peer.clone());
+        router().clone().call(request)
+    });
+    let ended = builder.serve_connection(TokioIo::new(stream), answer).await;
     if let Err(error) = ended {
         tracing::debug!(%error, "http connection ended");
     }
 }
 
-fn router(peer: Peer) -> Router {
-    let body = peer.service.ports.limits.body;
+/// The one table of paths. (A table per connection would cost each stranger more memory than TLS does, and us the time
+/// to build it. Who speaks travels with each request.)
+fn router() -> &'static Router {
+    static ROUTER: OnceLock<Router> = OnceLock::new();
+    ROUTER.get_or_init(routes)
+}
+
+fn routes() -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/v1/openapi.json", get(openapi))
-        .route("/v1/status", get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::Status { fresh: q.fresh })))
-        .route("/v1/nodes", get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::NodeList { fresh: q.fresh })))
+        .route("/v1/status", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::Status { fresh: q.fresh })))
+        .route("/v1/nodes", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::NodeList { fresh: q.fresh })))
         .route("/v1/nodes/{node}", get(node_inspect).delete(node_remove).patch(node_update))
         .route(
             "/v1/nodes/{node}/promote",
-            post(|p: State<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Manager)),
+            post(|p: Extension<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Manager)),
         )
         .route(
             "/v1/nodes/{node}/demote",
-            post(|p: State<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Worker)),
+            post(|p: Extension<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Worker)),
         )
-        .route("/v1/tokens", get(|p: State<Peer>| ask(p, Request::TokenList)).post(token_create))
+        .route("/v1/tokens", get(|p: Extension<Peer>| ask(p, Request::TokenList)).post(token_create))
         .route("/v1/tokens/{id}", delete(token_revoke))
-        .route("/v1/certificates", get(|p: State<Peer>| ask(p, Request::CertList)))
+        .route("/v1/certificates", get(|p: Extension<Peer>| ask(p, Request::CertList)))
         .route("/v1/certificates/{node}/rotate", post(cert_rotate))
-        .route("/v1/ca", get(|p: State<Peer>| ask(p, Request::CaShow)))
-        .route("/v1/users", get(|p: State<Peer>| ask(p, Request::UserList)))
+        .route("/v1/ca", get(|p: Extension<Peer>| ask(p, Request::CaShow)))
+        .route("/v1/users", get(|p: Extension<Peer>| ask(p, Request::UserList)))
         .route("/v1/users/{name}", delete(user_revoke))
         .route(
             "/v1/blocklist",
-            get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::BlocklistList { fresh: q.fresh })),
+            get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::BlocklistList { fresh: q.fresh })),
         )
-        .route("/v1/raft", get(|p: State<Peer>, q: Query<Fresh>| ask(p, Request::RaftStatus { fresh: q.fresh })))
+        .route("/v1/raft", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::RaftStatus { fresh: q.fresh })))
         .route("/v1/raft/transfer-leader", post(transfer_leader))
         .route("/v1/actors", get(actors))
         .route("/v1/actors/{*path}", get(actor_inspect).post(actor_poke))
@@ -98,13 +110,11 @@ fn router(peer: Peer) -> Router {
         .fallback(|| async {
             error_response(&ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"))
         })
-        .layer(from_fn_with_state(peer.clone(), admit))
-        .layer(DefaultBodyLimit::max(body))
-        .with_state(peer)
+        .layer(from_fn(admit))
 }
 
 /// Decides about a request before its body is read, and then reads it.
-async fn admit(State(peer): State<Peer>, request: axum::extract::Request, next: Next) -> Response {
+async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request, next: Next) -> Response {
     let for_all = matches!(request.uri().path(), "/livez" | "/v1/openapi.json");
     if let Some(refused) = peer.refuses().filter(|_| !for_all) {
         return refused;
@@ -176,7 +186,7 @@ struct Since {
     watch: u8,
 }
 
-async fn ask(State(peer): State<Peer>, request: Request) -> Response {
+async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
     answer(&peer, RequestId(rand::random()), request).await
 }
 
@@ -233,18 +243,23 @@ fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Box<Response>> {
     })
 }
 
-async fn node_inspect(State(peer): State<Peer>, Path(node): Path<String>, q: Query<Fresh>) -> Response {
+async fn node_inspect(Extension(peer): Extension<Peer>, Path(node): Path<String>, q: Query<Fresh>) -> Response {
     answer(&peer, RequestId(0), Request::NodeInspect { node, fresh: q.fresh }).await
 }
 async fn node_remove(
-    State(peer): State<Peer>,
+    Extension(peer): Extension<Peer>,
     Path(node): Path<String>,
     q: Query<Force>,
     headers: HeaderMap,
 ) -> Response {
     answer(&peer, request_id(&headers), Request::NodeRemove { node, force: q.force }).await
 }
-async fn node_update(State(peer): State<Peer>, Path(node): Path<String>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn node_update(
+    Extension(peer): Extension<Peer>,
+    Path(node): Path<String>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
     match body::<Update>(&bytes) {
         Ok(u) => {
             let generation = u.generation.map(muster_messages::Generation);
@@ -254,10 +269,15 @@ async fn node_update(State(peer): State<Peer>, Path(node): Path<String>, headers
         Err(response) => *response,
     }
 }
-async fn set_role(State(peer): State<Peer>, Path(node): Path<String>, headers: HeaderMap, role: Role) -> Response {
+async fn set_role(
+    Extension(peer): Extension<Peer>,
+    Path(node): Path<String>,
+    headers: HeaderMap,
+    role: Role,
+) -> Response {
     answer(&peer, request_id(&headers), Request::SetRole { node, role }).await
 }
-async fn token_create(State(peer): State<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn token_create(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
     match body::<NewToken>(&bytes) {
         Ok(t) => {
             answer(&peer, request_id(&headers), Request::TokenCreate { role: t.role, ttl_ms: t.ttl_ms, uses: t.uses })
@@ -266,19 +286,19 @@ async fn token_create(State(peer): State<Peer>, headers: HeaderMap, bytes: Bytes
         Err(response) => *response,
     }
 }
-async fn token_revoke(State(peer): State<Peer>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+async fn token_revoke(Extension(peer): Extension<Peer>, Path(id): Path<String>, headers: HeaderMap) -> Response {
     answer(&peer, request_id(&headers), Request::TokenRevoke { id }).await
 }
-async fn cert_rotate(State(peer): State<Peer>, Path(node): Path<String>, headers: HeaderMap) -> Response {
+async fn cert_rotate(Extension(peer): Extension<Peer>, Path(node): Path<String>, headers: HeaderMap) -> Response {
     answer(&peer, request_id(&headers), Request::CertRotate { node }).await
 }
-async fn user_revoke(State(peer): State<Peer>, Path(name): Path<String>, headers: HeaderMap) -> Response {
+async fn user_revoke(Extension(peer): Extension<Peer>, Path(name): Path<String>, headers: HeaderMap) -> Response {
     match name.parse() {
         Ok(name) => answer(&peer, request_id(&headers), Request::UserRevoke { name }).await,
         Err(bad) => error_response(&ErrorBody::new(ErrorCode::Invalid, muster_messages::BadId::to_string(&bad))),
     }
 }
-async fn transfer_leader(State(peer): State<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn transfer_leader(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
     match body::<Heir>(&bytes) {
         Ok(heir) => answer(&peer, request_id(&headers), Request::TransferLeader { to: heir.to }).await,
         Err(response) => *response,
@@ -292,13 +312,13 @@ fn whose(node: Option<String>, all: bool) -> ActorsOf {
         Some(node) => ActorsOf::Node(node),
     }
 }
-async fn actors(State(peer): State<Peer>, Query(q): Query<Whose>) -> Response {
+async fn actors(Extension(peer): Extension<Peer>, Query(q): Query<Whose>) -> Response {
     answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Tree }).await
 }
-async fn actor_inspect(State(peer): State<Peer>, Path(path): Path<String>, Query(q): Query<Whose>) -> Response {
+async fn actor_inspect(Extension(peer): Extension<Peer>, Path(path): Path<String>, Query(q): Query<Whose>) -> Response {
     answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Inspect { path } }).await
 }
-async fn actor_poke(State(peer): State<Peer>, Path(path): Path<String>, Query(q): Query<Poke>) -> Response {
+async fn actor_poke(Extension(peer): Extension<Peer>, Path(path): Path<String>, Query(q): Query<Poke>) -> Response {
     let ask = match (q.action.as_str(), q.how) {
         ("restart", _) => ActorsAsk::Restart { path },
         ("crash", how) => ActorsAsk::Crash { path, how: how.unwrap_or(CrashHow::Panic) },
@@ -309,7 +329,7 @@ async fn actor_poke(State(peer): State<Peer>, Path(path): Path<String>, Query(q)
     };
     answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, false), ask }).await
 }
-async fn events(State(peer): State<Peer>, Query(q): Query<Since>) -> Response {
+async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Response {
     let wait_ms = if q.watch != 0 { 25_000 } else { 0 };
     answer(&peer, RequestId(0), Request::Events { since: Revision(q.since), wait_ms }).await
 }
