@@ -75,10 +75,31 @@ impl Service {
             return Err(full.retry_after(Duration::from_millis(500)));
         }
         let _place = Place(&self.counters);
-        let result = self.dispatch(&asked, relayed).await;
+        let result = self.while_the_half_lasts(&asked, relayed).await;
         let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
         counter.fetch_add(1, Ordering::Relaxed);
         result
+    }
+
+    /// A manager half that stops takes the answers of its actors with it: what was asked of it is not waited for.
+    async fn while_the_half_lasts(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {
+        loop {
+            let half = self.ports.manager.borrow().clone();
+            let Some(half) = half else {
+                return Box::pin(self.dispatch(asked, relayed)).await;
+            };
+            let mut now = self.ports.manager.clone();
+            let stopped = now.wait_for(|now| !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &half)));
+            tokio::select! {
+                answer = Box::pin(self.dispatch(asked, relayed)) => return answer,
+                _ = stopped => {}
+            }
+            if kind_of(&asked.request) == Kind::Write {
+                let text = "this node's manager half stopped while it was asked; ask another manager";
+                let managers = serde_json::json!({"managers": (self.ports.facts)().managers});
+                return Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).with_details(&managers));
+            }
+        }
     }
 
     async fn dispatch(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::core::{self, Source, resolve};
 use crate::ports::ManagerPorts;
-use crate::reads::{is_unavailable, not_leading, to_json};
+use crate::reads::{is_unavailable, not_leading, to_text};
 use crate::service::{Asked, Service};
 
 /// The pause between two attempts to reach a leader. A leader change takes tens of milliseconds.
@@ -153,7 +153,7 @@ impl Service {
                 let record = replica.tables.nodes.get(&id);
                 let record =
                     record.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, format!("{id} was removed meanwhile")))?;
-                to_json(&source.node(record))?
+                return to_text(&source.node(record));
             }
             Request::TokenList => {
                 let replica = self.copy(manager, asked.left()).await?;

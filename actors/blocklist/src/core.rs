@@ -238,7 +238,7 @@ impl Blocklist {
             return;
         }
         self.sweep = Sweep::Proposed { more: over.next().is_some() };
-        let start = Command::idempotent(wall, Principal::Operator, "the block is over");
+        let start = Command::idempotent(wall, Principal::Cluster, "the block is over");
         let command = batch.into_iter().fold(start, |command, node| {
             command.guard(Guard::BlockExpired { node, at: wall }).change(Change::Unblock(node))
         });

@@ -198,7 +198,7 @@ impl RoleManager {
     /// Removals are shown as whoever asked for them; role changes as the cluster's own.
     fn on_behalf_of(&self, node: NodeId) -> Principal {
         let removal = self.seen.tables.nodes.get(&node).and_then(|r| r.removing.as_ref());
-        removal.map_or(Principal::Operator, |r| r.by.clone())
+        removal.map_or(Principal::Cluster, |r| r.by.clone())
     }
 
     fn next_step(&mut self) -> StepId {

@@ -15,10 +15,12 @@ pub enum Principal {
     User(Name),
     /// An operator's certificate.
     Admin(Name),
-    /// The admin socket of a manager, or the cluster itself.
+    /// The admin socket of a manager.
     Operator,
     /// No identity.
     Anonymous,
+    /// The cluster itself: what its own actors find out and write down. Nobody authenticates as it.
+    Cluster,
 }
 impl Principal {
     /// `{"kind","id"}`, as events show it.
@@ -29,6 +31,7 @@ impl Principal {
             Principal::Admin(name) => ("admin", Some(name.to_string())),
             Principal::Operator => ("operator", None),
             Principal::Anonymous => ("anonymous", None),
+            Principal::Cluster => ("cluster", None),
         };
         serde_json::json!({"kind": kind, "id": id})
     }
@@ -41,6 +44,7 @@ impl fmt::Display for Principal {
             Principal::Admin(name) => write!(f, "operator {name}"),
             Principal::Operator => f.write_str("the admin socket"),
             Principal::Anonymous => f.write_str("someone without identity"),
+            Principal::Cluster => f.write_str("the cluster itself"),
         }
     }
 }

@@ -60,7 +60,7 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
         Principal::Operator | Principal::Admin(_) => true,
         Principal::Node(_) => matches!(kind, Kind::StaleableRead | Kind::Read | Kind::Actors),
         Principal::User(_) => matches!(request, Request::Status { .. } | Request::Contact),
-        Principal::Anonymous => false,
+        Principal::Anonymous | Principal::Cluster => false,
     };
     if allowed {
         return Ok(());

@@ -106,7 +106,7 @@ impl Path<'_> {
         let now = self.scene.now.wall;
         let block = Blocked {
             node: id,
-            by: by.unwrap_or(muster_messages::Principal::Operator),
+            by: by.unwrap_or(muster_messages::Principal::Cluster),
             blocked_at: now,
             expires_at: now.max(self.record.last_not_after).plus(CLOCK_ALLOWANCE),
         };

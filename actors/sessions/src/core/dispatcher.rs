@@ -305,7 +305,7 @@ impl Dispatcher {
     fn send(&mut self, wall: WallTime, nodes: Vec<NodeId>, changes: Vec<Change>, out: &mut Vec<Effect>) {
         self.next_batch += 1;
         let batch = BatchId(self.next_batch);
-        let mut command = Command::idempotent(wall, Principal::Operator, "sessions");
+        let mut command = Command::idempotent(wall, Principal::Cluster, "sessions");
         command.changes = changes;
         self.batches.insert(batch, nodes);
         out.push(Effect::Propose { batch, command });
