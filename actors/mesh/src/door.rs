@@ -24,10 +24,16 @@ use crate::core::assembly::Piece;
 use crate::core::filter::MAX_CALL_MS;
 use crate::core::hello::believed;
 use crate::offences::Offences;
+use crate::peer::RAFT_WINDOW;
 use crate::session::{QUEUE, Session, Sessions};
 
 /// Calls of one peer that may wait for an answer: twice its window.
 const ASKED: u64 = 128;
+
+/// Raft messages that are acknowledged together: half of what a peer's window holds, so that it never runs dry.
+const TOGETHER: usize = RAFT_WINDOW / 2;
+/// And no later than this. Nothing waits for an acknowledgement but the window.
+const ACKNOWLEDGE_AFTER: Duration = Duration::from_millis(10);
 
 /// What the door hears.
 pub enum DoorMsg {
@@ -117,7 +123,13 @@ impl Hall {
             Ok(PeerEnvelope { message: PeerMessage::Call(call), .. }) => {
                 return self.call(session, call, bytes.len(), reply);
             }
-            Ok(PeerEnvelope { message: PeerMessage::Raft(packets), .. }) => self.raft(&session, packets),
+            Ok(PeerEnvelope { message: PeerMessage::Raft(packets), .. }) => match self.raft(&session, packets) {
+                PeerReply::Taken => {
+                    session.meter.handled(bytes.len());
+                    return self.acknowledge(session, reply);
+                }
+                refused => refused,
+            },
             Ok(PeerEnvelope { message: PeerMessage::Seat(claimed), .. }) => self.seat(&session, claimed),
             Ok(PeerEnvelope { message: PeerMessage::SnapshotChunk { head, from, offset, data, last }, .. }) => {
                 self.piece(&session, Piece { head, from, offset, data, last })
@@ -221,6 +233,32 @@ impl Hall {
             });
             hall.answer(&session, &PeerReply::Answer(result), reply);
         });
+    }
+
+    /// Each acknowledgement by itself would cost as much on both sides as the message: several leave in one write.
+    fn acknowledge(self: &Arc<Self>, session: Arc<Session>, reply: RpcReplyPort<Vec<u8>>) {
+        let mut waiting = session.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push(reply);
+        if waiting.len() >= TOGETHER {
+            let replies = std::mem::take(&mut *waiting);
+            drop(waiting);
+            self.taken(&session, replies);
+        } else if waiting.len() == 1 {
+            drop(waiting);
+            let hall = Arc::clone(self);
+            tokio::spawn(async move {
+                tokio::time::sleep(ACKNOWLEDGE_AFTER).await;
+                let replies =
+                    std::mem::take(&mut *session.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner));
+                hall.taken(&session, replies);
+            });
+        }
+    }
+
+    fn taken(&self, session: &Session, replies: Vec<RpcReplyPort<Vec<u8>>>) {
+        for reply in replies {
+            self.answer(session, &PeerReply::Taken, reply);
+        }
     }
 
     fn answer(&self, session: &Session, answer: &PeerReply, reply: RpcReplyPort<Vec<u8>>) {

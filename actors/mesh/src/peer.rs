@@ -26,7 +26,7 @@ use crate::door::DoorMsg;
 use crate::session::{Ending, QUEUE, Session};
 
 /// Unanswered calls that carry Raft messages: with 8, batches keep a round trip busy (0.8 M items/s measured).
-const RAFT_WINDOW: usize = 8;
+pub const RAFT_WINDOW: usize = 8;
 /// An answer to those says only "in the mailbox". A process that runs gives it in milliseconds.
 const RAFT_DEADLINE: Duration = Duration::from_secs(5);
 /// Unanswered calls to services; more wait here, up to [`WAITING`].

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use futures_util::task::AtomicWaker;
 use muster_gateway::{ConnectionPermit, Kill};
 use muster_messages::{NodeId, RaftId, RefusalReason, WallTime};
+use ractor::RpcReplyPort;
 use tokio_util::sync::CancellationToken;
 
 use crate::core::assembly::Assembly;
@@ -186,6 +187,8 @@ pub struct Session {
     pub assembly: Mutex<Assembly>,
     /// Calls of the peer that wait for an answer.
     pub asked: AtomicU64,
+    /// Raft messages that were taken and are not acknowledged yet.
+    pub unacknowledged: Mutex<Vec<RpcReplyPort<Vec<u8>>>>,
     ended: CancellationToken,
     why: OnceLock<Ending>,
     /// The gateway's switch and slot, for an accepted connection.
@@ -227,6 +230,7 @@ impl Session {
             meter: Meter::default(),
             assembly: Mutex::default(),
             asked: AtomicU64::new(0),
+            unacknowledged: Mutex::default(),
             ended: CancellationToken::new(),
             why: OnceLock::new(),
             kill: facts.kill,

@@ -24,7 +24,7 @@ pub fn apply(tables: &mut Tables, at: Revision, command: &Command) -> Result<(),
         return judge_and_change(tables, at, command);
     }
     if let Some(first) = tables.outcomes.get(&command.request) {
-        return first.refused.clone().map_or(Ok(()), Err);
+        return first.refused.as_deref().cloned().map_or(Ok(()), Err);
     }
     let result = judge_and_change(tables, at, command);
     remember(tables, command.request, at, result.as_ref().err());
@@ -60,7 +60,7 @@ fn judge_and_change(tables: &mut Tables, at: Revision, command: &Command) -> Res
 }
 
 fn remember(tables: &mut Tables, request: RequestId, revision: Revision, refused: Option<&CommandRefusal>) {
-    let outcome = Outcome { request, revision, refused: refused.cloned() };
+    let outcome = Outcome { request, revision, refused: refused.cloned().map(Box::new) };
     tables.outcomes.insert(request, outcome);
     tables.outcome_order.push_back(request);
     if tables.outcome_order.len() > MAX_OUTCOMES

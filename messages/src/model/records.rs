@@ -62,6 +62,6 @@ pub struct Blocked {
 pub struct Outcome {
     pub request: RequestId,
     pub revision: Revision,
-    /// The refusal, if it was refused.
-    pub refused: Option<super::CommandRefusal>,
+    /// The refusal, if it was refused. Boxed, because most are not and many thousands of outcomes are kept.
+    pub refused: Option<Box<super::CommandRefusal>>,
 }

@@ -54,8 +54,9 @@ fn three_managers_exchange_messages_calls_and_snapshots() {
     assert_eq!(nodes[0].wait_for("sent"), "sent false");
 
     nodes[0].tell("forge 2 3");
-    // The claim and the message; the session ends, for nothing from it would be believed.
-    let view = nodes[1].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"] == 2);
+    // The claim, and the message where it left before the answer to the claim ended the session: nothing from it
+    // would be believed.
+    let view = nodes[1].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"].as_u64() >= Some(1));
     assert_eq!(view["offences"][0]["offence"], "foreign_seat");
     assert!(nodes[1].heard("packets").is_empty());
 }

@@ -178,7 +178,7 @@ impl Court<'_> {
     /// The same request was applied before: its retry gets the first outcome.
     fn remembered(&self, wished: &Wished) -> Option<Verdict> {
         let outcome = self.tables.outcomes.get(&wished.request)?;
-        Some(match (&outcome.refused, wished.wish) {
+        Some(match (outcome.refused.as_deref(), wished.wish) {
             (Some(refusal), _) => Verdict::Refused(refusal.clone().into()),
             (None, Wish::Remove { .. }) if self.tables.nodes.contains_key(&wished.node) => Verdict::Follow,
             (None, _) => Verdict::Done { changed: true },
