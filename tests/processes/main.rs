@@ -7,5 +7,6 @@ mod credentials;
 mod dev;
 mod harness;
 mod leader_loss;
+mod losses;
 mod removal;
 mod roles;

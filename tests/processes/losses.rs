@@ -1,0 +1,131 @@
+//! What is lost and must not come back: Raft data, answers, a place in a queue. And what must never get out: secrets.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use muster_messages::wire::Request;
+use muster_messages::{RaftId, Role};
+use serde_json::Value;
+
+use crate::harness::{Front, World, eventually_so};
+
+fn seat_of(world: &World, name: &str) -> Option<RaftId> {
+    world.seen("n1", name)?.manager.map(|m| m.raft_id)
+}
+
+/// Turns bytes over where acknowledged entries are.
+fn damage(raft: &Path) {
+    let files = std::fs::read_dir(raft.join("log")).expect("a log").map(|entry| entry.expect("readable").path());
+    let log = files.filter(|path| path.extension().is_some_and(|e| e == "raftlog")).min().expect("a file of the log");
+    let mut bytes = std::fs::read(&log).expect("readable");
+    bytes.iter_mut().skip(300).step_by(97).take(18).for_each(|byte| *byte ^= 0xff);
+    std::fs::write(&log, bytes).expect("writable");
+}
+
+/// A voter that forgot its votes must not vote again: not even for the moment until it has a new seat.
+#[test]
+fn lost_raft_data_means_another_seat_and_never_the_old_one() {
+    let mut world = World::with(3, 0);
+    for name in ["n2", "n3"] {
+        let old = seat_of(&world, name).expect("it is a member");
+        let node = world.node(name);
+        node.kill();
+        let raft = node.folder.join("raft");
+        match name {
+            "n2" => std::fs::remove_dir_all(&raft).expect("it can be removed"),
+            _ => damage(&raft),
+        }
+        let before = node.log().len();
+        node.start(&[]).ready();
+        let log = world.node(name).log().split_off(before);
+        let word = if name == "n2" { "raft_data_missing" } else { "raft_data_damaged" };
+        assert!(log.contains(word), "{log}");
+        assert!(!log.contains(&format!("Seated {{ raft_id: {old:?} }}")), "it took its old seat up again:\n{log}");
+        eventually_so("it votes from a newer seat", || seat_of(&world, name).is_some_and(|now| now > old));
+        world.all_settled();
+    }
+}
+
+#[test]
+fn a_watch_on_a_workers_socket_holds_up_nobody() {
+    let world = World::with(1, 1);
+    let socket = world.socket("n2");
+    let socket = socket.to_str().expect("the path is text");
+    let mut watch = Front::start(world.folder(), &["--socket", socket, "-o", "json", "events", "--watch"]);
+    watch.says("revision");
+    let began = Instant::now();
+    let status = world.muster_at("n2", &["status"]).ended(0).json();
+    assert!(began.elapsed() < Duration::from_secs(20), "a watch asks again every 25 s: {:?}", began.elapsed());
+    assert_eq!(status["self"]["name"], "n2", "the node that was asked, not the manager that answered");
+}
+
+fn http(socket: &Path, request: &str) -> (u16, String) {
+    let mut stream = UnixStream::connect(socket).expect("the socket answers");
+    let request = format!("{request}\r\nHost: muster\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("it listens");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    (status, answer)
+}
+
+#[test]
+fn a_removal_repeated_by_its_request_id_is_done_not_unknown() {
+    let world = World::with(1, 1);
+    let remove = "DELETE /v1/nodes/n2?force=true HTTP/1.1\r\nMuster-Request-Id: 5eed";
+    for attempt in 1..=2 {
+        let (status, answer) = http(&world.socket("n1"), remove);
+        assert_eq!(status, 200, "attempt {attempt}: {answer}");
+    }
+    let (status, answer) = http(&world.socket("n1"), "DELETE /v1/nodes/n2?force=true HTTP/1.1");
+    assert_eq!(status, 404, "another request: {answer}");
+}
+
+/// Lines of private keys, as they would be printed.
+fn key_lines(pem: &str) -> Vec<String> {
+    let mut inside = false;
+    let keep = |line: &&str| {
+        inside = (inside || line.contains("BEGIN") && line.contains("PRIVATE KEY")) && !line.contains("END");
+        inside && !line.contains("BEGIN")
+    };
+    pem.lines().filter(keep).map(str::to_owned).collect()
+}
+
+#[test]
+fn no_log_holds_a_key_or_the_secret_of_a_token() {
+    let mut world = World::new();
+    world.node("n1").start(&["--init", "--log", "trace"]).ready();
+    let seed = world.node("n1").listen.to_string();
+    for (name, role) in [("n2", Role::Manager), ("n3", Role::Worker)] {
+        let token = world.token(role);
+        world.node(name).start(&["--join", &seed, "--token", &token, "--log", "trace"]).ready();
+    }
+    let mut tokens = vec![world.token(Role::Worker), world.token(Role::Manager)];
+    let created: Value = world.muster(&["token", "create", "--role", "worker"]).ended(0).json();
+    tokens.push(created["token"].as_str().expect("a token").to_owned());
+    world.muster_at("n2", &["token", "rotate", "manager"]).ended(0);
+    tokens.push(world.token(Role::Manager));
+    let identity = world.muster(&["user", "create", "eve", "--admin"]).ended(0);
+    world.muster(&["node", "promote", "n3", "--wait=60s"]).ended(0);
+    world.muster(&["node", "demote", "n3", "--wait=60s"]).ended(0);
+    let _tree = world.answer("n1", Request::Status { fresh: true });
+
+    let mut secrets: Vec<String> =
+        tokens.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
+    secrets.extend(key_lines(&identity.stdout.replace("\\n", "\n")));
+    for name in ["n1", "n2", "n3"] {
+        let file = world.node(name).folder.join("identity").join("credentials.pem");
+        let keys = key_lines(&std::fs::read_to_string(file).expect("a node has credentials"));
+        assert!(!keys.is_empty());
+        secrets.extend(keys);
+    }
+    secrets.push("PRIVATE KEY".to_owned());
+    for name in ["n1", "n2", "n3"] {
+        let log = world.node(name).log();
+        assert!(log.contains("DEBUG"), "{name} logs what it decides");
+        let out = secrets.iter().position(|secret| log.contains(secret.as_str()));
+        assert_eq!(out, None, "{name}'s log holds one of the {} secrets", secrets.len());
+    }
+}
