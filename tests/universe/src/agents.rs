@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_millis(2500);
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+const ALONE: Duration = Duration::from_secs(3);
+
 /// What a certificate says, out of the text that stands for it.
 fn read_certificate(node: NodeId, text: &str) -> Option<CertIdentity> {
     let mut words = text.split(' ');
@@ -61,6 +63,7 @@ impl Universe {
         if self.machines[place].wants_half() && self.machines[place].half.is_none() {
             self.start_half(place, false);
         }
+        self.ask_when_alone(place);
         let now = self.now();
         let waiting = self.machines[place].agent.asking.is_some_and(|(_, until)| now < until);
         let Some(host) = self.host_of(place) else { return };
@@ -192,7 +195,7 @@ impl Universe {
         match question {
             Question::Seat(request) => match self.roles(to) {
                 Some(roles) => {
-                    roles.asks.insert(asks, RoleAsker::Seat { caller, request: request.clone() });
+                    roles.asks.insert(asks, RoleAsker::Seat(caller));
                     self.roles_step(to, roles::Input::Knocked { ask: asks, node, request });
                 }
                 None => {
@@ -298,6 +301,21 @@ impl Universe {
         match asked {
             Some(ask) => self.time.after(PATIENCE, Event::AskSeat { place, half, unanswered: Some(ask) }),
             None => self.ask_again(place, FIRST_PAUSE * 4),
+        }
+    }
+
+    /// A member that follows nobody for so long may have lost its seat without hearing of it.
+    fn ask_when_alone(&mut self, place: Place) {
+        let now = self.now();
+        let Some(half) = self.machines[place].half.as_mut() else { return };
+        if half.core.replica().raft.leader.is_some() {
+            half.alone_since = None;
+            return;
+        }
+        let since = *half.alone_since.get_or_insert(now);
+        if now.since(since) >= ALONE && half.keeper.asking.is_none() {
+            half.alone_since = Some(now);
+            self.ask_again(place, Duration::ZERO);
         }
     }
 

@@ -9,7 +9,7 @@ use muster_messages::{Change, Command, ErrorBody, ErrorCode, Liveness, NodeId, P
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles, Wish, Wished};
 
-use crate::checks::{READ_1, broken};
+use crate::checks::{READ_1, WRITE_1, broken};
 use crate::machine::{Asker, Place, RoleAsker};
 use crate::model::{Floor, Key};
 use crate::world::{Event, Universe};
@@ -42,6 +42,8 @@ pub struct Writer {
     keys: Vec<Key>,
     write: u32,
     attempt: u32,
+    /// The latest try has not been answered.
+    awaiting: bool,
     current: Option<(Key, u64, RequestId)>,
     /// An earlier try may have been applied.
     maybe: bool,
@@ -111,7 +113,7 @@ impl Universe {
 
     pub(crate) fn writer(&mut self, number: usize) {
         if self.clients.writers[number].current.is_none() {
-            if self.clients.resting {
+            if self.clients.resting || self.checks.newest().is_none() {
                 let later = Duration::from_millis(100);
                 return self.time.after(later, Event::Writer(number));
             }
@@ -131,6 +133,7 @@ impl Universe {
         };
         let writer = &mut self.clients.writers[number];
         writer.attempt += 1;
+        writer.awaiting = true;
         let attempt = Try { writer: number, write: writer.write, attempt: writer.attempt };
         let patience = WRITE_DEADLINE + Duration::from_millis(500);
         self.time.after(patience, Event::WriteAnswered { attempt, result: Written::Silence });
@@ -148,6 +151,7 @@ impl Universe {
         if !self.machines[place].up || self.machines[place].half.is_none() {
             return self.answer_write(attempt, Written::Refused);
         }
+        self.trace.whisper(self.time.now(), || format!("{attempt:?} of k{}={value} arrives at n{}", key.0, place + 1));
         let add = [(key.label(), value.to_string())].into();
         let command = Command::idempotent(self.wall(place), Principal::Operator, "write")
             .with_request(request)
@@ -165,6 +169,7 @@ impl Universe {
     }
 
     fn answer_write(&mut self, attempt: Try, result: Written) {
+        self.trace.whisper(self.time.now(), || format!("{attempt:?} is answered {result:?}"));
         if !self.dice.chance(self.net.weather.loss) {
             let delay = self.net.weather.slow + self.dice.micros(80, 1500);
             self.time.after(delay, Event::WriteAnswered { attempt, result });
@@ -174,9 +179,14 @@ impl Universe {
     pub(crate) fn write_answered(&mut self, attempt: Try, result: Written) {
         let writer = &mut self.clients.writers[attempt.writer];
         let Some((key, value, _)) = writer.current.filter(|_| writer.write == attempt.write) else { return };
-        if matches!(result, Written::Silence) && writer.attempt != attempt.attempt {
-            return; // that try was answered, and another one is on its way
+        let latest = writer.attempt == attempt.attempt && writer.awaiting;
+        if !latest && !matches!(result, Written::Ended(Ok(_))) {
+            // Another try is on its way, or about to be.
+            writer.maybe |= !matches!(result, Written::Refused);
+            return;
         }
+        let under_way = writer.awaiting;
+        writer.awaiting = false;
         let pause = match result {
             Written::Ended(Ok(_)) => {
                 self.totals.count("writes acknowledged");
@@ -196,6 +206,10 @@ impl Universe {
                 }
                 self.dice.millis(1, 40)
             }
+            Written::Ended(Err(ProposeError::Refused(why))) => {
+                let detail = format!("nothing speaks against writing k{}, and it was refused: {why}", key.0);
+                return self.hold_to(Err(broken(WRITE_1, detail)));
+            }
             Written::Ended(Err(ProposeError::Busy)) => self.dice.millis(1, 40),
             Written::Ended(Err(_)) | Written::Silence => {
                 self.totals.count("writes with unknown outcome");
@@ -203,7 +217,9 @@ impl Universe {
                 self.dice.millis(10, 200)
             }
         };
-        self.time.after(pause, Event::Writer(attempt.writer));
+        if under_way {
+            self.time.after(pause, Event::Writer(attempt.writer));
+        }
     }
 
     // ---- readers --------------------------------------------------------------------------------------------------

@@ -239,11 +239,7 @@ impl Universe {
             (RoleAsker::Operator { op, attempt }, roles::Answer::Removed(result)) => {
                 self.wish_ended(place, op, attempt, result.map(|()| true));
             }
-            (RoleAsker::Seat { caller, request }, roles::Answer::Seat(result)) => {
-                if let Ok(muster_messages::wire::SeatReply::Wait { reason: WaitReason::QuorumAtRisk, .. }) = &result {
-                    self.totals.count("waits for quorum");
-                }
-                let _what_was_asked = request;
+            (RoleAsker::Seat(caller), roles::Answer::Seat(result)) => {
                 let half = self.machines[caller.place].half.as_ref().map_or(0, |h| h.number);
                 self.reply(place, caller, Answered::Seat { half, result });
             }
@@ -465,6 +461,8 @@ impl Universe {
     /// Who was heard, by the leader or by a manager that the leader hears.
     pub(crate) fn dispatch(&mut self, place: Place, half: u32) {
         let now = self.now();
+        let waits = self.roles(place).is_some_and(|r| r.core.queues().iter().any(|(_, p)| p.reason == WaitReason::QuorumAtRisk));
+        self.totals.add("waits for quorum", u64::from(waits));
         let Some(h) = self.machines[place].half(half) else { return };
         if h.leader.is_none() {
             return;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_cert_authority::core as authority;
-use muster_messages::wire::SeatRequest;
 use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RefusalReason, RequestId, Revision, Role, Term};
 use muster_raft_member::core::RaftCore;
 use muster_role_manager::core as roles;
@@ -66,7 +65,8 @@ pub struct Half {
     pub turn_due: bool,
     /// The copy as it was last checked.
     pub checked: Revision,
-    pub leading: Option<Term>,
+    /// Since when it follows nobody.
+    pub alone_since: Option<Moment>,
 }
 
 /// Gets this manager its seat, as the daemon's seat keeper does.
@@ -114,7 +114,7 @@ pub struct Caller {
 /// Who waits for an answer of the role manager.
 pub enum RoleAsker {
     Operator { op: OpNumber, attempt: u32 },
-    Seat { caller: Caller, request: SeatRequest },
+    Seat(Caller),
 }
 
 /// Who waits for an answer of the raft member.

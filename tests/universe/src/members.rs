@@ -48,7 +48,7 @@ impl Universe {
             look_due: false,
             turn_due: true,
             checked: Revision(0),
-            leading: None,
+            alone_since: None,
         });
         if seated || founding {
             machine.silent_since = None;

@@ -239,6 +239,9 @@ impl Universe {
         if let Some((op, asked)) = self.clients.open_ops().next() {
             return Some(format!("{op:?} is not answered: {asked:?}"));
         }
-        self.clients.writes_open().then(|| "a write is on its way".to_owned())
+        self.clients.writes_open().then(|| {
+            let (name, flight) = (&self.machines[leader].name, half.core.in_flight());
+            format!("a write is on its way: {:?}; leader {name}: {flight:?}", self.clients.writers)
+        })
     }
 }

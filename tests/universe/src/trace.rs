@@ -45,6 +45,12 @@ impl Trace {
         }
         self.lines.push_back((at, line));
     }
+    /// A line that only a replay prints.
+    pub fn whisper(&self, at: Moment, line: impl FnOnce() -> String) {
+        if self.aloud {
+            println!("{:>10.3} ms    {}", at.0 as f64 / 1000.0, line());
+        }
+    }
     /// The same for two runs of the same universe.
     pub fn hash(&self) -> u64 {
         self.hash
