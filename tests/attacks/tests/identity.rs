@@ -9,6 +9,7 @@ use muster_attacks::cluster::{Cluster, until};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{CrashHow, ErrorCode, NodeId, RefusalReason, RequestId, Revision, Role};
+use muster_pki::IdentityStore;
 use rustix::process::Signal;
 
 /// From the answer to a removal until nobody serves the removed any more: the promise.
@@ -202,14 +203,11 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         if freeze {
             cluster.node(victim).signal(Signal::CONT);
         }
-        // Its own process learns it, and a restart on the old files comes no further.
-        until("it knows that it is out", async || match cluster.ask(victim, Request::Status { fresh: false }).await {
-            Err(no) if ["blocked", "removed"].contains(&no.code.as_str()) => Ok(Some(())),
-            Err(no) => Err(no),
-            Ok(status) => Ok(status["self"]["trouble"].is_string().then_some(())),
-        })
-        .await
-        .unwrap_or_else(|no| panic!("{victim}: {no}\n{}", cluster.node(victim).log()));
+        // Its own process learns it and writes it down, and a restart on the old files comes no further.
+        let files = IdentityStore::open(&cluster.node(victim).folder).expect("it has an identity");
+        until("it knows that it is out", async || Ok(files.load_node().ok().and_then(|known| known.ended)))
+            .await
+            .unwrap_or_else(|no| panic!("{victim}: {no}\n{}", cluster.node(victim).log()));
         let process = cluster.node_mut(victim);
         process.kill().await;
         process.start(&[]).expect("it starts");
