@@ -13,12 +13,16 @@ use super::config::LogFormat;
 pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::builder().parse(filter).map_err(|e| format!("--log {filter:?}: {e}"))?;
     let quiet = tracing_subscriber::filter::filter_fn(|meta| {
-        let of = |library: &&str| meta.target().starts_with(*library);
-        let noisy = ["ractor", "rustls", "hyper", "raft_engine"].iter().any(|library| of(&library));
-        // ractor opens a span around each actor that says nothing but a number. h2 warns of what a stranger does, once
-        // per connection: the gateway's lines about offenders are bounded, its are not.
-        let least = if of(&"h2") { LevelFilter::ERROR } else { LevelFilter::INFO };
-        !(noisy || of(&"h2")) || (*meta.level() <= least && meta.is_event())
+        let noisy = ["ractor", "rustls", "hyper", "raft_engine", "h2"];
+        let least = match noisy.iter().find(|library| meta.target().starts_with(**library)) {
+            None => return true,
+            // It warns of what a stranger does, once per connection. The gateway's lines about offenders are bounded,
+            // these are not.
+            Some(&"h2") => LevelFilter::ERROR,
+            Some(_) => LevelFilter::INFO,
+        };
+        // ractor opens a span around each actor that says nothing but a number.
+        *meta.level() <= least && meta.is_event()
     });
     let registry = tracing_subscriber::registry().with(filter);
     let layer =
