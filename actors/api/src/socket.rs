@@ -2,7 +2,7 @@
 //! socket, told apart by the first byte: a frame's length is below 16 MiB, so it starts with a zero byte.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,6 +20,10 @@ pub enum SocketFault {
         "the socket path {path} has {len} bytes, a Unix socket holds at most {LONGEST_PATH}; choose a shorter one with --socket"
     )]
     TooLong { path: PathBuf, len: usize },
+    #[error("{path} is there and is no socket; choose another path with --socket")]
+    NoSocket { path: PathBuf },
+    #[error("another process serves {path}; choose another path with --socket")]
+    Served { path: PathBuf },
     #[error("cannot listen on {path}")]
     Io {
         path: PathBuf,
@@ -42,13 +46,19 @@ impl AdminSocket {
         if len > LONGEST_PATH { Err(SocketFault::TooLong { path: path.to_owned(), len }) } else { Ok(()) }
     }
 
-    /// Listens at `path`, replacing a socket that a dead process left there. The data directory's lock says that it is dead.
+    /// Listens at `path`, replacing a socket that a dead process left there, and nothing else.
     pub fn bind(path: &Path) -> Result<Self, SocketFault> {
         Self::check(path)?;
         let fault = |source| SocketFault::Io { path: path.to_owned(), source };
-        match std::fs::remove_file(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fault(e)),
-            _ => {}
+        match std::fs::symlink_metadata(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(fault(e)),
+            Ok(there) if !there.file_type().is_socket() => return Err(SocketFault::NoSocket { path: path.to_owned() }),
+            // Another data directory's daemon may have been given the same path.
+            Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
+                return Err(SocketFault::Served { path: path.to_owned() });
+            }
+            Ok(_) => std::fs::remove_file(path).map_err(fault)?,
         }
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(fault)?;
@@ -115,5 +125,26 @@ impl AsyncWrite for Rewound {
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_dead_socket_is_replaced_and_nothing_else() {
+        let dir = std::env::temp_dir().join(format!("muster-socket-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (file, path) = (dir.join("file"), dir.join("sock"));
+        std::fs::write(&file, "precious").unwrap();
+        assert!(matches!(AdminSocket::bind(&file), Err(SocketFault::NoSocket { .. })));
+        assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let serving = AdminSocket::bind(&path).unwrap();
+        assert!(matches!(AdminSocket::bind(&path), Err(SocketFault::Served { .. })));
+        drop(serving);
+        assert!(!path.exists());
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -15,6 +15,7 @@ mod settings;
 mod switch;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -64,7 +65,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn print_config(config: &Config) -> ExitCode {
     match toml::to_string(config) {
         Ok(text) => {
-            print!("{text}");
+            // Whoever asked may have read enough.
+            let _closed = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
         Err(error) => Exit::new(1, error.to_string()).report(),
@@ -83,14 +85,11 @@ async fn run(config: Config) -> Result<(), Exit> {
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    tokio::select! {
-        exit = node.ended() => {
-            node.stop().await;
-            return Err(exit);
-        }
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    let ended = tokio::select! {
+        exit = node.ended() => Err(exit),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
     tracing::info!("stopping");
     tokio::select! {
         stopped = tokio::time::timeout(STOP_LIMIT, node.stop()) => {
@@ -102,7 +101,7 @@ async fn run(config: Config) -> Result<(), Exit> {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    Ok(())
+    ended
 }
 
 /// Every connection is a file. The soft limit of most systems (1,024) is far below what a manager of 10,000 nodes needs;
