@@ -262,7 +262,8 @@ impl Universe {
         self.clients.next_op += 1;
         let op = OpNumber(self.clients.next_op);
         let request = RequestId(self.dice.wide() | 1);
-        self.model.wished(node, op);
+        let alone = self.clients.open_ops().all(|(_, o)| o.node != node);
+        self.model.wished(node, op, alone);
         self.clients.ops.insert(op, Op { node, wish, request, attempt: 0, answer: None });
         let name = self.name(node);
         self.say(format!("{op:?}: {wish:?} of {name}"));

@@ -7,6 +7,7 @@ use muster_messages::{
     SeatChangeKind, Tables, WallTime,
 };
 use muster_raft_member::core::Input;
+use muster_role_manager::core::Sent;
 
 use crate::disk::Pace;
 use crate::machine::{Asker, Place};
@@ -18,6 +19,7 @@ use crate::world::{Event, Universe};
 pub enum Injury {
     Down(Place, u32),
     Frozen(Place),
+    Dying(Place, u32),
     Cut(Vec<(Place, Place)>),
     Weather(u32),
     Disk(Place, u32),
@@ -232,32 +234,53 @@ impl Universe {
         self.time.after(takes, Event::Over(Injury::Disk(place, self.faults.disks)));
     }
 
-    /// A disk dies, if all the other voters have theirs.
+    /// A machine fails, and a moment later turns out to have lost its disk. By then its leader has noticed the silence:
+    /// a disk that dies unnoticed, just before a change that needs it, is more than any quorum can bear.
     fn lose_disk(&mut self) {
-        let Some(tables) = self.checks.newest().cloned() else { return };
-        if self.faults.lost.is_some_and(|seat| tables.members.contains_key(&seat)) {
-            return;
-        }
-        let voters: Vec<RaftId> = tables.members.values().filter(|m| m.voter).map(|m| m.raft_id).collect();
-        let sound = |seat: &RaftId| {
-            self.holder(*seat).is_some_and(|p| {
-                let m = &self.machines[p];
-                m.runs() && m.seat() == Some(*seat) && m.disk.lost.is_none() && m.disk.pace == Pace::Good
-            })
-        };
-        if voters.len() < 3 || !voters.iter().all(sound) {
-            return;
-        }
-        let Some(seat) = self.dice.pick(&voters) else { return };
-        let Some(place) = self.holder(seat) else { return };
-        self.faults.lost = Some(seat);
-        self.totals.count("fault: disk lost");
+        let voters = self.sound_voters(None);
+        let Some(place) = self.dice.pick(&voters).filter(|_| voters.len() >= 3) else { return };
         self.crash(place, true);
-        let damaged = self.dice.chance(400);
-        self.machines[place].disk.replace(damaged);
-        self.say(format!("the disk of n{}, seat {seat}, is lost", place + 1));
+        let noticed = self.settings.roles.election_timeout * 2;
+        self.time.after(noticed, Event::Over(Injury::Dying(place, self.machines[place].life)));
+    }
+
+    fn disk_dies(&mut self, place: Place) {
+        let tables = self.checks.newest().cloned().unwrap_or_default();
+        let seat = tables.seat_of(self.machines[place].id).filter(|m| m.voter).map(|m| m.raft_id);
+        let voters = self.sound_voters(Some(place));
+        let busy = self.leading().and_then(|l| {
+            let reaches = voters.iter().all(|v| *v == l || self.net.both_open(l, *v));
+            let roles = self.machines[l].half.as_ref()?.leader.as_ref()?.roles.as_ref().filter(|_| reaches)?;
+            Some(roles.core.outbox().0.values().any(|o| matches!(o.sent, Sent::Seat(_))))
+        });
+        if let Some(seat) = seat.filter(|_| voters.len() >= 2 && busy == Some(false)) {
+            self.faults.lost = Some(seat);
+            self.totals.count("fault: disk lost");
+            let damaged = self.dice.chance(400);
+            self.machines[place].disk.replace(damaged);
+            self.say(format!("the disk of n{}, seat {seat}, is lost", place + 1));
+        }
         let back = self.dice.millis(30, 2500);
         self.time.after(back, Event::Over(Injury::Down(place, self.machines[place].life)));
+    }
+
+    /// The machines of all voters, if each is well but for this one; none otherwise, or while another loss is not made up.
+    fn sound_voters(&self, but_for: Option<Place>) -> Vec<Place> {
+        let tables = self.checks.newest().cloned().unwrap_or_default();
+        let made_up = self.faults.lost.is_none_or(|seat| !tables.members.contains_key(&seat));
+        let seats = tables.members.values().filter(|m| m.voter).map(|m| (m.raft_id, self.holder(m.raft_id)));
+        let mut voters = Vec::new();
+        for (seat, place) in seats.filter(|(_, p)| p.is_none() || *p != but_for) {
+            let machine = place.map(|p| &self.machines[p]);
+            let sound = |m: &&crate::machine::Machine| {
+                m.runs() && m.seat() == Some(seat) && m.disk.lost.is_none() && m.disk.pace == Pace::Good
+            };
+            match (place, machine.filter(sound)) {
+                (Some(place), Some(_)) if made_up => voters.push(place),
+                _ => return Vec::new(),
+            }
+        }
+        voters
     }
 
     // ---- actors ---------------------------------------------------------------------------------------------------
@@ -359,6 +382,9 @@ impl Universe {
     pub(crate) fn over(&mut self, injury: Injury) {
         match injury {
             Injury::Down(place, life) if self.machines[place].life == life => self.start(place),
+            Injury::Dying(place, life) if self.machines[place].life == life && !self.machines[place].up => {
+                self.disk_dies(place)
+            }
             Injury::Frozen(place) => self.thaw(place),
             Injury::Cut(links) => {
                 for (from, to) in links {

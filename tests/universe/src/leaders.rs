@@ -355,11 +355,7 @@ impl Universe {
                 let detail = format!("{wish:?} of {} was accepted and is not in the leader's state", self.name(node));
                 self.hold_to(Err(broken(WISH_1, detail)));
             }
-            // Of two wishes that are open at the same time either may be written last.
-            let alone = self.clients.open_ops().all(|(other, o)| o.node != node || *other == op);
-            if alone {
-                self.model.accepted(node, op, promise);
-            }
+            self.model.accepted(node, op, promise);
         }
         let delay = self.dice.micros(80, 2000);
         if !self.dice.chance(self.net.weather.loss) {
@@ -461,7 +457,9 @@ impl Universe {
     /// Who was heard, by the leader or by a manager that the leader hears.
     pub(crate) fn dispatch(&mut self, place: Place, half: u32) {
         let now = self.now();
-        let waits = self.roles(place).is_some_and(|r| r.core.queues().iter().any(|(_, p)| p.reason == WaitReason::QuorumAtRisk));
+        let waits = self
+            .roles(place)
+            .is_some_and(|r| r.core.queues().iter().any(|(_, p)| p.reason == WaitReason::QuorumAtRisk));
         self.totals.add("waits for quorum", u64::from(waits));
         let Some(h) = self.machines[place].half(half) else { return };
         if h.leader.is_none() {

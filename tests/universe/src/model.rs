@@ -68,10 +68,14 @@ impl Model {
         self.entries[key.0].never.insert(value);
     }
 
-    /// A wish is asked for: what was promised about this node before may change.
-    pub fn wished(&mut self, node: NodeId, op: OpNumber) {
+    /// A wish is asked for: what was promised about this node before may change. Of two wishes that are open at the
+    /// same time either may be written last, so they promise nothing (`alone` is false).
+    pub fn wished(&mut self, node: NodeId, op: OpNumber, alone: bool) {
         self.newest.insert(node, op);
         self.promises.remove(&node);
+        if !alone {
+            self.newest.remove(&node);
+        }
     }
     /// It was accepted. Only the newest one promises anything.
     pub fn accepted(&mut self, node: NodeId, op: OpNumber, promise: Promise) {
