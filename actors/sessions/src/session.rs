@@ -26,6 +26,10 @@ pub trait LeaderCalls: Send + Sync + 'static {
     fn call(&self, call: PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>>;
 }
 
+/// One line per node and minute says that its session was ended: whoever holds its certificate can have that happen many
+/// times a second.
+const ENDED_EVERY: Duration = Duration::from_secs(60);
+
 /// How long a stopping session waits for its last frame to leave.
 const GOODBYE: Duration = Duration::from_millis(200);
 
@@ -138,13 +142,15 @@ pub struct SessionShell {
     asks: BTreeMap<AskId, Reply<Result<String, ErrorBody>>>,
     next_ask: u64,
     armed: Option<Moment>,
+    /// When the log was told last that a session was ended.
+    told: Option<Moment>,
 }
 
 impl SessionShell {
     fn new(ports: SessionPorts) -> Self {
         let now = muster_kernel::Clock.now();
         let core = AgentSession::resume(ports.node, Arc::clone(&ports.config), ports.memory.get(), now);
-        Self { core, ports, line: None, leaving: None, asks: BTreeMap::new(), next_ask: 0, armed: None }
+        Self { core, ports, line: None, leaving: None, asks: BTreeMap::new(), next_ask: 0, armed: None, told: None }
     }
 
     /// Takes what the host laid down. The connection first: without one there may be nothing to stay for.
@@ -215,7 +221,7 @@ impl SessionShell {
                 let node = self.ports.node;
                 self.ports.host.tell(host::Msg::Forget { node, seen: self.ports.cradle.picked() })?;
             }
-            Effect::Note(note) => self.note(note),
+            Effect::Note(note) => self.note(cx.now(), note),
         }
         Ok(())
     }
@@ -264,13 +270,19 @@ impl SessionShell {
         }
     }
 
-    fn note(&self, note: Note) {
+    fn note(&mut self, now: Moment, note: Note) {
         let node = self.ports.node;
         match note {
             Note::Opened { instance } => debug!(%node, instance, "session opened"),
             Note::Closed { why } => debug!(%node, why, "session closed"),
             Note::Down { why } => info!(%node, why, "node is down"),
-            Note::Ended { reason } => info!(%node, %reason, "session ended"),
+            Note::Ended { reason } if self.told.is_some_and(|at| now.since(at) < ENDED_EVERY) => {
+                debug!(%node, %reason, "session ended");
+            }
+            Note::Ended { reason } => {
+                self.told = Some(now);
+                info!(%node, %reason, "session ended");
+            }
         }
     }
 }

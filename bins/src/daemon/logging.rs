@@ -16,9 +16,9 @@ pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
         let noisy = ["ractor", "rustls", "hyper", "raft_engine", "h2"];
         let least = match noisy.iter().find(|library| meta.target().starts_with(**library)) {
             None => return true,
-            // It warns of what a stranger does, once per connection. The gateway's lines about offenders are bounded,
+            // They warn of what a stranger does, once per connection. The gateway's lines about offenders are bounded,
             // these are not.
-            Some(&"h2") => LevelFilter::ERROR,
+            Some(&("h2" | "rustls")) => LevelFilter::ERROR,
             Some(_) => LevelFilter::INFO,
         };
         // ractor opens a span around each actor that says nothing but a number.

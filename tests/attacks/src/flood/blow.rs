@@ -38,7 +38,7 @@ pub async fn blow(flood: Flood, caller: &Caller, until: Instant, up: impl FnOnce
     match flood.kind {
         Kind::Random => random(flood.door, tls, until).await,
         Kind::Oversized => oversized(flood.door, tls, until).await,
-        Kind::Withheld => withheld(flood.door, tls, until).await,
+        Kind::Withheld => Box::pin(withheld(flood.door, tls, until)).await,
         Kind::Requests => requests(flood.door, tls, until).await,
         Kind::HalfOpen | Kind::HalfHandshake => half_open(flood.door, tls, until).await,
     }

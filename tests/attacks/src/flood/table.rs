@@ -13,8 +13,8 @@ pub struct Row<'a> {
 
 /// The table's head, in Markdown.
 pub fn header() -> &'static str {
-    "| flood | connections | held | requests | MB sent | joins | p50 ms | max ms | rss MB before → most | log lines/min | worst kind/min | leader |\n\
-     |---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| flood | connections | held | requests | MB sent | joins | p50 ms | p90 ms | max ms | over 1 s | rss MB before → most | log lines/min | worst kind/min | leader |\n\
+     |---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 }
 
 impl fmt::Display for Row<'_> {
@@ -27,7 +27,7 @@ impl fmt::Display for Row<'_> {
         let leader = if s.leader[0] == s.leader[1] { "same" } else { "CHANGED" };
         write!(
             f,
-            "| {} | {} | {} | {} | {} | {}{} | {} | {} | {} → {} | {:.0} | {} | {leader} |",
+            "| {} | {} | {} | {} | {} | {}{} | {} | {} | {} | {} | {} → {} | {:.0} | {} | {leader} |",
             self.what,
             s.connections,
             s.held,
@@ -36,7 +36,9 @@ impl fmt::Display for Row<'_> {
             joins.len(),
             if s.failed_joins.is_empty() { String::new() } else { format!(" ({} FAILED)", s.failed_joins.len()) },
             ms(joins.get(joins.len() / 2)),
+            ms(joins.get(joins.len() * 9 / 10)),
             ms(joins.last()),
+            s.slow_joins.len(),
             s.rss_before_kib / 1024,
             s.rss_most_kib / 1024,
             s.logged.lines as f64 / minutes,
