@@ -70,6 +70,10 @@ impl SeatKeeper {
     fn request(&self) -> SeatRequest {
         let (held, data_lost) = match self.data() {
             RaftData::None | RaftData::Present => (self.holds, None),
+            // The loss is known and made good: of the seat given since, nothing is lost.
+            RaftData::Missing { held } | RaftData::Damaged { held: Some(held), .. } if self.seated > Some(held) => {
+                (self.holds, None)
+            }
             RaftData::Missing { held } => {
                 let file = self.shared.config.data_dir.join("raft").display().to_string();
                 (Some(held), Some(DataLoss { damaged: false, file }))
@@ -98,16 +102,19 @@ impl SeatKeeper {
                 self.pause = FIRST_PAUSE;
                 self.seated = Some(raft_id);
                 self.say(format!("this manager has raft seat {raft_id}"));
-                // Another seat than the data on disk is of: that data is worthless now.
-                if self.holds.is_some_and(|held| held != raft_id) && self.data() == RaftData::Present {
-                    self.empty(cx);
-                } else {
-                    self.settle();
-                    if self.holds != Some(raft_id) {
-                        // Given, but the leader has not spoken to it yet. Should it be taken away before it does (the
-                        // leader gives up on a silent learner), nothing here would change: look again.
-                        self.again(cx, LONGEST_PAUSE);
+                // The member may have been told by the leader itself: its news is behind this answer then.
+                let holds = self.ports.replica.borrow().raft.raft_id;
+                match holds {
+                    // Another seat than the data on disk is of: that data is worthless now.
+                    Some(old) if old != raft_id && holds == self.holds && self.data() == RaftData::Present => {
+                        self.empty(cx, old);
                     }
+                    _ => self.settle(),
+                }
+                if holds != Some(raft_id) {
+                    // Given, but the leader has not spoken to it yet. Should it be taken away before it does (the
+                    // leader gives up on a silent learner), nothing here would change: look again.
+                    self.again(cx, LONGEST_PAUSE);
                 }
             }
             Ok(SeatReply::Wait { reason, message, retry_after_ms }) => {
@@ -141,8 +148,10 @@ impl SeatKeeper {
         }
     }
 
-    /// Stops the raft member, wipes its data, starts it again on an empty copy.
-    fn empty(&mut self, cx: &Cx<SeatMsg>) {
+    /// Stops the raft member, wipes its data, starts it again on an empty copy, which does not take the old seat up
+    /// again: a leader that was replaced and does not know it may still talk to that one.
+    fn empty(&mut self, cx: &Cx<SeatMsg>, old: RaftId) {
+        *self.shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::Missing { held: old };
         self.say("this seat's data is of an older seat: starting from an empty copy".to_owned());
         let (shared, group, me) = (self.shared.clone(), self.group.clone(), cx.me().clone());
         cx.spawn(async move {
