@@ -14,7 +14,6 @@ use muster_messages::{
 };
 use muster_role_manager::core as roles;
 
-use crate::breaks::Break;
 use crate::leaders::token_secret;
 use crate::machine::{Caller, Place, RoleAsker};
 use crate::members::CLUSTER;
@@ -203,6 +202,7 @@ impl Universe {
                     self.reply(to, caller, Answered::Seat { half, result: Err(unreachable) });
                 }
             },
+            Question::Sign if self.holds.certificates => {}
             Question::Join | Question::Sign => {
                 let key = self.key.clone();
                 let from = &self.machines[caller.place];
@@ -244,9 +244,7 @@ impl Universe {
                     return;
                 }
                 self.machines[to.place].agent.asking = None;
-                if !self.holds.certificates {
-                    self.certificate_came(to.place, result);
-                }
+                self.certificate_came(to.place, result);
             }
             Answered::Seat { half, result } => {
                 let current = machine.half(half).is_some_and(|h| h.keeper.asking == Some(to.ask));
@@ -381,10 +379,5 @@ impl Universe {
         if half.keeper.holds.is_some() && half.keeper.holds == half.keeper.seated {
             machine.disk.lost = None;
         }
-    }
-
-    /// True while a broken promise lets lost seats be taken again.
-    pub(crate) fn takes_lost_seats(&self) -> bool {
-        self.settings.broken == Some(Break::TakeLostSeat)
     }
 }

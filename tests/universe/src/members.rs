@@ -32,8 +32,10 @@ impl Universe {
         } else {
             RaftCore::open(config, machine.id, recovered, seed, now, logger)
         };
+        let lost = machine.disk.held.filter(|_| machine.disk.lost.is_some());
+        let lost = lost.filter(|_| self.settings.broken != Some(Break::TakeLostSeat));
         let core = match core {
-            Ok(core) => core,
+            Ok(core) => core.without(lost),
             Err(fault) => return self.hold_to(Err(broken("FAULT", fault.0))),
         };
         self.halves += 1;

@@ -13,18 +13,27 @@ use crate::world::Universe;
 /// What is held back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holds {
-    /// Certificates do not reach their nodes.
+    /// Nobody is given a new certificate.
     pub certificates: bool,
 }
 
 /// Something between machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Every certificate on its way to its node.
+    /// Every request for a certificate.
     Certificates,
-    Between(&'static str, &'static str),
+    Between(String, String),
     /// Everything from and to this machine.
-    Of(&'static str),
+    Of(String),
+}
+
+impl Link {
+    pub fn between(a: &str, b: &str) -> Self {
+        Self::Between(a.to_owned(), b.to_owned())
+    }
+    pub fn of(name: &str) -> Self {
+        Self::Of(name.to_owned())
+    }
 }
 
 /// Longer than any story needs.
@@ -91,8 +100,8 @@ impl Universe {
                 self.holds.certificates = hold;
                 return;
             }
-            Link::Between(a, b) => vec![(self.place(a), self.place(b))],
-            Link::Of(a) => (0..self.machines.len()).map(|b| (self.place(a), b)).filter(|(a, b)| a != b).collect(),
+            Link::Between(a, b) => vec![(self.place(&a), self.place(&b))],
+            Link::Of(a) => (0..self.machines.len()).map(|b| (self.place(&a), b)).filter(|(a, b)| a != b).collect(),
         };
         let now = self.now();
         for (a, b) in pairs {
@@ -167,6 +176,13 @@ impl Universe {
     pub fn writes_acknowledged(&self) -> u64 {
         self.totals.of("writes acknowledged")
     }
+    pub fn runs_manager_half(&self, name: &str) -> bool {
+        self.machines[self.place(name)].half.is_some()
+    }
+    /// It was told for good that it is out.
+    pub fn has_ended(&self, name: &str) -> bool {
+        self.machines[self.place(name)].agent.ended.is_some()
+    }
     /// Why a node is not settled, in the contract's words, as the leader says it.
     pub fn waits_for(&self, name: &str) -> Option<muster_messages::WaitReason> {
         let node = self.id(name);
@@ -174,10 +190,13 @@ impl Universe {
         let view = half.leader.as_ref()?.roles.as_ref()?.core.view();
         view.pending.iter().find(|p| p.node == node).map(|p| p.reason)
     }
+    /// By name.
     pub fn voters(&self) -> Vec<&str> {
         let Some(tables) = self.checks.newest() else { return Vec::new() };
-        let voters = tables.members.values().filter(|m| m.voter);
-        voters.filter_map(|m| self.place_of(m.node)).map(|p| self.machines[p].name.as_str()).collect()
+        let voters = tables.members.values().filter(|m| m.voter).filter_map(|m| self.place_of(m.node));
+        let mut names: Vec<&str> = voters.map(|p| self.machines[p].name.as_str()).collect();
+        names.sort_unstable();
+        names
     }
 }
 

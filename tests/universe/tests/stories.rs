@@ -1,0 +1,221 @@
+//! Told stories: what happened once, somewhere, and must end well here.
+
+use std::time::Duration;
+
+use muster_messages::{ErrorCode, Membership, Role, WaitReason};
+use muster_universe::{Link, Universe};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// All four facts of a node agree.
+fn check(u: &Universe, name: &str, role: Role) {
+    let membership = if role == Role::Manager { Membership::Voter } else { Membership::None };
+    assert_eq!(
+        (u.role_of(name), u.certificate_of(name), u.membership_of(name)),
+        (Some(role), Some(role), membership),
+        "{name}"
+    );
+}
+
+#[test]
+fn promotion_waits_for_its_certificate() {
+    let mut u = Universe::seeded(7).with_nodes(3).with_workers(1);
+    u.hold(Link::Certificates);
+    let ask = u.promote("n4");
+    u.run_until("the wish is accepted", |u| u.answer(ask).is_some());
+    u.run_for(5 * SECOND);
+    assert_eq!((u.membership_of("n4"), u.waits_for("n4")), (Membership::None, Some(WaitReason::WaitingForCertificate)));
+    u.release(Link::Certificates);
+    u.run_until_quiet();
+    assert_eq!(u.answer(ask), Some(&Ok(true)));
+    check(&u, "n4", Role::Manager);
+}
+
+/// Members {A,B,C}, C off; promote D, demote A, kill B, start C: quorum again by itself. C's copy is too old to know D.
+fn returning_manager(seed: u64) {
+    let mut u = Universe::seeded(seed).with_nodes(3).with_workers(1);
+    u.kill("n3");
+    u.run_for(6 * SECOND);
+    let promote = u.promote("n4");
+    u.run_until("n4 votes", |u| u.answer(promote).is_some() && u.voters().contains(&"n4"));
+    u.run_for(SECOND);
+    let demote = u.demote("n1");
+    u.run_until("it is accepted", |u| u.answer(demote) == Some(&Ok(true)));
+    u.run_until("n4 votes and n1 does not", |u| u.voters() == ["n2", "n3", "n4"]);
+    u.run_until("n1 is a worker", |u| u.certificate_of("n1") == Some(Role::Worker));
+    u.kill("n2");
+    let before = u.writes_acknowledged();
+    u.start_again("n3");
+    u.run_until("writes go on", |u| u.writes_acknowledged() > before + 3);
+    u.start_again("n2");
+    u.run_until_quiet();
+    for (name, role) in [("n1", Role::Worker), ("n2", Role::Manager), ("n3", Role::Manager), ("n4", Role::Manager)] {
+        check(&u, name, role);
+    }
+}
+
+#[test]
+fn a_returning_manager_with_an_old_copy_restores_the_quorum() {
+    // Ids are random: both orders of C and D occur among the seeds.
+    let orders: std::collections::BTreeSet<bool> = (1..=12)
+        .map(|seed| {
+            let u = Universe::seeded(seed).with_nodes(3).with_workers(1);
+            let order = u.id("n3") < u.id("n4");
+            returning_manager(seed);
+            order
+        })
+        .collect();
+    assert_eq!(orders.len(), 2);
+}
+
+#[test]
+fn the_last_wish_wins_at_any_interleaving() {
+    for step in 0..70u64 {
+        let mut u = Universe::seeded(step).with_nodes(3);
+        let victim = ["n1", "n2", "n3"][(step % 3) as usize];
+        let demote = u.demote(victim);
+        u.run_until("the first is accepted", |u| u.answer(demote).is_some());
+        u.run_for(Duration::from_micros(step * step * 90));
+        let promote = u.promote(victim);
+        u.run_until("the second is accepted", |u| u.answer(promote).is_some());
+        u.run_until_quiet();
+        check(&u, victim, Role::Manager);
+    }
+}
+
+/// It was away while it was demoted and promoted again: nobody is left who would tell it that its seat is gone.
+#[test]
+fn a_manager_that_missed_a_flip_gets_its_new_seat() {
+    let mut u = Universe::seeded(33).with_nodes(4);
+    let old = u.seat_of("n4");
+    u.hold(Link::of("n4"));
+    let demote = u.demote("n4");
+    u.run_until("it is out", |u| u.answer(demote).is_some() && u.role_of("n4") == Some(Role::Worker));
+    let promote = u.promote("n4");
+    u.run_until("it may come back", |u| u.answer(promote).is_some() && u.role_of("n4") == Some(Role::Manager));
+    u.release(Link::of("n4"));
+    u.run_until_quiet();
+    check(&u, "n4", Role::Manager);
+    assert!(u.seat_of("n4") > old);
+}
+
+/// E18: one manager grows to two, and the newcomer dies before it has caught up.
+#[test]
+fn one_manager_never_loses_its_quorum_to_a_newcomer() {
+    for after in [1, 5, 20, 60, 100, 140, 180, 250] {
+        let mut u = Universe::seeded(18).with_nodes(1).with_workers(1);
+        let ask = u.promote("n2");
+        u.run_for(Duration::from_millis(after));
+        let voted = u.membership_of("n2") == Membership::Voter;
+        u.kill("n2");
+        let before = u.writes_acknowledged();
+        if voted {
+            u.run_for(SECOND); // two voters, one of them gone: nothing can be promised
+        } else {
+            u.run_until("writes go on", |u| u.writes_acknowledged() > before + 10);
+        }
+        u.start_again("n2");
+        u.run_until_quiet();
+        assert_eq!(u.answer(ask), Some(&Ok(true)), "killed after {after} ms");
+        check(&u, "n2", Role::Manager);
+    }
+}
+
+#[test]
+fn a_leader_that_is_demoted_hands_over_even_if_the_first_heir_is_gone() {
+    for seed in 1..=6 {
+        let mut u = Universe::seeded(seed).with_nodes(5);
+        let leader = u.leader().unwrap().to_owned();
+        // An heir falls silent in this very moment: a transfer to it fails.
+        let heirs: Vec<String> = u.voters().into_iter().filter(|v| *v != leader).map(str::to_owned).collect();
+        let ask = u.demote(&leader);
+        for heir in heirs.iter().take(1) {
+            u.kill(heir);
+        }
+        u.run_until("it is a worker", |u| u.certificate_of(&leader) == Some(Role::Worker));
+        assert_eq!(u.answer(ask), Some(&Ok(true)));
+        for heir in heirs.iter().take(1) {
+            u.start_again(heir);
+        }
+        u.run_until_quiet();
+        check(&u, &leader, Role::Worker);
+        assert_ne!(u.leader(), Some(leader.as_str()));
+    }
+}
+
+#[test]
+fn the_last_manager_and_the_quorum_are_not_given_away() {
+    let mut u = Universe::seeded(3).with_nodes(3);
+    u.kill("n3");
+    u.run_for(6 * SECOND);
+    let ask = u.demote("n2");
+    u.run_until("it is refused", |u| u.answer(ask).is_some());
+    assert_eq!(u.answer(ask).unwrap().as_ref().map_err(|e| e.code), Err(ErrorCode::QuorumAtRisk));
+    u.start_again("n3");
+    u.run_for(SECOND);
+    for name in ["n1", "n2"] {
+        let ask = u.demote(name);
+        u.run_until("it is a worker", |u| {
+            u.answer(ask) == Some(&Ok(true)) && u.certificate_of(name) == Some(Role::Worker)
+        });
+    }
+    let ask = u.demote("n3");
+    u.run_until("it is refused", |u| u.answer(ask).is_some());
+    assert_eq!(u.answer(ask).unwrap().as_ref().map_err(|e| e.code), Err(ErrorCode::LastManager));
+    u.run_until_quiet();
+}
+
+/// C is behind; A and B have acknowledged writes; A's disk is replaced. If A took its old seat again, A and C would be a
+/// majority that has never heard of those writes.
+#[test]
+fn a_manager_that_lost_its_disk_does_not_vote_for_its_old_seat() {
+    let mut u = Universe::seeded(5).with_nodes(3);
+    let leader = u.leader().unwrap().to_owned();
+    let others: Vec<String> = u.voters().into_iter().filter(|v| *v != leader).map(str::to_owned).collect();
+    let (lost, behind) = (others[0].clone(), others[1].clone());
+    u.hold(Link::of(&behind));
+    let before = u.writes_acknowledged();
+    u.run_until("writes without it", |u| u.writes_acknowledged() > before + 20);
+    u.unplug(&lost);
+    u.replace_disk(&lost);
+    u.start_again(&lost);
+    u.run_until("it has heard of its leader", |u| u.runs_manager_half(&lost));
+    u.run_for(Duration::from_millis(400));
+    u.unplug(&leader);
+    u.release(Link::of(&behind));
+    u.run_for(5 * SECOND);
+    assert_eq!(u.leader(), None, "only the leader that is off has everything");
+    u.start_again(&leader);
+    u.run_until_quiet();
+    check(&u, &lost, Role::Manager);
+}
+
+/// A removed node's process still runs, with its old certificate.
+#[test]
+fn a_removed_node_is_told_and_never_returns() {
+    let mut u = Universe::seeded(11).with_nodes(3).with_workers(1);
+    let ask = u.remove("n4", true);
+    u.run_until("it is gone", |u| u.answer(ask).is_some());
+    assert_eq!(u.answer(ask), Some(&Ok(true)));
+    u.run_until("it is told", |u| u.has_ended("n4"));
+    u.run_until_quiet();
+    assert_eq!(u.role_of("n4"), None);
+}
+
+#[test]
+fn all_managers_lose_their_power_at_once() {
+    for seed in 1..=8 {
+        let mut u = Universe::seeded(seed).with_nodes(3);
+        u.run_for(2 * SECOND);
+        for name in ["n1", "n2", "n3"] {
+            u.unplug(name);
+        }
+        u.run_for(SECOND);
+        for name in ["n3", "n1", "n2"] {
+            u.start_again(name);
+        }
+        let before = u.writes_acknowledged();
+        u.run_until("writes go on", |u| u.writes_acknowledged() > before + 3);
+        u.run_until_quiet();
+    }
+}
