@@ -17,6 +17,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, Refusal, Request};
 use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
 use serde::Deserialize;
@@ -187,7 +188,7 @@ struct Since {
 }
 
 async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
-    answer(&peer, RequestId(rand::random()), request).await
+    answer(&peer, fresh(), request).await
 }
 
 impl Peer {
@@ -215,7 +216,11 @@ async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Respons
 fn request_id(headers: &HeaderMap) -> RequestId {
     let given =
         headers.get("muster-request-id").and_then(|v| v.to_str().ok()).and_then(|v| u128::from_str_radix(v, 16).ok());
-    RequestId(given.unwrap_or_else(rand::random))
+    given.map_or_else(fresh, RequestId)
+}
+
+fn fresh() -> RequestId {
+    RequestId::fresh(Clock.wall(), rand::random())
 }
 
 fn json_response(status: StatusCode, text: String) -> Response {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use muster_gateway::Dialer;
+use muster_kernel::Clock;
 use muster_messages::wire::Request;
 use muster_messages::{ErrorBody, ErrorCode, RequestId};
 use serde::Deserialize;
@@ -85,7 +86,7 @@ impl Client {
 
     /// [`Client::call`] with a time limit of its own.
     pub async fn call_within(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
-        let request_id = RequestId(rand::random());
+        let request_id = RequestId::fresh(Clock.wall(), rand::random());
         let until = Instant::now() + timeout;
         let mut open: Option<Failure> = None; // what became of an earlier attempt is not known
         let mut passed = 0;
