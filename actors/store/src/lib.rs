@@ -34,6 +34,10 @@ mod sabotage {
         ReuseRaftId,
         SkipNodeGuard,
         RecordAnyCertificate,
+        ApplyByMood,
+    }
+    pub fn mood() -> bool {
+        false
     }
 }
 #[cfg(not(feature = "sabotage"))]

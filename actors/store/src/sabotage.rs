@@ -12,15 +12,25 @@ pub enum Sabotage {
     SkipNodeGuard,
     /// A certificate is recorded for whatever role it says (breaks CERT-1).
     RecordAnyCertificate,
+    /// Now and then a command is applied as nothing, by whoever happens to apply it then (breaks APPLY-1).
+    ApplyByMood,
 }
 
 thread_local! {
     static ENGAGED: Cell<Option<Sabotage>> = const { Cell::new(None) };
+    static APPLIED: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Breaks this promise on the current thread from now on; `None` keeps them all again.
 pub fn set(promise: Option<Sabotage>) {
     ENGAGED.set(promise);
+    APPLIED.set(0);
+}
+
+/// True once in a while, for whoever breaks APPLY-1.
+pub(crate) fn mood() -> bool {
+    APPLIED.set(APPLIED.get() + 1);
+    APPLIED.get().is_multiple_of(401)
 }
 
 /// True while this promise is broken on the current thread.

@@ -9,8 +9,8 @@ use muster_gateway::core::admission::{Admission, HereIs, admit};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{SeatReply, SeatRequest};
 use muster_messages::{
-    CertIdentity, ClusterId, ErrorBody, ErrorCode, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role, Subject,
-    WallTime,
+    CertIdentity, CertificateState, ClusterId, ErrorBody, ErrorCode, Incarnation, NodeId, RaftId, RefusalReason,
+    Revision, Role, Subject, WallTime,
 };
 use muster_role_manager::core as roles;
 
@@ -84,7 +84,9 @@ impl Universe {
         let Some(certificate) = agent.certificate.as_ref() else { return };
         let current = certificate.granted == Some(record.granted) && certificate.node() == Some((id, record.role));
         let newer = certificate.granted.is_some_and(|g| g > record.granted);
-        if (!current && !newer || agent.told_demoted) && !waiting {
+        let recorded = record.certificate.as_ref().filter(|c| c.serial == certificate.serial);
+        let rotates = recorded.is_some_and(|c| c.state == CertificateState::Rotate);
+        if (!current && !newer || rotates || agent.told_demoted) && !waiting {
             let _nobody_leads = self.question(place, host, Question::Sign);
         }
     }

@@ -10,6 +10,7 @@ use crate::world::Settings;
 pub enum Break {
     AckBeforeSync,
     VoteBeforeSync,
+    VoteAgain,
     ReadWithoutAsking,
     ForgetProposals,
     ReuseRaftId,
@@ -26,9 +27,10 @@ pub enum Break {
 }
 
 impl Break {
-    pub const ALL: [Break; 13] = [
+    pub const ALL: [Break; 14] = [
         Break::AckBeforeSync,
         Break::VoteBeforeSync,
+        Break::VoteAgain,
         Break::ReadWithoutAsking,
         Break::ForgetProposals,
         Break::ReuseRaftId,
@@ -45,8 +47,10 @@ impl Break {
     /// What the universe must find broken.
     pub fn breaks(self) -> &'static [&'static str] {
         match self {
-            Break::AckBeforeSync => &["DURABLE-1", "WRITE-1"],
-            Break::VoteBeforeSync => &["LEADER-1"],
+            // What is lost was applied already where it was acknowledged.
+            Break::AckBeforeSync => &["WRITE-1", "READ-1", "APPLY-1"],
+            Break::VoteBeforeSync => &["LEADER-1", "WRITE-1", "READ-1", "APPLY-1"],
+            Break::VoteAgain => &["LEADER-1"],
             Break::ReadWithoutAsking => &["READ-1"],
             Break::ForgetProposals => &["PROPOSE-1"],
             Break::ReuseRaftId => &["RAFTID-1"],
@@ -56,7 +60,7 @@ impl Break {
             Break::SkipQuorumGate => &["QUORUM-1"],
             Break::AnswerBeforeWritten => &["WISH-1"],
             Break::JudgeOnOldCopies => &["TOLD-1"],
-            Break::TakeLostSeat => &["WRITE-1"],
+            Break::TakeLostSeat => &["WRITE-1", "READ-1", "APPLY-1"],
         }
     }
 
@@ -65,6 +69,7 @@ impl Break {
         let in_store = match broken {
             Some(Break::ReuseRaftId) => Some(store::Sabotage::ReuseRaftId),
             Some(Break::SkipNodeGuard) => Some(store::Sabotage::SkipNodeGuard),
+            Some(Break::ApplyByMood) => Some(store::Sabotage::ApplyByMood),
             Some(Break::RecordAnyCertificate) => Some(store::Sabotage::RecordAnyCertificate),
             _ => None,
         };
@@ -74,6 +79,10 @@ impl Break {
         let raft = &mut settings.raft.sabotage;
         raft.ack_before_sync = broken == Some(Break::AckBeforeSync);
         raft.vote_before_sync = broken == Some(Break::VoteBeforeSync);
+        raft.vote_again = broken == Some(Break::VoteAgain);
+        raft.read_without_asking = broken == Some(Break::ReadWithoutAsking);
+        raft.forget_proposals = broken == Some(Break::ForgetProposals);
+        settings.roles.sabotage.answer_before_written = broken == Some(Break::AnswerBeforeWritten);
         settings.roles.sabotage.skip_quorum_gate = broken == Some(Break::SkipQuorumGate);
     }
 }

@@ -90,6 +90,16 @@ impl Checks {
         Ok(())
     }
 
+    /// MEMBER-2: the Raft configuration is what the applied seat changes say.
+    pub fn configured(&self, tables: &Tables, (voters, learners): (Vec<u64>, Vec<u64>)) -> Verdict {
+        let seats = |voter| tables.members.values().filter(move |m| m.voter == voter).map(|m| m.raft_id.0);
+        if voters.iter().copied().eq(seats(true)) && learners.iter().copied().eq(seats(false)) {
+            return Ok(());
+        }
+        let detail = format!("raft has {voters:?} and {learners:?}, the tables have {:?}", tables.members);
+        Err(broken(MEMBER_2, detail))
+    }
+
     /// CERT-1: a certificate that reached its node is for the role that was written at the revision it carries.
     pub fn certified(&self, node: NodeId, role: Role, granted: Revision) -> Verdict {
         match self.grants.get(&(node, granted)) {
@@ -129,7 +139,7 @@ fn same(known: &Tables, tables: &Tables) -> Verdict {
         && known.removed_raft_ids == tables.removed_raft_ids
         && known.events.len() == tables.events.len()
         && known.outcomes.len() == tables.outcomes.len();
-    let whole = tables.revision.0 % IN_FULL != 0 || known == tables;
+    let whole = !tables.revision.0.is_multiple_of(IN_FULL) || known == tables;
     if small && whole {
         return Ok(());
     }

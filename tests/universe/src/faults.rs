@@ -20,6 +20,7 @@ pub enum Injury {
     Down(Place, u32),
     Frozen(Place),
     Dying(Place, u32),
+    Brownout,
     Cut(Vec<(Place, Place)>),
     Weather(u32),
     Disk(Place, u32),
@@ -52,7 +53,7 @@ impl Universe {
         let next = self.dice.millis(150, 1400);
         self.time.after(next, Event::Fault);
         let place = self.dice.below(self.machines.len());
-        match self.dice.below(26) {
+        match self.dice.below(30) {
             0..=2 => self.crash_for_a_while(place, false),
             3..=5 => self.crash_for_a_while(place, true),
             6 => self.crash_leader(),
@@ -69,6 +70,8 @@ impl Universe {
             22 => self.crash_an_authority(),
             23 => self.hand_over(place),
             24 => self.outdated(),
+            25 => self.brownout(),
+            26..=28 => self.rotate(),
             _ => self.outdated_seat(),
         }
     }
@@ -143,6 +146,35 @@ impl Universe {
         for place in 0..self.machines.len() {
             self.crash_for_a_while(place, power);
         }
+    }
+
+    /// All disks become slow, and then the power goes everywhere: the worst moment for what was not synced.
+    fn brownout(&mut self) {
+        self.say("a brownout");
+        for place in 0..self.machines.len() {
+            self.bad_disk(place, Pace::Slow);
+        }
+        let soon = self.dice.millis(100, 1500);
+        self.time.after(soon, Event::Over(Injury::Brownout));
+    }
+
+    fn blackout(&mut self) {
+        self.totals.count("fault: everybody down");
+        for place in 0..self.machines.len() {
+            self.crash_for_a_while(place, true);
+        }
+    }
+
+    /// The cluster asks somebody for a new certificate, whatever else it asks of it.
+    fn rotate(&mut self) {
+        let Some((place, tables)) = self.leader_and_tables() else { return };
+        let nodes: Vec<NodeId> = tables.nodes.keys().copied().collect();
+        for node in nodes {
+            let command =
+                Command::idempotent(self.wall(place), Principal::Operator, "rotate").change(Change::AskRotate(node));
+            self.propose(place, Asker::House, command, Duration::from_secs(2));
+        }
+        self.totals.count("certificates rotated");
     }
 
     pub(crate) fn freeze(&mut self, place: Place) {
@@ -385,6 +417,7 @@ impl Universe {
             Injury::Dying(place, life) if self.machines[place].life == life && !self.machines[place].up => {
                 self.disk_dies(place)
             }
+            Injury::Brownout if self.faults.active => self.blackout(),
             Injury::Frozen(place) => self.thaw(place),
             Injury::Cut(links) => {
                 for (from, to) in links {

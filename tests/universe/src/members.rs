@@ -196,6 +196,10 @@ impl Universe {
         half.checked = tables.revision;
         self.trace.mix([place as u64, tables.revision.0, tables.members.len() as u64, 2]);
         let verdict = self.checks.applied(tables, &self.model);
+        let verdict = verdict.and_then(|()| match tables.revision.0.is_multiple_of(4) {
+            true => self.checks.configured(tables, half.core.configuration()),
+            false => Ok(()),
+        });
         self.hold_to(verdict);
         for change in std::mem::take(&mut self.checks.changes) {
             self.membership_changed(change);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// What must have happened somewhere in a full run, or the run proves nothing about it.
-pub const MUST_HAPPEN: [&str; 34] = [
+pub const MUST_HAPPEN: [&str; 35] = [
     "elections",
     "leadership transfers",
     "membership changes",
@@ -13,6 +13,7 @@ pub const MUST_HAPPEN: [&str; 34] = [
     "removals done",
     "nodes joined",
     "certificates issued",
+    "certificates rotated",
     "writes acknowledged",
     "writes with unknown outcome",
     "reads answered",

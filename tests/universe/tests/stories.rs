@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_messages::{ErrorCode, Membership, Role, WaitReason};
-use muster_universe::{Link, Universe};
+use muster_universe::{Break, Link, Universe};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -125,7 +125,7 @@ fn one_manager_never_loses_its_quorum_to_a_newcomer() {
 fn a_leader_that_is_demoted_hands_over_even_if_the_first_heir_is_gone() {
     for seed in 1..=6 {
         let mut u = Universe::seeded(seed).with_nodes(5);
-        let leader = u.leader().unwrap().to_owned();
+        let leader = u.leader().expect("a settled cluster has a leader").to_owned();
         // An heir falls silent in this very moment: a transfer to it fails.
         let heirs: Vec<String> = u.voters().into_iter().filter(|v| *v != leader).map(str::to_owned).collect();
         let ask = u.demote(&leader);
@@ -167,10 +167,9 @@ fn the_last_manager_and_the_quorum_are_not_given_away() {
 
 /// C is behind; A and B have acknowledged writes; A's disk is replaced. If A took its old seat again, A and C would be a
 /// majority that has never heard of those writes.
-#[test]
-fn a_manager_that_lost_its_disk_does_not_vote_for_its_old_seat() {
-    let mut u = Universe::seeded(5).with_nodes(3);
-    let leader = u.leader().unwrap().to_owned();
+fn lost_disk(mut u: Universe) {
+    u = u.with_nodes(3);
+    let leader = u.leader().expect("a settled cluster has a leader").to_owned();
     let others: Vec<String> = u.voters().into_iter().filter(|v| *v != leader).map(str::to_owned).collect();
     let (lost, behind) = (others[0].clone(), others[1].clone());
     u.hold(Link::of(&behind));
@@ -188,6 +187,17 @@ fn a_manager_that_lost_its_disk_does_not_vote_for_its_old_seat() {
     u.start_again(&leader);
     u.run_until_quiet();
     check(&u, &lost, Role::Manager);
+}
+
+#[test]
+fn a_manager_that_lost_its_disk_does_not_vote_for_its_old_seat() {
+    for seed in 1..=12 {
+        lost_disk(Universe::seeded(seed));
+    }
+    let broken = |seed: &u64| {
+        std::panic::catch_unwind(|| lost_disk(Universe::with_break(*seed, Some(Break::TakeLostSeat)))).is_err()
+    };
+    assert!((1..=12).any(|seed| broken(&seed)), "if it did, this story would show it");
 }
 
 /// A removed node's process still runs, with its old certificate.

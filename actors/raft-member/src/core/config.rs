@@ -72,13 +72,18 @@ pub struct RaftConfig {
 }
 
 /// Promises that a test may break on purpose, so that it sees that breaking them is noticed.
-#[cfg(feature = "sabotage")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sabotage {
     /// Entries count as durable before they are (breaks DURABLE-1).
     pub ack_before_sync: bool,
     /// Votes and answers leave before the disk has them (breaks DURABLE-2).
     pub vote_before_sync: bool,
+    /// A vote is given to everybody who asks, however often (breaks LEADER-1 of the cluster).
+    pub vote_again: bool,
+    /// Reads are answered from whatever this member has (breaks READ-1).
+    pub read_without_asking: bool,
+    /// With leadership, the proposals in flight are forgotten (breaks PROPOSE-1).
+    pub forget_proposals: bool,
 }
 
 impl Default for RaftConfig {
@@ -148,11 +153,11 @@ impl RaftConfig {
         }
     }
     #[cfg(feature = "sabotage")]
-    pub(crate) fn sabotaged(&self) -> (bool, bool) {
-        (self.sabotage.ack_before_sync, self.sabotage.vote_before_sync)
+    pub(crate) fn sabotaged(&self) -> Sabotage {
+        self.sabotage
     }
     #[cfg(not(feature = "sabotage"))]
-    pub(crate) fn sabotaged(&self) -> (bool, bool) {
-        (false, false)
+    pub(crate) fn sabotaged(&self) -> Sabotage {
+        Sabotage::default()
     }
 }

@@ -65,6 +65,9 @@ impl RaftCore {
             seat.hint = None;
         }
         if was.role == StateRole::Leader && (is.role != StateRole::Leader || was.term != is.term) {
+            if self.config.sabotaged().forget_proposals {
+                self.proposals.lose();
+            }
             self.proposals.orphan(now + self.config.orphan_wait);
         }
         if is.role == StateRole::Leader && (was.role != StateRole::Leader || was.term != is.term) {

@@ -406,6 +406,9 @@ impl RaftCore {
         let acknowledges = packet.term == seat.raw.raft.term
             && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
         let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;
+        if self.config.sabotaged().vote_again && kind == PacketKind::RequestVote {
+            seat.raw.raft.vote = raft::INVALID_ID;
+        }
         // An unknown sender's answer is an error to raft and nothing to us: it was removed meanwhile.
         let _stranger = seat.raw.step(packets::incoming(packet));
         if acknowledges && seat.raw.raft.state == StateRole::Leader {

@@ -87,6 +87,11 @@ impl Proposals {
         let orphaned = self.pending.drain(..).map(|pending| Orphan { until: until.min(pending.deadline), pending });
         self.orphans.extend(orphaned);
     }
+    /// Sabotage: nobody will hear of those in the log.
+    pub fn lose(&mut self) {
+        self.pending_bytes = 0;
+        self.seats -= self.pending.drain(..).filter(|p| p.seat).count();
+    }
     /// The entry at `at` was applied, with this outcome.
     pub fn applied(&mut self, at: LogPoint, outcome: &Result<(), CommandRefusal>, out: &mut Vec<Answer>) {
         while let Some(p) = self.pending.front()

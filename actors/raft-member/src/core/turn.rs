@@ -106,6 +106,11 @@ impl RaftCore {
         self.reads.retry(now - self.config.read_retry);
         while self.reads.wants_round(self.config.read_rounds) {
             let Some(seat) = self.seat.as_mut().filter(|s| !s.removed) else { return };
+            if self.config.sabotaged().read_without_asking {
+                let round = self.reads.start_round(now);
+                self.reads.confirmed(round, 0);
+                continue;
+            }
             let raft = &seat.raw.raft;
             // Raft would drop it without an answer.
             let answered = match raft.state {
@@ -124,7 +129,7 @@ impl RaftCore {
 
     /// One `Ready` of raft.
     fn round(&mut self, now: Moment) -> Result<(), CoreFault> {
-        let (early_ack, early_vote) = self.config.sabotaged();
+        let sabotage = self.config.sabotaged();
         let seat = self.seat.as_mut().expect("a round has a seat");
         let leads = seat.raw.raft.state == StateRole::Leader;
         let term = seat.raw.raft.term;
@@ -145,7 +150,7 @@ impl RaftCore {
             Some((write, settling)) => {
                 let write_number = write.number;
                 self.write(now, write, number, settling);
-                if early_ack {
+                if sabotage.ack_before_sync {
                     self.persisted(write_number);
                 }
             }
@@ -158,8 +163,11 @@ impl RaftCore {
         let outbound = self.address(now, messages);
         // DURABLE-2. A leader replicates while its own write is on its way, once its term is durable: a lone voter
         // is elected in the same breath, and would otherwise lead the same term twice after a crash.
-        let waits_for =
-            self.in_flight.back().map(|f| f.write).filter(|_| !(early_vote || leads && self.durable.term == term));
+        let waits_for = self
+            .in_flight
+            .back()
+            .map(|f| f.write)
+            .filter(|_| !(sabotage.vote_before_sync || leads && self.durable.term == term));
         match waits_for {
             Some(write) => self.held.push_back((write, outbound)),
             None => self.out.send.extend(outbound),

@@ -38,6 +38,8 @@ pub struct Config {
 pub struct Sabotage {
     /// Breaks ROLE-3: no membership change is held back for quorum.
     pub skip_quorum_gate: bool,
+    /// Breaks WISH-1: a wish is answered when it is proposed.
+    pub answer_before_written: bool,
 }
 
 impl Default for Config {
@@ -60,6 +62,12 @@ impl Default for Config {
 }
 
 impl Config {
+    pub(crate) fn answers_before_written(&self) -> bool {
+        #[cfg(feature = "sabotage")]
+        return self.sabotage.answer_before_written;
+        #[cfg(not(feature = "sabotage"))]
+        false
+    }
     pub(crate) fn skips_quorum_gate(&self) -> bool {
         #[cfg(feature = "sabotage")]
         return self.sabotage.skip_quorum_gate;

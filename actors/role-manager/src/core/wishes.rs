@@ -103,6 +103,10 @@ impl RoleManager {
                 }
                 Verdict::Write { command, leaves } => {
                     let step = self.send(now, node, Sent::Wish { command, leaves }, out);
+                    if self.config.answers_before_written() && matches!(wished.wish, Wish::Role(_)) {
+                        out.push(Effect::Answer(wished.ask, Answer::Role(Ok(true))));
+                        continue;
+                    }
                     self.wishes.sent.insert(step, wished);
                 }
             }

@@ -1,0 +1,61 @@
+//! Every promise can be broken, and the universe notices each within 200 seeds.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use muster_universe::{Break, run};
+
+const SEEDS: u64 = 200;
+
+/// The first seed that finds it, and what else the seeds before it found.
+fn finds(broken: Break) -> Result<u64, Vec<String>> {
+    let mut others = Vec::new();
+    for seed in 1..=SEEDS {
+        match catch_unwind(AssertUnwindSafe(|| run(seed, Some(broken), false))) {
+            Ok(Ok(_)) => {}
+            Ok(Err(failure)) if broken.breaks().contains(&failure.name.as_str()) => return Ok(seed),
+            Ok(Err(failure)) => others.push(format!("seed {seed}: {}: {}", failure.name, failure.detail)),
+            Err(_) => others.push(format!("seed {seed}: a core panics")),
+        }
+    }
+    Err(others)
+}
+
+fn check(broken: Break) {
+    match finds(broken) {
+        Ok(seed) => println!("{broken:?}: seed {seed} finds that {:?} is broken", broken.breaks()),
+        Err(others) => {
+            panic!("{broken:?}: {:?} is not found broken in {SEEDS} seeds; found were {others:#?}", broken.breaks())
+        }
+    }
+}
+
+macro_rules! each_is_noticed {
+    ($($test:ident: $broken:ident,)*) => {
+        $(#[test]
+        fn $test() {
+            check(Break::$broken);
+        })*
+
+        #[test]
+        fn every_break_is_tried() {
+            // Losing a seat's data is told as a story.
+            assert_eq!([$(Break::$broken,)* Break::TakeLostSeat].as_slice(), Break::ALL.as_slice());
+        }
+    };
+}
+
+each_is_noticed! {
+    writes_acknowledged_before_they_are_durable: AckBeforeSync,
+    votes_that_leave_before_they_are_durable: VoteBeforeSync,
+    votes_given_twice: VoteAgain,
+    reads_that_ask_nobody: ReadWithoutAsking,
+    proposals_that_are_forgotten: ForgetProposals,
+    a_raft_id_handed_out_again: ReuseRaftId,
+    seats_without_a_node: SkipNodeGuard,
+    certificates_recorded_for_any_role: RecordAnyCertificate,
+    members_that_apply_differently: ApplyByMood,
+    certificates_for_the_wished_role: SignDesiredRole,
+    membership_changes_without_a_quorum: SkipQuorumGate,
+    wishes_answered_before_they_are_written: AnswerBeforeWritten,
+    refusals_by_copies_that_are_too_old: JudgeOnOldCopies,
+}
