@@ -52,7 +52,7 @@ pub struct Outcomes {
     pub requests: usize,
     pub joins: Vec<Duration>,
     pub failed_joins: Vec<String>,
-    /// What those logged that took longer than [`SLOW`].
+    /// What those logged that took longer than `SLOW`.
     pub slow_joins: Vec<String>,
     pub rss_before_kib: u64,
     pub rss_most_kib: u64,
