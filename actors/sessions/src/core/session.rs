@@ -386,7 +386,10 @@ impl AgentSession {
         let (reason, why) = (refusal.reason, refusal.message.clone());
         out.push(Effect::Send { conn, frame: Box::new(HostFrame::Ended(refusal)) });
         out.push(Effect::Close { conn });
-        out.push(Effect::Note(Note::Ended { reason }));
+        // One that never said a word was no session yet; whoever holds a certificate can open thousands.
+        if self.is_live() {
+            out.push(Effect::Note(Note::Ended { reason }));
+        }
         self.away(why, out);
     }
 
