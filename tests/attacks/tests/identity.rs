@@ -122,7 +122,9 @@ async fn certificates_open_only_what_their_holder_may_use() {
         assert_eq!(shown.is_ok(), admin, "{shown:?}");
         let revoked = Request::UserRevoke { name: name.parse().expect("a name") };
         cluster.ask("n1", revoked).await.expect("n1 revokes");
+        let revoked = Instant::now();
         ends_within(CUT_WITHIN + MARGIN, &mut live).await;
+        println!("{name}: cut {:?} after the answer", revoked.elapsed());
         refused(&cluster, "n1", Service::Api, &user, &[RefusalReason::Unauthenticated]).await;
     }
 
@@ -182,7 +184,9 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         let node = node_of(&credentials);
         let mut live = Vec::new();
         for manager in managers {
-            live.push(welcomed(&cluster, manager, Service::Api, &credentials).await);
+            let mut connection = welcomed(&cluster, manager, Service::Api, &credentials).await;
+            assert!(asked(&mut connection, Request::Contact).await.is_ok(), "{manager} serves it before");
+            live.push(connection);
         }
         if freeze {
             cluster.node(victim).signal(Signal::STOP);
@@ -193,6 +197,7 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         for connection in &mut live {
             ends_within((CUT_WITHIN + MARGIN).saturating_sub(removed.elapsed()), connection).await;
         }
+        println!("{victim}: cut on every manager {:?} after the answer", removed.elapsed());
         let why = [RefusalReason::Blocked, RefusalReason::Removed];
         for manager in managers {
             for service in [Service::Agent, Service::Api] {
