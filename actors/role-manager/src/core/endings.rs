@@ -17,13 +17,12 @@ impl RoleManager {
             .map(|(step, _)| *step)
             .collect();
         for step in done {
-            let outgoing = self.kept.outbox.0.remove(&step);
-            if let Some(outgoing) = outgoing {
-                self.dirty.insert(outgoing.node);
-            }
+            let Some(outgoing) = self.kept.outbox.0.remove(&step) else { continue };
+            self.dirty.insert(outgoing.node);
+            let changed = matches!(&outgoing.sent, Sent::Wish { command, .. } if !command.changes.is_empty());
             let Some(wished) = self.wishes.sent.remove(&step) else { continue };
             match wished.wish {
-                Wish::Role(_) => out.push(Effect::Answer(wished.ask, Answer::Role(Ok(true)))),
+                Wish::Role(_) => out.push(Effect::Answer(wished.ask, Answer::Role(Ok(changed)))),
                 Wish::Remove { .. } => self.follow(wished, out),
             }
         }

@@ -194,10 +194,12 @@ impl Court<'_> {
             let message = format!("{} is being removed", record.name);
             return Verdict::Refused(ErrorBody::new(ErrorCode::Removed, message));
         }
-        if record.desired_role == role {
-            return Verdict::Done { changed: false };
-        }
         let node = record.id;
+        if record.desired_role == role {
+            // By the log, not by this copy: a leader that was deposed while it stood still has not noticed yet.
+            let command = self.command(wished, "unchanged").guard(Guard::DesiredRole { node, role });
+            return Verdict::Write { command: Box::new(command), leaves: false };
+        }
         let mut command = self.command(
             wished,
             match role {
