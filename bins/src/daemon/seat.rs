@@ -4,7 +4,8 @@
 //! Keeps  SEAT-1  a manager whose Raft data is missing or damaged never reuses its seat: it asks for a new one, and the
 //!                old one is removed first.
 //! A manager asks once after each start, also with its data in place: its address may have changed, or its seat may be
-//! gone. What it waits for is in the log, once per change, and in `status`.
+//! gone. It asks again when it has followed nobody for a while: its seat may have been taken, or replaced, while it was
+//! cut off, and then nobody speaks to the old one any more. What it waits for is in the log, once per change, and in `status`.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -23,6 +24,8 @@ use super::node::Shared;
 
 /// How long one request may take; the leader may be dialling back or waiting for a quorum.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
+/// Following nobody for this long is no election any more. Without a quorum everybody asks in vain, which costs nothing.
+const ALONE: Duration = Duration::from_secs(5);
 /// Between requests that failed for lack of a session or a leader: quick at first, a joining manager waits for it.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -30,6 +33,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// What the keeper hears.
 pub enum SeatMsg {
     Ask,
+    /// The raft member has followed nobody for a while.
+    Alone,
     Answered(Result<SeatReply, ErrorBody>),
     /// The raft member has this seat.
     Holds(Option<RaftId>),
@@ -40,6 +45,7 @@ impl Named for SeatMsg {
     fn name(&self) -> &'static str {
         match self {
             SeatMsg::Ask => "ask",
+            SeatMsg::Alone => "alone",
             SeatMsg::Answered(_) => "answered",
             SeatMsg::Holds(_) => "holds",
             SeatMsg::Emptied(_) => "emptied",
@@ -55,12 +61,15 @@ pub struct SeatKeeper {
     pause: Duration,
     holds: Option<RaftId>,
     seated: Option<RaftId>,
+    /// A request is on its way, or will be.
+    asking: bool,
     said: String,
 }
 
 impl SeatKeeper {
     pub fn new(shared: Shared, ports: Arc<ManagerPorts>, group: Children) -> Self {
-        Self { shared, ports, group, pause: FIRST_PAUSE, holds: None, seated: None, said: String::new() }
+        let (pause, holds, seated) = (FIRST_PAUSE, None, None);
+        Self { shared, ports, group, pause, holds, seated, asking: true, said: String::new() }
     }
 
     fn data(&self) -> RaftData {
@@ -100,6 +109,7 @@ impl SeatKeeper {
         match answer {
             Ok(SeatReply::Seated { raft_id }) => {
                 self.pause = FIRST_PAUSE;
+                self.asking = false;
                 self.seated = Some(raft_id);
                 self.say(format!("this manager has raft seat {raft_id}"));
                 // The member may have been told by the leader itself: its news is behind this answer then.
@@ -112,6 +122,7 @@ impl SeatKeeper {
                     _ => self.settle(),
                 }
                 if holds != Some(raft_id) {
+                    self.asking = true;
                     // Given, but the leader has not spoken to it yet. Should it be taken away before it does (the
                     // leader gives up on a silent learner), nothing here would change: look again.
                     self.again(cx, LONGEST_PAUSE);
@@ -208,6 +219,16 @@ impl Shell for SeatKeeper {
                 }
             }
         });
+        let (me, mut replica) = (cx.me().clone(), self.ports.replica.clone());
+        cx.spawn(async move {
+            while replica.wait_for(|r| r.raft.raft_id.is_some() && r.raft.leader.is_none()).await.is_ok() {
+                let back = replica.wait_for(|r| r.raft.leader.is_some());
+                let still_alone = tokio::time::timeout(ALONE, back).await.is_err();
+                if still_alone && me.tell(SeatMsg::Alone).is_err() {
+                    return;
+                }
+            }
+        });
         cx.after(Duration::ZERO, SeatMsg::Ask);
         Ok(())
     }
@@ -222,6 +243,11 @@ impl Shell for SeatKeeper {
                 });
             }
             SeatMsg::Answered(answer) => self.answered(cx, answer),
+            SeatMsg::Alone if self.asking => {}
+            SeatMsg::Alone => {
+                self.asking = true;
+                cx.after(Duration::ZERO, SeatMsg::Ask);
+            }
             SeatMsg::Holds(holds) => {
                 let lost_it = self.holds.is_some() && holds.is_none();
                 self.holds = holds;
@@ -231,7 +257,10 @@ impl Shell for SeatKeeper {
                         self.settle();
                     }
                     // The seat was removed under us: a new one is needed, if we are still wanted.
-                    None if lost_it => cx.after(FIRST_PAUSE, SeatMsg::Ask),
+                    None if lost_it => {
+                        self.asking = true;
+                        cx.after(FIRST_PAUSE, SeatMsg::Ask);
+                    }
                     None => {}
                 }
             }
