@@ -15,7 +15,7 @@ use muster_messages::{
 use muster_role_manager::core as roles;
 
 use crate::leaders::token_secret;
-use crate::machine::{Caller, Place, RoleAsker};
+use crate::machine::{Caller, Keeper, Place, RoleAsker};
 use crate::members::CLUSTER;
 use crate::world::{Answered, Event, Question, Universe};
 
@@ -294,7 +294,9 @@ impl Universe {
         if unanswered.is_some_and(|ask| h.keeper.asking != Some(ask)) {
             return;
         }
-        let lost = self.machines[place].disk.lost.clone();
+        // Once a newer seat was given, the loss of the old one is known and made good.
+        let disk = &self.machines[place].disk;
+        let lost = disk.lost.clone().filter(|_| h.keeper.seated <= disk.held);
         let held = if lost.is_some() { self.machines[place].disk.held } else { h.keeper.holds };
         let request = SeatRequest { advertise: self.machines[place].addr.clone(), held, data_lost: lost };
         let asked = self.host_of(place).and_then(|host| self.question(place, host, Question::Seat(request)));
@@ -333,14 +335,22 @@ impl Universe {
                 half.keeper.seated = Some(raft_id);
                 half.keeper.pause = FIRST_PAUSE;
                 let stale = half.keeper.holds.is_some_and(|held| held != raft_id);
+                let given = half.keeper.holds == Some(raft_id);
                 self.say(format!("n{} has seat {raft_id}", place + 1));
                 if stale && self.machines[place].disk.lost.is_none() {
                     self.say(format!("n{} holds the data of an older seat and empties it", place + 1));
+                    let keeper = self.machines[place].half.as_ref().map(|h| h.keeper.clone()).unwrap_or_default();
                     self.drop_half(place, true);
-                    self.machines[place].disk.empty();
+                    self.machines[place].disk.replace(false);
                     self.start_half(place, false);
+                    if let Some(half) = self.machines[place].half.as_mut() {
+                        half.keeper = Keeper { holds: None, asking: None, ..keeper };
+                    }
                 } else {
                     self.settle_seat(place);
+                }
+                if !given {
+                    self.ask_again(place, LONGEST_PAUSE);
                 }
             }
             Ok(SeatReply::Wait { retry_after_ms, .. }) => {

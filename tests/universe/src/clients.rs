@@ -259,6 +259,12 @@ impl Universe {
 
     /// Asks for a role or a removal; the answer is found under the number.
     pub fn wish(&mut self, node: NodeId, wish: Wish) -> OpNumber {
+        let op = self.note_wish(node, wish);
+        self.send_wish(op);
+        op
+    }
+
+    pub(crate) fn note_wish(&mut self, node: NodeId, wish: Wish) -> OpNumber {
         self.clients.next_op += 1;
         let op = OpNumber(self.clients.next_op);
         let request = RequestId(self.dice.wide() | 1);
@@ -267,7 +273,6 @@ impl Universe {
         self.clients.ops.insert(op, Op { node, wish, request, attempt: 0, answer: None });
         let name = self.name(node);
         self.say(format!("{op:?}: {wish:?} of {name}"));
-        self.send_wish(op);
         op
     }
 

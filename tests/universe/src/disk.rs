@@ -105,14 +105,10 @@ impl Disk {
     }
     /// The seat is gone for good, and its data with it.
     pub fn wipe(&mut self) {
-        self.empty();
-        self.held = None;
-        self.lost = None;
-    }
-    /// The data is of an older seat. Which seat was held is still known.
-    pub fn empty(&mut self) {
         self.sim.wipe();
         self.rest();
+        self.held = None;
+        self.lost = None;
     }
     pub fn recover(&mut self) -> Recovered {
         self.sim.recover().expect("a simulated disk is never damaged, only lost")

@@ -9,6 +9,7 @@
 //! and connections to packets that arrive, late, twice, out of order or not at all.
 
 mod agents;
+mod authority;
 mod breaks;
 mod checks;
 mod clients;
@@ -20,7 +21,9 @@ mod machine;
 mod members;
 mod model;
 mod network;
+mod outdated;
 mod report;
+mod roles;
 mod run;
 mod schedule;
 mod story;

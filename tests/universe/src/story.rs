@@ -8,7 +8,7 @@ use muster_role_manager::core::Wish;
 use crate::clients::OpNumber;
 use crate::machine::Place;
 use crate::report::Failure;
-use crate::world::Universe;
+use crate::world::{Event, Universe};
 
 /// What is held back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +71,17 @@ impl Universe {
     }
     pub fn remove(&mut self, name: &str, force: bool) -> OpNumber {
         self.wish(self.id(name), Wish::Remove { force })
+    }
+    /// The wish is carried to this machine, whoever leads.
+    pub fn wish_at(&mut self, machine: &str, name: &str, role: Role) -> OpNumber {
+        let place = self.place(machine);
+        let op = self.note_wish(self.id(name), Wish::Role(role));
+        self.time.after(Duration::from_millis(1), Event::WishArrives { place, op, attempt: 0 });
+        op
+    }
+    /// Nothing happens in it for so long; everything waits for it.
+    pub fn freeze(&mut self, name: &str, takes: Duration) {
+        self.freeze_for(self.place(name), takes);
     }
     /// The process is killed.
     pub fn kill(&mut self, name: &str) {

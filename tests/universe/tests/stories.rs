@@ -99,6 +99,24 @@ fn a_manager_that_missed_a_flip_gets_its_new_seat() {
     assert!(u.seat_of("n4") > old);
 }
 
+/// A leader was replaced while it stood still. What it believes when it wakes is no answer.
+#[test]
+fn a_deposed_leader_does_not_say_that_it_is_so_already() {
+    for seed in 1..=8 {
+        let mut u = Universe::seeded(seed).with_nodes(3).with_workers(1);
+        let old = u.leader().expect("a settled cluster has a leader").to_owned();
+        u.freeze(&old, 5 * SECOND);
+        u.run_until("another leads", |u| u.leader().is_some_and(|l| l != old));
+        let promote = u.promote("n4");
+        u.run_until("n4 votes", |u| u.answer(promote) == Some(&Ok(true)) && u.voters().contains(&"n4"));
+        let demote = u.wish_at(&old, "n4", Role::Worker);
+        u.run_until("it is answered, and truly", |u| u.answer(demote).is_some());
+        u.run_until_quiet();
+        let done = u.answer(demote).is_some_and(|a| a.is_ok());
+        check(&u, "n4", if done { Role::Worker } else { Role::Manager });
+    }
+}
+
 /// E18: one manager grows to two, and the newcomer dies before it has caught up.
 #[test]
 fn one_manager_never_loses_its_quorum_to_a_newcomer() {
