@@ -284,12 +284,16 @@ impl Universe {
         let Some(op) = self.clients.ops.get_mut(&number) else { return };
         op.attempt += 1;
         let attempt = op.attempt;
-        let silence = ErrorBody::new(ErrorCode::TimedOut, "no answer came");
-        self.time.after(OP_PATIENCE, Event::WishAnswered { op: number, attempt, result: Err(silence) });
+        self.lose_patience(number, attempt);
         if let Some(place) = place.filter(|_| !self.dice.chance(self.net.weather.loss)) {
             let delay = self.net.weather.slow + self.dice.micros(80, 1500);
             self.time.after(delay, Event::WishArrives { place, op: number, attempt });
         }
+    }
+
+    pub(crate) fn lose_patience(&mut self, op: OpNumber, attempt: u32) {
+        let silence = ErrorBody::new(ErrorCode::TimedOut, "no answer came");
+        self.time.after(OP_PATIENCE, Event::WishAnswered { op, attempt, result: Err(silence) });
     }
 
     pub(crate) fn wish_arrives(&mut self, place: Place, number: OpNumber, attempt: u32) {

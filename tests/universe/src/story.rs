@@ -77,6 +77,7 @@ impl Universe {
         let place = self.place(machine);
         let op = self.note_wish(self.id(name), Wish::Role(role));
         self.time.after(Duration::from_millis(1), Event::WishArrives { place, op, attempt: 0 });
+        self.lose_patience(op, 0);
         op
     }
     /// Nothing happens in it for so long; everything waits for it.

@@ -105,12 +105,14 @@ fn a_deposed_leader_does_not_say_that_it_is_so_already() {
     for seed in 1..=8 {
         let mut u = Universe::seeded(seed).with_nodes(3).with_workers(1);
         let old = u.leader().expect("a settled cluster has a leader").to_owned();
+        u.hold(Link::of(&old));
         u.freeze(&old, 5 * SECOND);
         u.run_until("another leads", |u| u.leader().is_some_and(|l| l != old));
         let promote = u.promote("n4");
         u.run_until("n4 votes", |u| u.answer(promote) == Some(&Ok(true)) && u.voters().contains(&"n4"));
         let demote = u.wish_at(&old, "n4", Role::Worker);
         u.run_until("it is answered, and truly", |u| u.answer(demote).is_some());
+        u.release(Link::of(&old));
         u.run_until_quiet();
         let done = u.answer(demote).is_some_and(|a| a.is_ok());
         check(&u, "n4", if done { Role::Worker } else { Role::Manager });
