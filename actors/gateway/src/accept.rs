@@ -43,12 +43,12 @@ type Tls = TlsStream<TcpStream>;
 /// Accepts connections, for ever.
 pub(crate) async fn accept_all(port: Arc<Inner>) {
     loop {
-        match port.listener.accept().await {
+        match port.lobby.accept(&port.listener).await {
             Ok((tcp, remote)) => {
                 port.count(|c| c.accepted += 1);
                 let place = Place::take(&port, remote.ip());
                 let newcomer = Newcomer { port: port.clone(), remote, place };
-                tokio::spawn(newcomer.come_in(tcp));
+                port.lobby.waiting().spawn(newcomer.come_in(tcp));
             }
             Err(error) => {
                 port.count(|c| c.accept_failed += 1);
@@ -273,7 +273,18 @@ impl Newcomer {
         self.hand_over(arrival, first.freeze(), None, sink);
     }
 
-    fn hand_over(self, arrival: Arrival, first: Bytes, refused: Option<Refusal>, sink: mpsc::OwnedPermit<Connection>) {
+    fn hand_over(
+        self,
+        mut arrival: Arrival,
+        first: Bytes,
+        refused: Option<Refusal>,
+        sink: mpsc::OwnedPermit<Connection>,
+    ) {
+        if let Err(error) = self.port.lobby.move_out(arrival.tls.get_mut().0) {
+            self.port.count(|c| c.accept_failed += 1);
+            tracing::debug!(%error, "an accepted connection could not be kept");
+            return self.port.complain(Offender::Others, "accepting failed");
+        }
         let kill = self.place.kill.clone();
         let stream: BoxStream = if first.is_empty() {
             Box::pin(Killable::new(arrival.tls, &kill))

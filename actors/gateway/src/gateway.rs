@@ -64,7 +64,10 @@ impl Shell for Gateway {
     const KIND: &'static str = "Gateway";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        cx.spawn(accept_all(self.port.inner.clone()));
+        {
+            let _inside = self.port.inner.lobby.accepting().enter();
+            cx.spawn(accept_all(self.port.inner.clone()));
+        }
         let (me, mut copy) = (cx.me().clone(), self.port.inner.copy.watch());
         cx.spawn(async move {
             loop {

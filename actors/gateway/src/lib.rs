@@ -14,6 +14,7 @@ mod dialer;
 mod framed;
 mod gateway;
 mod kill;
+mod lobby;
 mod managers;
 mod metrics;
 mod port;

@@ -20,6 +20,7 @@ use crate::core::offenders::{Line, Offender, Offenders};
 use crate::core::rate::{Buckets, Rate};
 use crate::core::source_of;
 use crate::kill::Kill;
+use crate::lobby::Lobby;
 use crate::managers::KnownManagers;
 use crate::metrics::{GatewayMetrics, word};
 use crate::services::Services;
@@ -85,6 +86,7 @@ pub struct Port {
 pub(crate) struct Inner {
     pub(crate) config: GatewayConfig,
     pub(crate) listener: TcpListener,
+    pub(crate) lobby: Lobby,
     pub(crate) credentials: watch::Receiver<Arc<NodeCredentials>>,
     pub(crate) services: Services,
     pub(crate) copy: LocalCopy,
@@ -104,7 +106,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Port {
-    /// A port on a listener that is bound already, perhaps long before this node had an identity.
+    /// A port on a listener that is bound already, perhaps long before this node had an identity. Its services live in
+    /// the runtime that calls.
+    ///
+    /// # Errors
+    /// The system gives no threads or file descriptors.
     pub fn new(
         config: GatewayConfig,
         listener: TcpListener,
@@ -112,7 +118,9 @@ impl Port {
         services: Services,
         copy: LocalCopy,
         managers: KnownManagers,
-    ) -> Self {
+    ) -> io::Result<Self> {
+        let lobby = Lobby::open()?;
+        let listener = lobby.take_over(listener)?;
         // What it had before is good enough, should this fail.
         let _kept = rustix::net::listen(&listener, BACKLOG);
         let limits = Limits {
@@ -130,12 +138,13 @@ impl Port {
             tls: ServerTls::default(),
             config,
             listener,
+            lobby,
             credentials,
             services,
             copy,
             managers,
         };
-        Self { inner: Arc::new(inner) }
+        Ok(Self { inner: Arc::new(inner) })
     }
     /// Where it listens.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {

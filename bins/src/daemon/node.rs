@@ -74,7 +74,8 @@ impl Node {
         let readiness = Readiness::new(&shared, wired.agent_ports.session());
         let fatal = Arc::new(watch::Sender::new(None));
 
-        start_tree(&root, &wired, listener, Arc::clone(&socket));
+        start_tree(&root, &wired, listener, Arc::clone(&socket))
+            .map_err(|e| Exit::new(1, format!("cannot start the port's threads: {e}")))?;
         let metrics_addr = metrics::serve(metrics_listener, shared.clone(), readiness.clone());
         ready::announce_when_ready(readiness, listens, metrics_addr, shared.config.socket.clone());
         Ok(Self { root, shared, fatal })
@@ -197,7 +198,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     Ok(Wired { shared, agent, agent_ports, gateway })
 }
 
-fn start_tree(root: &Supervisor, wired: &Wired, listener: TcpListener, socket: Arc<AdminSocket>) {
+fn start_tree(root: &Supervisor, wired: &Wired, listener: TcpListener, socket: Arc<AdminSocket>) -> io::Result<()> {
     let shared = wired.shared.clone();
     let children = root.children();
     let port = Port::new(
@@ -207,12 +208,13 @@ fn start_tree(root: &Supervisor, wired: &Wired, listener: TcpListener, socket: A
         shared.services.clone(),
         shared.copy.clone(),
         shared.managers.clone(),
-    );
+    )?;
     children.start(Spec::actor("gateway", wired.gateway.clone(), move || Ok(Gateway::on(port.clone()))));
     children.start(api_spec(&shared, socket));
     children.start(agent_spec(wired.agent.clone(), wired.agent_ports.clone()));
     children.start(manager_switch(&shared, &wired.agent_ports, children.clone()));
     follow_managers(&shared, wired.agent_ports.clone());
+    Ok(())
 }
 
 fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {

@@ -176,7 +176,7 @@ impl Gate {
         let addr = listener.local_addr().unwrap().to_string();
         let (credentials, current) = watch::channel(own);
         let (services, managers) = (Services::new(), KnownManagers::default());
-        let port = Port::new(config, listener, current, services.clone(), place, managers.clone());
+        let port = Port::new(config, listener, current, services.clone(), place, managers.clone()).unwrap();
         let gateway = Address::new(1024);
         let tree = Supervisor::root("node", Tree::new(), Intensity::default()).await.unwrap();
         let shell_port = port.clone();
