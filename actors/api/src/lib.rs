@@ -6,10 +6,12 @@
 //!
 //! A follower passes what only the leader can answer to the leader; a worker passes everything to a manager.
 
+mod access;
 mod actors;
 mod answer;
 pub mod core;
 mod http;
+mod leases;
 mod native;
 mod ports;
 mod reads;

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree};
-use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, MeshMsg, RaftMemberMsg, RoleManagerMsg, SessionsMsg};
+use muster_messages::protocol::{
+    CertAuthorityMsg, DispatcherMsg, ElectionsMsg, MeshMsg, RaftMemberMsg, RoleManagerMsg, SessionsMsg,
+};
 use muster_messages::{Name, NodeId, Replica, Role, RoleView};
+use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
 
 /// What this process knows of itself.
@@ -70,6 +73,8 @@ impl Default for ApiLimits {
 pub struct ManagerPorts {
     pub node: NodeId,
     pub replica: watch::Receiver<Arc<Replica>>,
+    /// What happens to leases and the other objects, as this member applies it.
+    pub feed: ObjectFeed,
     pub raft: Recipient<RaftMemberMsg>,
     pub mesh: Recipient<MeshMsg>,
     pub sessions: Recipient<SessionsMsg>,
@@ -85,6 +90,7 @@ pub struct LeaderPorts {
     pub roles: Recipient<RoleManagerMsg>,
     pub authority: Recipient<CertAuthorityMsg>,
     pub dispatcher: Recipient<DispatcherMsg>,
+    pub elections: Recipient<ElectionsMsg>,
     /// What is pending, as the role manager last published it.
     pub view: watch::Receiver<Arc<RoleView>>,
     /// Nodes whose recorded liveness nobody has confirmed to this leader yet.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_gateway::{DialError, Dialer, Framed};
 use muster_messages::protocol::Service as Port;
-use muster_messages::wire::{ApiAnswer, ApiCall, Request};
+use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode};
 use tokio::sync::Semaphore;
 
@@ -124,10 +124,12 @@ async fn exchange(stream: &mut Stream, asked: &Asked) -> Result<Result<String, E
 }
 
 /// How long one manager may take before another is asked: a frozen one must not use up the caller's time. A manager
-/// waits 1.5 s for a quorum before it answers from its copy. Only reads come this way, so asking twice is harmless.
+/// waits 1.5 s for a quorum before it answers from its copy. Writes carry a request id, so asking twice is harmless.
 fn patience(request: &Request) -> Duration {
     let waits = match request {
-        Request::Events { wait_ms, .. } => Duration::from_millis(*wait_ms),
+        Request::Events { wait_ms, .. } | Request::Lease(LeaseRequest::Watch { wait_ms, .. }) => {
+            Duration::from_millis(*wait_ms)
+        }
         Request::Actors { .. } => Duration::from_secs(60),
         _ => Duration::ZERO,
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use muster_messages::wire::{ApiCall, Refusal, Request};
+use muster_messages::wire::{ApiCall, LeaseRequest, Refusal, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId};
 use tokio::time::Instant;
 
@@ -126,8 +126,11 @@ impl Service {
         let Some(manager) = manager else {
             return self.without_manager_half(asked, &facts).await;
         };
+        if let Request::Lease(watch @ LeaseRequest::Watch { .. }) = &asked.request {
+            return self.watch_lease(&manager, asked, watch).await;
+        }
         match kind_of(&asked.request) {
-            Kind::Write | Kind::SecretRead => self.write(&manager, asked, relayed).await,
+            Kind::Write | Kind::SecretRead | Kind::LeaderRead => self.write(&manager, asked, relayed).await,
             Kind::StaleableRead => self.staleable_read(&manager, asked, relayed).await,
             _ => self.read(&manager, asked).await,
         }

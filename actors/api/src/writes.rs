@@ -218,6 +218,9 @@ impl Service {
                 self.propose(manager, asked, command.change(Change::DeleteUser(name.clone()))).await?;
                 json!({"name": name, "revoked": true})
             }
+            Request::AccessTokenCreate { user, namespace, ttl_ms } => {
+                self.create_access(manager, asked, user, namespace, *ttl_ms).await?
+            }
             Request::TransferLeader { to } => {
                 let to = match to {
                     Some(node) => Some(self.node(manager, asked, tables, node).await?.id),
@@ -228,6 +231,7 @@ impl Service {
                 let leader = transferred.map_err(ErrorBody::from)?.map_err(|e| self.proposal_error(manager, e))?;
                 json!({"leader": leader})
             }
+            Request::Lease(request) => return self.lead_lease(manager, asked, request).await,
             _ => return self.staleable_or_refuse(manager, asked).await,
         };
         Ok(answer.to_string())
@@ -269,12 +273,12 @@ impl Service {
         }
     }
 
-    fn command(&self, asked: &Asked, reason: &str) -> Command {
+    pub(crate) fn command(&self, asked: &Asked, reason: &str) -> Command {
         Command::idempotent(Clock.wall(), asked.caller.clone(), reason).with_request(asked.request_id)
     }
 
     /// Proposes and answers with a copy that has applied it.
-    async fn propose(
+    pub(crate) async fn propose(
         &self,
         manager: &ManagerPorts,
         asked: &Asked,

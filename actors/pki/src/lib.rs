@@ -11,6 +11,7 @@
 //!        PKI-5  every parser has a size limit and returns an error; nothing a peer sends can panic.
 //!        PKI-6  key and certificate reach the disk in one step: no crash leaves a key without its certificate.
 
+mod access;
 mod csr;
 mod encoding;
 mod files;
@@ -25,6 +26,7 @@ mod store;
 mod tls;
 mod token;
 
+pub use self::access::BearerToken;
 pub use self::csr::{BadCsr, CsrKey, make_csr, new_key};
 pub use self::encoding::{BadPem, MAX_DER, MAX_PEM};
 pub use self::files::write_atomic;

@@ -7,8 +7,10 @@
 pub mod core;
 pub mod disk;
 mod drain;
+mod feed;
 mod shell;
 
 pub use self::core::RaftConfig;
 pub use self::drain::logger;
+pub use self::feed::ObjectFeed;
 pub use self::shell::{Msg, RaftArgs, RaftMember};

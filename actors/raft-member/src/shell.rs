@@ -19,6 +19,7 @@ use tokio::time::MissedTickBehavior;
 use crate::core::{Answer, AskId, Batch, Input, Notice, Outbound, OutboundSnapshot, RaftConfig, RaftCore, SnapshotJob};
 use crate::disk::{DiskThread, Report, SnapshotFiles};
 use crate::drain::logger;
+use crate::feed::ObjectFeed;
 
 /// Packets of one hand-over to the mesh: below the frame limit with room for the envelope. A single larger one goes alone.
 const MAX_PACKETS_BYTES: usize = MAX_FRAME * 3 / 4;
@@ -33,6 +34,8 @@ pub struct RaftArgs {
     pub transport: Arc<dyn RaftTransport>,
     /// The level that everybody reads.
     pub publish: Arc<watch::Sender<Arc<Replica>>>,
+    /// What happens to objects, for those who watch them.
+    pub feed: ObjectFeed,
     /// Founds a cluster if the directory never held a seat. Otherwise an empty directory waits for a leader.
     pub founding: bool,
     /// The seat whose data this node has lost, if it has: neither it nor an older one is taken up again.
@@ -46,6 +49,7 @@ pub struct RaftMember {
     snapshots: SnapshotFiles,
     transport: Arc<dyn RaftTransport>,
     publish: Arc<watch::Sender<Arc<Replica>>>,
+    feed: ObjectFeed,
     tick: Duration,
     ports: BTreeMap<AskId, Port>,
     next_ask: u64,
@@ -101,7 +105,7 @@ impl RaftMember {
     /// Opens the disk and resumes, founds, or waits for a seat. Blocks: call it in a `Spec`'s factory. An earlier
     /// incarnation's disk thread is waited for; if it hangs, this fails and the supervisor tries again.
     pub fn open(args: RaftArgs) -> Result<Self, Fault> {
-        let RaftArgs { data_dir, node, config, transport, publish, founding, lost } = args;
+        let RaftArgs { data_dir, node, config, transport, publish, feed, founding, lost } = args;
         let (disk, recovered) = DiskThread::open(&data_dir)?;
         let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
         let core = if founding && recovered.seat.is_none() {
@@ -109,12 +113,14 @@ impl RaftMember {
         } else {
             RaftCore::open(config, node, recovered, seed, now, logger())?
         };
+        feed.begin_at(core.tables().revision);
         Ok(Self {
             core: core.without(lost),
             disk,
             snapshots: SnapshotFiles::in_dir(&data_dir),
             transport,
             publish,
+            feed,
             tick,
             ports: BTreeMap::new(),
             next_ask: 0,
@@ -176,6 +182,12 @@ impl RaftMember {
         self.send(batch.send);
         if !batch.make_durable.is_empty() {
             self.disk.write(batch.make_durable)?;
+        }
+        if let Some(revision) = batch.installed {
+            self.feed.begin_at(revision);
+        }
+        if !batch.changes.is_empty() || batch.publish.is_some() {
+            self.feed.record(now, self.core.tables().revision, batch.changes);
         }
         if let Some(replica) = batch.publish {
             self.publish.send_replace(replica);

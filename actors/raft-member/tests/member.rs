@@ -14,7 +14,7 @@ use muster_messages::{
     Membership, Name, NodeId, NodeRecord, Principal, RaftId, Replica, Revision, Role, SeatChange, SeatChangeKind,
     Secret, WallTime,
 };
-use muster_raft_member::{Msg, RaftArgs, RaftConfig, RaftMember, disk};
+use muster_raft_member::{Msg, ObjectFeed, RaftArgs, RaftConfig, RaftMember, disk};
 use tokio::sync::watch;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -138,6 +138,7 @@ impl Cluster {
             config,
             transport,
             publish,
+            feed: ObjectFeed::default(),
             founding: n == 1,
             lost: None,
         };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use muster_messages::{
-    Change, Command, CommandRefusal, Event, EventKind, NodeId, Outcome, Principal, RequestId, Revision, Tables,
-    WallTime,
+    Change, Command, CommandRefusal, Event, EventKind, NodeId, ObjectChange, ObjectKey, Outcome, Principal, RequestId,
+    Revision, Tables, Term, WallTime,
 };
 
 use crate::sabotage::{Sabotage, mood};
@@ -17,10 +17,26 @@ pub const MAX_OUTCOMES: usize = 65_536;
 /// How many events stay readable.
 pub const MAX_EVENTS: usize = 10_000;
 
-/// Applies a command at its place in the log. `tables.revision` is `at` afterwards whatever the outcome.
-pub fn apply(tables: &mut Tables, at: Revision, command: &Command) -> Result<(), CommandRefusal> {
-    debug_assert!(at > tables.revision, "entries are applied in log order");
-    tables.revision = at;
+/// A place in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub revision: Revision,
+    /// Of the leader that proposed the entry.
+    pub term: Term,
+}
+
+/// For whoever has no terms: tests of what does not depend on them.
+impl From<Revision> for Place {
+    fn from(revision: Revision) -> Self {
+        Self { revision, term: Term(0) }
+    }
+}
+
+/// Applies a command at its place in the log. `tables.revision` is that place's afterwards whatever the outcome.
+pub fn apply(tables: &mut Tables, at: impl Into<Place>, command: &Command) -> Result<(), CommandRefusal> {
+    let at = at.into();
+    debug_assert!(at.revision > tables.revision, "entries are applied in log order");
+    tables.revision = at.revision;
     if command.request == RequestId(0) {
         return judge_and_change(tables, at, command);
     }
@@ -28,8 +44,45 @@ pub fn apply(tables: &mut Tables, at: Revision, command: &Command) -> Result<(),
         return first.refused.as_deref().cloned().map_or(Ok(()), Err);
     }
     let result = judge_and_change(tables, at, command);
-    remember(tables, command.request, at, result.as_ref().err());
+    remember(tables, command.request, at.revision, result.as_ref().err());
     result
+}
+
+/// [`apply`], and what it did to objects, for those who watch them.
+pub fn apply_watched(
+    tables: &mut Tables,
+    at: Place,
+    command: &Command,
+    seen: &mut Vec<ObjectChange>,
+) -> Result<(), CommandRefusal> {
+    let mut touched: Vec<_> = command.changes.iter().filter_map(touched).collect();
+    touched.sort_unstable();
+    touched.dedup();
+    let touched: Vec<_> = touched.into_iter().map(|key| (tables.objects.get(&key).cloned(), key)).collect();
+    apply(tables, at, command)?;
+    for (before, key) in touched {
+        let after = tables.objects.get(&key).cloned();
+        let same = match (&before, &after) {
+            (Some(before), Some(after)) => Arc::ptr_eq(before, after),
+            (before, after) => before.is_none() && after.is_none(),
+        };
+        if !same {
+            seen.push(ObjectChange { revision: at.revision, key, before, after });
+        }
+    }
+    Ok(())
+}
+
+/// The object that a change is about.
+fn touched(change: &Change) -> Option<ObjectKey> {
+    match change {
+        Change::CreateObject(object) | Change::UpdateObject { object, .. } => Some(object.key()),
+        Change::DeleteObject { key, .. }
+        | Change::AcquireLease { key, .. }
+        | Change::ReleaseLease { key, .. }
+        | Change::ExpireLease(key) => Some(key.clone()),
+        _ => None,
+    }
 }
 
 /// Applies an entry that carries nothing (a new leader's first one).
@@ -38,14 +91,14 @@ pub fn apply_empty(tables: &mut Tables, at: Revision) {
     tables.revision = at;
 }
 
-fn judge_and_change(tables: &mut Tables, at: Revision, command: &Command) -> Result<(), CommandRefusal> {
+fn judge_and_change(tables: &mut Tables, at: Place, command: &Command) -> Result<(), CommandRefusal> {
     if sabotaged(Sabotage::ApplyByMood) && mood() {
         return Ok(());
     }
+    let stamp = Stamp { at: at.revision, term: at.term, wall: command.at, by: &command.by, reason: &command.reason };
     for guard in &command.guards {
-        guards::judge(tables, command.at, guard)?;
+        guards::judge(tables, &stamp, guard)?;
     }
-    let stamp = Stamp { at, wall: command.at, by: &command.by, reason: &command.reason };
     // A change refuses before it writes anything, so a single one needs no copy to fall back to. This is the hot
     // path. A block is judged against what the rest of its command leaves, hence never alone.
     if let [only] = command.changes.as_slice()
@@ -77,6 +130,7 @@ fn remember(tables: &mut Tables, request: RequestId, revision: Revision, refused
 /// Where in the log, when and by whom: what every change of one entry has in common.
 pub(crate) struct Stamp<'a> {
     pub at: Revision,
+    pub term: Term,
     pub wall: WallTime,
     pub by: &'a Principal,
     pub reason: &'a str,

@@ -24,6 +24,7 @@ use crate::sabotaged;
 
 mod cluster;
 mod nodes;
+mod objects;
 
 /// How long a block outlives the last certificate, for clocks that differ.
 const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
@@ -76,6 +77,24 @@ pub(crate) fn make(
             Ok(())
         }
         Change::SetFeatureLevel(level) => cluster::set_feature_level(tables, stamp, *level),
+        Change::CreateObject(object) => objects::create(tables, stamp, object),
+        Change::UpdateObject { object, write } => objects::update(tables, stamp, object, write),
+        Change::DeleteObject { key, force } => objects::delete(tables, stamp, key, *force),
+        Change::AcquireLease { key, holder, session, duration_ms, uid } => {
+            let by = objects::Acquirer { holder, session: *session, duration_ms: *duration_ms, uid: *uid };
+            objects::acquire(tables, stamp, key, &by)
+        }
+        Change::ReleaseLease { key, session, token } => objects::release(tables, stamp, key, *session, *token),
+        Change::ExpireLease(key) => objects::expire(tables, stamp, key),
+        Change::SetGuard { scope, mode } => {
+            objects::guard(tables, stamp, scope, *mode);
+            Ok(())
+        }
+        Change::PutAccessToken(token) => objects::put_access_token(tables, stamp, token),
+        Change::DeleteAccessToken(id) => {
+            objects::delete_access_token(tables, stamp, id);
+            Ok(())
+        }
     }
 }
 

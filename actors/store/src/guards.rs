@@ -1,9 +1,15 @@
 //! Judges what a command assumes.
 
-use muster_messages::{CommandRefusal, Guard, Name, NodeId, NodeRecord, Role, Tables, Token, User, WallTime};
+use std::sync::Arc;
 
-/// Holds, or why not. `now` is the command's own time.
-pub(crate) fn judge(tables: &Tables, now: WallTime, guard: &Guard) -> Result<(), CommandRefusal> {
+use muster_messages::{
+    CommandRefusal, Guard, Lease, Name, NodeId, NodeRecord, Object, ObjectKey, Role, Tables, Token, User, WallTime,
+};
+
+use crate::apply::Stamp;
+
+/// Holds, or why not.
+pub(crate) fn judge(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result<(), CommandRefusal> {
     match guard {
         Guard::NotFounded if tables.cluster.is_some() => Err(CommandRefusal::AlreadyFounded),
         Guard::NotFounded => Ok(()),
@@ -21,7 +27,7 @@ pub(crate) fn judge(tables: &Tables, now: WallTime, guard: &Guard) -> Result<(),
         Guard::NoSeat(id) => no_seat(tables, *id),
         Guard::NotBlocked(id) => not_blocked(tables, *id),
         Guard::OtherManagers { besides, at_least } => other_managers(tables, *besides, *at_least),
-        Guard::TokenUsable(id) => usable(token(tables, id)?, now),
+        Guard::TokenUsable(id) => usable(token(tables, id)?, stamp.wall),
         Guard::TokenExists(id) => token(tables, id).map(drop),
         Guard::UserAbsent(name) => absent("user", name, tables.users.contains_key(name)),
         Guard::UserExists(name) => user(tables, name).map(drop),
@@ -30,7 +36,39 @@ pub(crate) fn judge(tables: &Tables, now: WallTime, guard: &Guard) -> Result<(),
         }
         Guard::UserSerial { .. } => Ok(()),
         Guard::BlockExpired { node: id, at } => block_expired(tables, *id, *at),
+        Guard::ObjectAbsent(key) => absent("object", key, tables.objects.contains_key(key)),
+        Guard::ObjectRevision { key, revision } => {
+            let actual = object(tables, key)?.meta.revision;
+            believed(actual == *revision, || format!("{key} is at revision {actual}, not {revision}"))
+        }
+        Guard::ObjectUid { key, uid } => {
+            let actual = object(tables, key)?.meta.uid;
+            believed(actual == *uid, || format!("the uid of {key} is {actual}, not {uid}"))
+        }
+        Guard::LeaseToken { key, token } => {
+            let lease = lease_of(object(tables, key)?, key)?;
+            let held = lease.holding.token == *token && lease.spec.held_by().is_some();
+            believed(held, || format!("{key} is not held under token {token}"))
+        }
+        Guard::InTerm(term) => {
+            let actual = stamp.term;
+            believed(actual == *term, || format!("this was decided in term {term}, and this is term {actual}"))
+        }
     }
+}
+
+fn believed(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), CommandRefusal> {
+    if holds { Ok(()) } else { Err(stale(otherwise())) }
+}
+
+/// The object.
+pub(crate) fn object<'a>(tables: &'a Tables, key: &ObjectKey) -> Result<&'a Arc<Object>, CommandRefusal> {
+    tables.objects.get(key).ok_or_else(|| not_found("object", key))
+}
+
+/// The lease that a lease's key stands for.
+pub(crate) fn lease_of<'a>(object: &'a Object, key: &ObjectKey) -> Result<&'a Lease, CommandRefusal> {
+    object.lease().ok_or_else(|| not_found("lease", key))
 }
 
 /// The node's record.

@@ -1,24 +1,16 @@
-//! History: what changed lately, so that a watcher can go on from the revision it has seen.
+//! History: what happened to objects lately, so that a watcher can go on from the revision it has seen.
 //!
 //! Owns   the changes of the last 10 minutes or 10,000 changes, whichever is longer, within 64 MiB.
-//! Hears  each next state.     Says  the changes since a revision, or [`Expired`].
-//! Keeps  WATCH-1  a watcher that applies everything since its revision to what it saw then has the newest state.
-//! Why it compares states instead of listening to commands: the same code then serves a member that applied a
-//! log and one that installed a snapshot, and whoever follows published replicas may miss some of them. Several
-//! changes of one object between two states show as one, and what came and went between them does not show at all.
-//! A watcher that saw it, on another member, would never hear that it is gone: hence [`Expired`] for every revision
-//! strictly between two recorded states. Whoever records after each entry has none of those.
-//! Maps share what did not change, so comparing is cheap. Local to a member: not replicated, and empty at first.
+//! Hears  what each entry changed, in log order.     Says  the changes after a revision, or [`Expired`].
+//! Keeps  WATCH-1  a watcher that applies everything after its revision to what it saw then has the newest state.
+//!        WATCH-2  a change is told once, in the order of the log, by every member alike.
+//! Local to a member: not replicated, and empty at first. A member that installs a snapshot begins anew behind it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use imbl::OrdMap;
-use imbl::ordmap::DiffItem;
-use muster_messages::{
-    Blocked, ClusterRecord, Event, Member, Moment, Name, NodeId, NodeRecord, RaftId, Revision, Tables, Token, User,
-};
+use muster_messages::{Moment, Object, ObjectBody, ObjectChange, ObjectKey, Revision};
 
 /// Changes younger than this are kept (within the limit of bytes).
 pub const KEEP_FOR: Duration = Duration::from_secs(600);
@@ -26,25 +18,6 @@ pub const KEEP_FOR: Duration = Duration::from_secs(600);
 pub const KEEP_AT_LEAST: usize = 10_000;
 /// Roughly what the history may occupy.
 pub const MAX_BYTES: usize = 64 << 20;
-
-/// An object as it was and as it is; `None`: it did not or does not exist.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Changed {
-    Cluster(Arc<ClusterRecord>),
-    Node { id: NodeId, before: Option<Arc<NodeRecord>>, after: Option<Arc<NodeRecord>> },
-    Member { raft_id: RaftId, before: Option<Member>, after: Option<Member> },
-    Token { id: String, before: Option<Token>, after: Option<Token> },
-    User { name: Name, before: Option<User>, after: Option<User> },
-    Blocked { node: NodeId, before: Option<Blocked>, after: Option<Blocked> },
-    Event(Arc<Event>),
-}
-
-/// One change and the revision it happened at.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
-    pub revision: Revision,
-    pub changed: Changed,
-}
 
 /// The history does not reach back that far: list again and go on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,203 +27,133 @@ pub struct Expired {
     pub oldest: Revision,
 }
 
-/// What changed from one recorded state to the next.
-#[derive(Clone, Debug)]
-struct Batch {
-    recorded: Moment,
-    from: Revision,
-    to: Revision,
-    entries: Vec<Entry>,
-}
-
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct History {
-    batches: VecDeque<Batch>,
-    /// The number of changes in all batches; a batch without any counts as one.
-    len: usize,
+    changes: VecDeque<(Moment, Arc<ObjectChange>)>,
     bytes: usize,
     max_bytes: usize,
     /// Everything after this revision is here.
     complete_after: Revision,
-    /// The state up to which changes were taken in.
-    last: Tables,
+    newest: Revision,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self::bounded(MAX_BYTES)
+    }
 }
 
 impl History {
-    /// A history that begins with this state.
-    pub fn starting_at(tables: Tables) -> Self {
-        Self::bounded(tables, MAX_BYTES)
+    /// An empty history with a limit of its own.
+    pub fn bounded(max_bytes: usize) -> Self {
+        let (complete_after, newest) = (Revision(0), Revision(0));
+        Self { changes: VecDeque::new(), bytes: 0, max_bytes, complete_after, newest }
     }
 
-    /// A history with a limit of its own.
-    pub fn bounded(tables: Tables, max_bytes: usize) -> Self {
-        Self { batches: VecDeque::new(), len: 0, bytes: 0, max_bytes, complete_after: tables.revision, last: tables }
+    /// What lies before this revision is not known: a member starts from a snapshot or installs one. A history that
+    /// knows more stays as it is.
+    pub fn begin_at(&mut self, revision: Revision) {
+        if revision > self.newest {
+            let max_bytes = self.max_bytes;
+            *self = Self { complete_after: revision, newest: revision, ..Self::bounded(max_bytes) };
+        }
     }
 
-    /// Takes in a newer state. One that is not newer changes nothing.
-    pub fn record(&mut self, now: Moment, tables: &Tables) {
-        if tables.revision <= self.last.revision {
-            return;
+    /// Takes in what the entries up to `through` changed. What it has seen already (a member that starts again applies
+    /// its log once more) changes nothing.
+    pub fn record(&mut self, now: Moment, through: Revision, changes: impl IntoIterator<Item = ObjectChange>) {
+        for change in changes {
+            if change.revision <= self.newest {
+                continue;
+            }
+            self.bytes += weight(&change);
+            self.changes.push_back((now, Arc::new(change)));
         }
-        let mut batch = Batch {
-            recorded: now,
-            from: self.last.revision,
-            to: tables.revision,
-            entries: differences(&self.last, tables),
-        };
-        batch.entries.sort_by_key(|entry| entry.revision);
-        self.last = tables.clone();
-        let quiet = batch.entries.is_empty() && batch.to == batch.from.next();
-        if !quiet {
-            self.len += batch.len();
-            self.bytes += batch.weight();
-            self.batches.push_back(batch);
-        }
+        self.newest = self.newest.max(through);
         self.forget(now);
     }
 
-    /// Everything that changed after `seen`, oldest first. A revision from the future is a watcher that saw a member
-    /// ahead of this one: nothing yet.
-    pub fn since(&self, seen: Revision) -> Result<impl Iterator<Item = &Entry>, Expired> {
-        let first = self.batches.partition_point(|batch| batch.to <= seen);
-        let oldest = match self.batches.get(first) {
-            Some(batch) if batch.from < seen => batch.to,
-            _ => self.complete_after,
-        };
-        if seen < oldest {
-            return Err(Expired { oldest });
+    /// At least one and about `most` of the changes after `seen`, oldest first, never half of an entry. A revision from
+    /// the future is a watcher that saw a member ahead of this one: nothing yet.
+    pub fn since(&self, seen: Revision, most: usize) -> Result<Vec<Arc<ObjectChange>>, Expired> {
+        if seen < self.complete_after {
+            return Err(Expired { oldest: self.complete_after });
         }
-        Ok((self.batches.range(first..)).flat_map(|batch| &batch.entries))
+        let first = self.changes.partition_point(|(_, change)| change.revision <= seen);
+        let mut out: Vec<Arc<ObjectChange>> = Vec::new();
+        for (_, change) in self.changes.range(first..) {
+            if out.len() >= most && out.last().is_some_and(|last| last.revision != change.revision) {
+                break;
+            }
+            out.push(Arc::clone(change));
+        }
+        Ok(out)
+    }
+
+    /// Whether an object changed after `seen`.
+    pub fn touched_since(&self, key: &ObjectKey, seen: Revision) -> Result<bool, Expired> {
+        if seen < self.complete_after {
+            return Err(Expired { oldest: self.complete_after });
+        }
+        let mut newer = self.changes.iter().rev().take_while(|(_, change)| change.revision > seen);
+        Ok(newer.any(|(_, change)| change.key == *key))
     }
 
     /// The revision up to which changes were taken in.
     pub fn newest(&self) -> Revision {
-        self.last.revision
+        self.newest
     }
 
     /// The number of changes kept.
     pub fn len(&self) -> usize {
-        self.len
+        self.changes.len()
     }
 
     /// True if nothing is kept.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.changes.is_empty()
     }
 
     fn forget(&mut self, now: Moment) {
-        while let Some(oldest) = self.batches.front() {
-            let old = now.since(oldest.recorded) > KEEP_FOR;
-            let spared = self.len - oldest.len() >= KEEP_AT_LEAST;
-            if !(old && spared) && self.bytes <= self.max_bytes {
+        while let Some((recorded, oldest)) = self.changes.front() {
+            let old = now.since(*recorded) > KEEP_FOR && self.changes.len() > KEEP_AT_LEAST;
+            // An entry goes whole: `complete_after` stands between entries.
+            let half = oldest.revision == self.complete_after;
+            if !old && !half && self.bytes <= self.max_bytes {
                 break;
             }
-            self.len -= oldest.len();
-            self.bytes -= oldest.weight();
-            self.complete_after = oldest.to;
-            self.batches.pop_front();
+            self.bytes -= weight(oldest);
+            self.complete_after = oldest.revision;
+            self.changes.pop_front();
         }
     }
 }
 
-impl Batch {
-    fn len(&self) -> usize {
-        self.entries.len().max(1)
-    }
-
-    fn weight(&self) -> usize {
-        size_of::<Batch>() + self.entries.iter().map(weight).sum::<usize>()
-    }
-}
-
-fn differences(before: &Tables, after: &Tables) -> Vec<Entry> {
-    let mut out = Vec::new();
-    // An object tells when it changed last; what is gone, or does not tell, changed at the newest revision at the
-    // latest.
-    let mut push = |revision: Option<Revision>, changed| {
-        let revision = revision.unwrap_or(after.revision);
-        out.push(Entry { revision, changed });
-    };
-    if let Some(cluster) = &after.cluster
-        && before.cluster.as_ref() != Some(cluster)
-    {
-        push(Some(cluster.revision), Changed::Cluster(cluster.clone()));
-    }
-    compare(&before.nodes, &after.nodes, |id, before, after| {
-        let revision = after.as_ref().map(|n| n.revision);
-        push(revision, Changed::Node { id, before, after });
-    });
-    compare(&before.members, &after.members, |raft_id, before, after| {
-        let changed = Changed::Member { raft_id, before, after };
-        push(None, changed);
-    });
-    compare(&before.tokens, &after.tokens, |id, before, after| {
-        let revision = after.as_ref().map(|t| t.revision);
-        push(revision, Changed::Token { id, before, after });
-    });
-    compare(&before.users, &after.users, |name, before, after| {
-        let revision = after.as_ref().map(|u| u.revision);
-        let changed = Changed::User { name, before, after };
-        push(revision, changed);
-    });
-    compare(&before.blocklist, &after.blocklist, |node, before, after| {
-        let changed = Changed::Blocked { node, before, after };
-        push(None, changed);
-    });
-    let news = (after.events.iter().rev()).take_while(|event| event.revision > before.revision);
-    for event in news.cloned().collect::<Vec<_>>().into_iter().rev() {
-        push(Some(event.revision), Changed::Event(event));
-    }
-    out
-}
-
-fn compare<K: Ord + Clone, V: Clone + PartialEq>(
-    before: &OrdMap<K, V>,
-    after: &OrdMap<K, V>,
-    mut push: impl FnMut(K, Option<V>, Option<V>),
-) {
-    for item in before.diff(after) {
-        match item {
-            DiffItem::Add(k, v) => push(k.clone(), None, Some(v.clone())),
-            DiffItem::Update { old, new } => {
-                push(new.0.clone(), Some(old.1.clone()), Some(new.1.clone()));
-            }
-            DiffItem::Remove(k, v) => push(k.clone(), Some(v.clone()), None),
-        }
-    }
-}
-
-/// Bytes that keeping an entry costs, roughly and from above: both versions of an object count as its own, although
+/// Bytes that keeping a change costs, roughly and from above: both versions of an object count as its own, although
 /// neighbours share one.
-fn weight(entry: &Entry) -> usize {
-    fn both<T>(before: &Option<T>, after: &Option<T>, each: impl Fn(&T) -> usize) -> usize {
-        before.as_ref().map_or(0, &each) + after.as_ref().map_or(0, &each)
-    }
-    let text = |t: &Option<String>| t.as_ref().map_or(0, String::len);
-    let inside = match &entry.changed {
-        Changed::Cluster(c) => size_of::<ClusterRecord>() + c.root_cert_pem.len() * 2,
-        Changed::Node { before, after, .. } => both(before, after, |n| weight_of_node(n)),
-        Changed::Member { before, after, .. } => both(before, after, |m| m.addr.len()),
-        Changed::Token { before, after, .. } => both(before, after, |t| 64 + t.id.len() * 2),
-        Changed::User { before, after, .. } => both(before, after, |u| {
-            let namespaces = u.namespaces.iter().map(|n| n.len() + size_of::<String>());
-            u.serial.len() + 2 * u.name.as_str().len() + namespaces.sum::<usize>()
-        }),
-        Changed::Blocked { .. } => 0,
-        Changed::Event(e) => size_of::<Event>() + e.reason.len() + text(&e.before) + text(&e.after),
-    };
-    size_of::<Entry>() + inside
+fn weight(change: &ObjectChange) -> usize {
+    let both = [&change.before, &change.after].into_iter().flatten();
+    let keys = 2 * (change.key.name.len() + change.key.namespace.len());
+    size_of::<ObjectChange>() + keys + both.map(|object| weight_of(object)).sum::<usize>()
 }
 
-fn weight_of_node(node: &NodeRecord) -> usize {
+fn weight_of(object: &Object) -> usize {
     // A map entry costs two strings' heads beside their text.
-    let label = |(k, v): (&String, &String)| k.len() + v.len() + 2 * size_of::<String>();
-    let serial = node.certificate.as_ref().map_or(0, |c| c.serial.len());
-    size_of::<NodeRecord>()
-        + node.name.as_str().len()
-        + node.addr.len()
-        + node.release.len()
-        + serial
-        + node.labels.iter().map(label).sum::<usize>()
+    let map = |m: &BTreeMap<String, String>| m.iter().map(|(k, v)| k.len() + v.len() + 2 * size_of::<String>()).sum();
+    let text = |t: &Option<String>| t.as_ref().map_or(0, String::len);
+    let meta = &object.meta;
+    let owners = meta.owners.iter().map(|o| 128 + o.api_version.len() + o.kind.len() + o.name.len() + o.uid.len());
+    let managers = meta.managers.iter().map(|m| 128 + m.fields.iter().map(|f| 32 + f.len()).sum::<usize>());
+    let body: usize = match &object.body {
+        ObjectBody::Lease(l) => text(&l.spec.holder) + text(&l.spec.strategy) + text(&l.spec.preferred_holder),
+        ObjectBody::LeaseCandidate(c) => {
+            c.lease_name.len() + c.binary_version.len() + c.emulation_version.len() + c.strategy.len()
+        }
+        ObjectBody::ConfigMap(c) => map(&c.data) + map(&c.binary_data),
+        ObjectBody::Endpoints(json) => json.len(),
+    };
+    let labels: usize = map(&meta.labels);
+    let annotations: usize = map(&meta.annotations);
+    size_of::<Object>() + labels + annotations + owners.sum::<usize>() + managers.sum::<usize>() + body
 }

@@ -23,6 +23,10 @@ pub const BLOCK_2: &str = "BLOCK-2";
 pub const CERT_1: &str = "CERT-1";
 /// No two nodes have the same name.
 pub const NAME_1: &str = "NAME-1";
+/// A lease's token grows with every change of its holder.
+pub const FENCE_1: &str = "FENCE-1";
+/// A lease that is held has a token, which is a revision of the past.
+pub const FENCE_2: &str = "FENCE-2";
 /// Everything that grows with use is bounded, and the remembered outcomes are exactly the recent requests.
 pub const BOUND_1: &str = "BOUND-1";
 /// Revisions only grow, and no object is newer than the state it is part of.
@@ -44,6 +48,7 @@ pub fn check(tables: &Tables) -> Verdict {
     raft_ids(tables)?;
     blocks(tables)?;
     nodes(tables)?;
+    objects(tables)?;
     bounds(tables)
 }
 
@@ -71,6 +76,14 @@ pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
         let now = after.blocklist.get(id);
         let lasts = now.is_none_or(|now| now.expires_at >= block.expires_at);
         holds(lasts, BLOCK_2, || format!("the block of {id} became shorter"))?;
+    }
+    for (key, object) in &before.objects {
+        // One that was deleted in between has a life of its own; that its tokens grow too is seen over whole histories.
+        let now = after.objects.get(key).filter(|now| now.meta.created == object.meta.created);
+        let (Some(was), Some(now)) = (object.lease(), now.and_then(|now| now.lease())) else { continue };
+        let (old, new) = (was.holding.token, now.holding.token);
+        let passed = was.spec.held_by() != now.spec.held_by() && now.spec.held_by().is_some();
+        holds(new > old || new == old && !passed, FENCE_1, || format!("{key}: token {new} after {old}"))?;
     }
     Ok(())
 }
@@ -126,6 +139,19 @@ fn nodes(tables: &Tables) -> Verdict {
         let newest = node.revision.max(node.granted);
         holds(newest <= tables.revision, REVISION_1, || format!("node {id} is of revision {newest}"))?;
         certificate(node)?;
+    }
+    Ok(())
+}
+
+fn objects(tables: &Tables) -> Verdict {
+    for (key, object) in &tables.objects {
+        holds(*key == object.key(), REVISION_1, || format!("{key} says it is {}", object.key()))?;
+        let newest = object.meta.revision.max(object.meta.created);
+        holds(newest <= tables.revision, REVISION_1, || format!("{key} is of revision {newest}"))?;
+        let Some(lease) = object.lease() else { continue };
+        let token = lease.holding.token.0;
+        let sound = token <= tables.revision.0 && (token > 0 || lease.spec.held_by().is_none());
+        holds(sound, FENCE_2, || format!("{key} is held under token {token}"))?;
     }
     Ok(())
 }

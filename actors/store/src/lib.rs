@@ -19,7 +19,7 @@ pub mod sabotage;
 mod seats;
 pub mod snapshot;
 
-pub use self::apply::{MAX_EVENTS, MAX_OUTCOMES, apply, apply_empty};
+pub use self::apply::{MAX_EVENTS, MAX_OUTCOMES, Place, apply, apply_empty, apply_watched};
 pub use self::history::History;
 pub use self::seats::{apply_seat, judge_seat};
 

@@ -6,7 +6,7 @@
 //! commit, and a seat for it would then be a vote that nobody casts.
 
 use muster_messages::{
-    CommandRefusal, EventKind, Member, NodeId, RaftId, Revision, Role, SeatChange, SeatChangeKind, Tables,
+    CommandRefusal, EventKind, Member, NodeId, RaftId, Revision, Role, SeatChange, SeatChangeKind, Tables, Term,
 };
 
 use crate::apply::Stamp;
@@ -132,7 +132,7 @@ fn log(
     before: &str,
     after: &str,
 ) {
-    let stamp = Stamp { at, wall: change.at, by: &change.by, reason: &format!("seat {raft_id}") };
+    let stamp = Stamp { at, term: Term(0), wall: change.at, by: &change.by, reason: &format!("seat {raft_id}") };
     let (before, after) = (Some(before.to_owned()), Some(after.to_owned()));
     stamp.log(tables, EventKind::Membership, Some(node), before, after);
 }

@@ -8,6 +8,10 @@ use muster_messages::{CrashHow, Name, Role};
 
 use super::duration::parse_duration;
 
+mod lease;
+
+pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
+
 /// Muster: who is a member, which role each node holds, who may talk to whom, and who leads.
 #[derive(Debug, Parser)]
 #[command(name = "muster", version, max_term_width = 100, after_help = EXITS)]
@@ -72,6 +76,10 @@ pub enum Command {
     /// Nodes that no manager talks to
     #[command(subcommand)]
     Blocklist(BlocklistCommand),
+    /// Leases: who holds what, until when, under which fencing token
+    Lease(LeaseArgs),
+    /// Print a kubeconfig: unmodified clients of Kubernetes use this cluster as their lock server
+    Kubeconfig(KubeconfigArgs),
     /// The managers' consensus
     #[command(subcommand)]
     Raft(RaftCommand),
@@ -322,7 +330,8 @@ pub struct DevDir {
 pub struct BenchArgs {
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
-    /// What the clients do: replicated label writes or linearizable reads [default: both]
+    /// What the clients do: replicated label writes, changes of a lease guarded by its revision, or linearizable reads
+    /// [default: write and read]
     #[arg(long)]
     pub op: Option<BenchOp>,
     /// How many clients at once, one run each
@@ -348,6 +357,7 @@ pub enum BenchCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchOp {
     Write,
+    Cas,
     Read,
 }
 

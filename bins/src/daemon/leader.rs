@@ -29,6 +29,7 @@ pub struct LeaderAddresses {
     pub roles: Address<muster_role_manager::Msg>,
     pub authority: Address<muster_cert_authority::Msg>,
     pub dispatcher: Address<muster_sessions::DispatcherMailbox>,
+    pub elections: Address<muster_messages::protocol::ElectionsMsg>,
 }
 
 /// Mailboxes: each message is one person's or node's request; more than these are refused with a time to retry.
@@ -37,6 +38,7 @@ pub fn addresses(settings: &Settings) -> LeaderAddresses {
         roles: Address::new(1024),
         authority: Address::new(1024),
         dispatcher: dispatcher_address(&settings.dispatcher()),
+        elections: Address::new(1024),
     }
 }
 

@@ -13,7 +13,7 @@ use muster_kernel::{Address, Children, Fault, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{RaftId, Replica, RoleView};
-use muster_raft_member::{RaftArgs, RaftMember, disk};
+use muster_raft_member::{ObjectFeed, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
@@ -78,6 +78,7 @@ pub fn wipe(shared: &Shared) -> Result<(), Fault> {
 fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let raft: Address<muster_raft_member::Msg> = Address::new(16_384);
     let replica = Arc::new(watch::Sender::new(Arc::new(Replica::default())));
+    let feed = ObjectFeed::default();
     let copy = Arc::new(shared.copy.attach(replica.subscribe()));
     let (calls, incoming) = mpsc::channel(1024);
     let mesh = Mesh::new(
@@ -101,6 +102,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let ports = Arc::new(ManagerPorts {
         node: shared.me,
         replica: replica.subscribe(),
+        feed: feed.clone(),
         raft: raft.recipient(),
         mesh: handle.recipient(),
         sessions: sessions.recipient(),
@@ -109,6 +111,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             roles: leader.roles.recipient(),
             authority: leader.authority.recipient(),
             dispatcher: leader.dispatcher.recipient(),
+            elections: leader.elections.recipient(),
             view: view.subscribe(),
             stale: stale.subscribe(),
         },
@@ -116,7 +119,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let router = Router::new(shared.api.clone(), Arc::clone(&ports), handle.clone());
 
     children.start(mesh.spec());
-    children.start(raft_spec(shared, &raft, &handle, &replica));
+    children.start(raft_spec(shared, &raft, &handle, &replica, feed));
     let (gateway, raft_port, slot) = (shared.gateway.clone(), raft.recipient::<RaftMemberMsg>(), Slot::new());
     let copies = replica.subscribe();
     children.start(Spec::actor("blocklist", Address::new(1024), move || {
@@ -171,6 +174,7 @@ fn raft_spec(
     address: &Address<muster_raft_member::Msg>,
     mesh: &MeshHandle,
     replica: &Arc<watch::Sender<Arc<Replica>>>,
+    feed: ObjectFeed,
 ) -> Spec {
     let (shared, mesh, replica) = (shared.clone(), mesh.clone(), Arc::clone(replica));
     let config = shared.config.settings.raft();
@@ -181,6 +185,7 @@ fn raft_spec(
             config: config.clone(),
             transport: Arc::new(mesh.clone()),
             publish: Arc::clone(&replica),
+            feed: feed.clone(),
             node: shared.me,
             founding,
             lost: lost_seat(&shared),

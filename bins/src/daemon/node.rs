@@ -198,7 +198,12 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     Ok(Wired { shared, agent, agent_ports, gateway })
 }
 
-fn start_tree(root: &Supervisor, wired: &Wired, listener: TcpListener, socket: Arc<AdminSocket>) -> std::io::Result<()> {
+fn start_tree(
+    root: &Supervisor,
+    wired: &Wired,
+    listener: TcpListener,
+    socket: Arc<AdminSocket>,
+) -> std::io::Result<()> {
     let shared = wired.shared.clone();
     let children = root.children();
     let port = Port::new(

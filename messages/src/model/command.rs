@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Blocked, CertificateRecord, ClusterRecord, Generation, Liveness, Name, NodeId, NodeRecord, Principal, RaftId,
-    Removal, RequestId, Revision, Role, Token, User, WallTime,
+    AccessToken, Blocked, CertificateRecord, ClusterRecord, FencingToken, Generation, GuardMode, GuardScope, Liveness,
+    Name, NodeId, NodeRecord, Object, ObjectKey, Principal, RaftId, Removal, RequestId, Revision, Role, SessionId,
+    Term, Token, Uid, User, WallTime,
 };
 
 /// One entry's worth of change.
@@ -113,6 +114,33 @@ pub enum Guard {
         node: NodeId,
         at: WallTime,
     },
+    ObjectAbsent(ObjectKey),
+    /// The object is as the caller saw it.
+    ObjectRevision {
+        key: ObjectKey,
+        revision: Revision,
+    },
+    /// The object is the one that the caller means, not another of the same name.
+    ObjectUid {
+        key: ObjectKey,
+        uid: Uid,
+    },
+    /// The lease is held as the caller saw it, and not given up since.
+    LeaseToken {
+        key: ObjectKey,
+        token: FencingToken,
+    },
+    /// The entry was proposed in this term: what its leader's clock told it still counts.
+    InTerm(Term),
+}
+
+/// What the cluster must know of an update by a Kubernetes client to protect a lease's holder from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientWrite {
+    /// The client named no revision: it would overwrite whatever is there.
+    pub blind: bool,
+    /// `fieldManager`, where the client named one.
+    pub manager: Option<String>,
 }
 
 /// One change. Those that concern a missing object are refused as `NotFound`, never a silent no-op, unless said otherwise.
@@ -187,6 +215,47 @@ pub enum Change {
     /// Absent: nothing happens.
     DeleteUser(Name),
     SetFeatureLevel(u32),
+    /// Writes a new object; `created_at`, `created` and `revision` are set at apply time. A lease with a holder is
+    /// acquired by it.
+    CreateObject(Box<Object>),
+    /// Replaces what clients write of an object: labels, annotations, owners, managers and body. Everything else stays,
+    /// and a lease's holding follows from its new holder. Equal to what is there: nothing happens, no new revision.
+    /// Refused as `LeaseHeld` where it would take a lease that is protected from it.
+    UpdateObject {
+        object: Box<Object>,
+        write: ClientWrite,
+    },
+    /// Refused as `LeaseHeld` for a lease that a native session holds alive, unless `force`.
+    DeleteObject {
+        key: ObjectKey,
+        force: bool,
+    },
+    /// A native session takes a lease: absent, given up, expired, or held under the same name (by the same session: it
+    /// is renewed; by another: it passes to this one under a new token). Refused as `LeaseHeld` otherwise.
+    AcquireLease {
+        key: ObjectKey,
+        holder: String,
+        session: SessionId,
+        duration_ms: u64,
+        /// Of the lease, should it be new.
+        uid: Uid,
+    },
+    /// The holder gives it up. Already given up by it: nothing happens. Refused as `Stale` when it is another's.
+    ReleaseLease {
+        key: ObjectKey,
+        session: SessionId,
+        token: FencingToken,
+    },
+    /// The leader's clock ran out. Clients of Kubernetes do not see it: no new revision.
+    ExpireLease(ObjectKey),
+    /// `None`: the wider setting counts again.
+    SetGuard {
+        scope: GuardScope,
+        mode: Option<GuardMode>,
+    },
+    PutAccessToken(AccessToken),
+    /// Absent: nothing happens.
+    DeleteAccessToken(String),
 }
 
 /// Why a command changed nothing. Part of the conversation, not a fault.
@@ -215,6 +284,9 @@ pub enum CommandRefusal {
     TokenUsedUp { id: String },
     #[error("this cluster was founded before")]
     AlreadyFounded,
+    /// Held by somebody whose time has not run out by the leader's clock.
+    #[error("{key} is held by {holder}, whose time has not run out")]
+    LeaseHeld { key: ObjectKey, holder: String, token: FencingToken },
 }
 
 impl From<CommandRefusal> for super::ErrorBody {
@@ -226,7 +298,8 @@ impl From<CommandRefusal> for super::ErrorBody {
             | CommandRefusal::NameTaken { .. }
             | CommandRefusal::Stale { .. }
             | CommandRefusal::BeingRemoved { .. }
-            | CommandRefusal::AlreadyFounded => ErrorCode::Conflict,
+            | CommandRefusal::AlreadyFounded
+            | CommandRefusal::LeaseHeld { .. } => ErrorCode::Conflict,
             CommandRefusal::HasSeat { .. } => ErrorCode::DemoteFirst,
             CommandRefusal::Blocked { .. } => ErrorCode::Blocked,
             CommandRefusal::LastManager => ErrorCode::LastManager,

@@ -23,6 +23,10 @@ pub enum Principal {
     Cluster,
 }
 impl Principal {
+    /// Whether it may do everything.
+    pub fn is_operator(&self) -> bool {
+        matches!(self, Principal::Operator | Principal::Admin(_))
+    }
     /// `{"kind","id"}`, as events show it.
     pub fn to_json(&self) -> serde_json::Value {
         let (kind, id) = match self {

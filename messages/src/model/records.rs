@@ -40,11 +40,23 @@ pub struct User {
     pub name: Name,
     pub admin: bool,
     pub namespaces: Vec<String>,
-    /// The serial of the certificate that is in force; any other certificate of this name is refused.
+    /// The serial of the certificate that is in force; any other certificate of this name is refused. Empty: none.
     pub serial: String,
     pub created_at: WallTime,
     pub not_after: WallTime,
     pub revision: Revision,
+}
+
+/// A user's bearer token: `muster-<id>-<secret>`, of which the cluster keeps a digest only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccessToken {
+    /// Short public id, `[a-z0-9]`.
+    pub id: String,
+    pub user: Name,
+    /// SHA-256 of the secret, which holds 128 random bits.
+    pub digest: [u8; 32],
+    pub created_at: WallTime,
+    pub expires_at: Option<WallTime>,
 }
 
 /// A node id that no manager may talk to.

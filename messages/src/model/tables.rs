@@ -8,8 +8,8 @@ use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Blocked, ClusterRecord, Event, Member, Membership, Name, NodeId, NodeRecord, Outcome, RaftId, RequestId, Revision,
-    Role, Token, User,
+    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name, NodeId, NodeRecord,
+    Object, ObjectKey, Outcome, RaftId, RequestId, Revision, Role, Token, User,
 };
 
 /// All replicated tables at one revision. Cloning is O(tables), not O(rows).
@@ -27,6 +27,10 @@ pub struct Tables {
     pub tokens: OrdMap<String, Token>,
     pub users: OrdMap<Name, User>,
     pub blocklist: OrdMap<NodeId, Blocked>,
+    /// Leases, candidates, config maps, endpoints.
+    pub objects: OrdMap<ObjectKey, Arc<Object>>,
+    pub guards: OrdMap<GuardScope, GuardMode>,
+    pub access_tokens: OrdMap<String, AccessToken>,
     /// Outcomes of recent requests, and the order they came in (bounded by count).
     pub outcomes: OrdMap<RequestId, Outcome>,
     pub outcome_order: Vector<RequestId>,
@@ -50,6 +54,12 @@ impl Tables {
     /// Nodes whose granted role is manager.
     pub fn managers(&self) -> impl Iterator<Item = &Arc<NodeRecord>> {
         self.nodes.values().filter(|n| n.role == Role::Manager)
+    }
+    /// The guard in force for a lease: its own, its namespace's, or the default.
+    pub fn guard_of(&self, key: &ObjectKey) -> GuardMode {
+        let scope = |lease| GuardScope { namespace: key.namespace.clone(), lease };
+        let own = self.guards.get(&scope(Some(key.name.clone())));
+        own.or_else(|| self.guards.get(&scope(None))).copied().unwrap_or_default()
     }
     /// The default token of a role.
     pub fn default_token(&self, role: Role) -> Option<&Token> {

@@ -51,6 +51,18 @@ impl<'de> Deserialize<'de> for WallTime {
     }
 }
 
+/// Microseconds since 1970-01-01 UTC, as clients of leases write them. Shown as they were given; nothing is decided by
+/// them, because their clocks are not ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MicroTime(pub i64);
+
+impl From<WallTime> for MicroTime {
+    fn from(at: WallTime) -> Self {
+        Self(at.0.saturating_mul(1000))
+    }
+}
+
 /// Microseconds on one process' monotonic clock. Handed in by the shell, never compared across nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{CertificateState, Generation, Liveness, Membership, Name, NodeId, RaftId, Revision, Role, Term, WallTime};
+use super::{
+    CertificateState, FencingToken, Generation, Lease, Liveness, Membership, MicroTime, Name, NodeId, Object, RaftId,
+    Revision, Role, Term, WallTime,
+};
 
 /// Why something waits: the fixed words of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -200,4 +203,49 @@ pub struct RoleView {
     /// The pending nodes that hold up `--wait`. A node that is down and has nothing left to be done for it is pending
     /// with `waiting_for_node`, but nobody waits for it.
     pub holding: BTreeSet<NodeId>,
+}
+
+/// A lease, as `muster lease get` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseView {
+    pub namespace: String,
+    pub name: String,
+    /// The last one, if it has expired.
+    pub holder: Option<String>,
+    pub expired: bool,
+    pub fencing_token: FencingToken,
+    pub transitions: i32,
+    pub acquired_at: Option<WallTime>,
+    /// The last renewal in the log; native sessions renew without one.
+    pub renewed_at: Option<WallTime>,
+    pub lease_duration_ms: Option<u64>,
+    /// By the leader's clock; absent where nobody holds it.
+    pub expires_in_ms: Option<u64>,
+    pub strategy: Option<String>,
+    pub preferred_holder: Option<String>,
+    pub revision: Revision,
+}
+
+impl LeaseView {
+    /// The view of a lease; `None` for an object of another kind.
+    pub fn of(object: &Object, expires_in_ms: Option<u64>) -> Option<Self> {
+        let Lease { spec, holding } = object.lease()?;
+        let wall = |at: Option<MicroTime>| at.map(|at| WallTime(at.0.div_euclid(1000)));
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        Some(Self {
+            namespace: object.namespace.clone(),
+            name: object.name.clone(),
+            holder: spec.held_by().map(str::to_owned),
+            expired: holding.expired,
+            fencing_token: holding.token,
+            transitions: spec.transitions.unwrap_or(0),
+            acquired_at: wall(spec.acquired),
+            renewed_at: wall(spec.renewed),
+            lease_duration_ms: spec.duration_ms,
+            expires_in_ms: expires_in_ms.filter(|_| spec.held_by().is_some() && !holding.expired),
+            strategy: given(&spec.strategy),
+            preferred_holder: given(&spec.preferred_holder),
+            revision: object.meta.revision,
+        })
+    }
 }

@@ -4,6 +4,7 @@
 
 mod agent;
 mod cert_authority;
+mod elections;
 mod gateway;
 mod mesh;
 mod raft_member;
@@ -12,6 +13,7 @@ mod sessions;
 
 pub use self::agent::*;
 pub use self::cert_authority::*;
+pub use self::elections::*;
 pub use self::gateway::*;
 pub use self::mesh::*;
 pub use self::raft_member::*;

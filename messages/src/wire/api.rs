@@ -91,6 +91,12 @@ pub enum Request {
     UserRevoke {
         name: Name,
     },
+    /// A bearer token for a user, who is made if there is none, and may touch this namespace from now on.
+    AccessTokenCreate {
+        user: Name,
+        namespace: String,
+        ttl_ms: Option<u64>,
+    },
     BlocklistList {
         fresh: bool,
     },
@@ -110,8 +116,33 @@ pub enum Request {
         since: Revision,
         wait_ms: u64,
     },
+    Lease(super::LeaseRequest),
+    /// A request to the Kubernetes subset, from a node that cannot answer it itself.
+    Kube(KubeCall),
     /// Managers' addresses and the root: what a client with an identity of its own needs to connect over TLS.
     Contact,
+}
+
+/// A request to the Kubernetes subset as it came in over HTTP, without what only its connection needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KubeCall {
+    pub method: String,
+    /// Path and query, as sent.
+    pub target: String,
+    pub content_type: Option<String>,
+    pub accept: Option<String>,
+    pub user_agent: Option<String>,
+    pub body: Vec<u8>,
+}
+
+/// What came out of a [`KubeCall`]; the answer's text is this as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KubeAnswer {
+    pub status: u16,
+    pub retry_after_s: Option<u64>,
+    /// `Warning` headers (RFC 9111, section 5.5), without code and agent.
+    pub warnings: Vec<String>,
+    pub body: String,
 }
 
 /// Whose actors.

@@ -6,12 +6,14 @@
 mod agent;
 mod api;
 mod join;
+mod lease;
 mod peer;
 mod raft;
 
 pub use self::agent::*;
 pub use self::api::*;
 pub use self::join::*;
+pub use self::lease::*;
 pub use self::peer::*;
 pub use self::raft::*;
 

@@ -3,8 +3,8 @@
 //! Keeps  API-1  what changes the cluster needs an operator: the admin socket of a manager, or an operator's certificate.
 //!        API-2  a node reads; it changes nothing but its own session's affairs, which do not pass here.
 
-use muster_messages::wire::{ActorsAsk, Request};
-use muster_messages::{ErrorBody, ErrorCode, Principal};
+use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, Request};
+use muster_messages::{ErrorBody, ErrorCode, Principal, Tables};
 
 /// What a request does, which decides who may ask it and where it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub enum Kind {
     Write,
     /// Reads secrets (join tokens).
     SecretRead,
+    /// Reads that only the leader can answer: its clock counts.
+    LeaderRead,
     /// Looks into or pokes processes.
     Actors,
     /// Restarts or crashes actors.
@@ -35,6 +37,10 @@ pub fn kind_of(request: &Request) -> Kind {
             Kind::Read
         }
         Request::TokenList | Request::TokenShow { .. } => Kind::SecretRead,
+        Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
+        Request::Lease(
+            LeaseRequest::List { .. } | LeaseRequest::Get { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. },
+        ) => Kind::LeaderRead,
         Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. }, .. } => Kind::Actors,
         Request::Actors { .. } => Kind::ActorsPoke,
         Request::SetRole { .. }
@@ -46,7 +52,10 @@ pub fn kind_of(request: &Request) -> Kind {
         | Request::CertRotate { .. }
         | Request::UserCreate { .. }
         | Request::UserRevoke { .. }
-        | Request::TransferLeader { .. } => Kind::Write,
+        | Request::AccessTokenCreate { .. }
+        | Request::TransferLeader { .. }
+        | Request::Lease(_)
+        | Request::Kube(_) => Kind::Write,
     }
 }
 
@@ -56,10 +65,16 @@ pub const NO_IDENTITY: &str = "this needs a certificate: see `muster user create
 /// Refuses what this caller may not ask. `managers` are named in the refusal.
 pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> Result<(), ErrorBody> {
     let kind = kind_of(request);
+    // Whose leases a user may touch is judged where the state is: see `may_touch`. Guards are the operator's.
+    let leases = match request {
+        Request::Lease(request) => !matches!(request, LeaseRequest::SetGuard { .. }),
+        Request::Kube(_) => true,
+        _ => false,
+    };
     let allowed = match caller {
         Principal::Operator | Principal::Admin(_) => true,
-        Principal::Node(_) => matches!(kind, Kind::StaleableRead | Kind::Read | Kind::Actors),
-        Principal::User(_) => matches!(request, Request::Status { .. } | Request::Contact),
+        Principal::Node(_) => leases || matches!(kind, Kind::StaleableRead | Kind::Read | Kind::Actors),
+        Principal::User(_) => leases || matches!(request, Request::Status { .. } | Request::Contact),
         Principal::Anonymous | Principal::Cluster => false,
     };
     if allowed {
@@ -78,6 +93,54 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
         ),
     )
     .with_details(&details))
+}
+
+/// Whether this caller may touch the leases, candidates and locks of a namespace.
+pub fn may_touch(tables: &Tables, caller: &Principal, namespace: &str) -> Result<(), ErrorBody> {
+    let allowed = match caller {
+        Principal::Operator | Principal::Admin(_) | Principal::Node(_) => true,
+        // A user that was revoked since the connection was made has no namespace any more.
+        Principal::User(name) => {
+            let user = tables.users.get(name);
+            user.is_some_and(|user| user.admin || user.namespaces.iter().any(|own| own == namespace || own == "*"))
+        }
+        Principal::Anonymous | Principal::Cluster => false,
+    };
+    if allowed {
+        return Ok(());
+    }
+    if *caller == Principal::Anonymous {
+        return Err(ErrorBody::new(ErrorCode::Unauthenticated, NO_IDENTITY));
+    }
+    Err(ErrorBody::new(
+        ErrorCode::Forbidden,
+        format!(
+            "{caller} may not touch the namespace {namespace}; `muster user create NAME --namespace {namespace}` grants it"
+        ),
+    ))
+}
+
+/// The names that Kubernetes allows: a DNS label for the namespace, a DNS subdomain for the lease (RFC 1123).
+pub fn lease_name_is_sane(lease: &LeaseRef) -> Result<(), ErrorBody> {
+    let label = |text: &str, longest: usize| {
+        let edge = |b: u8| b.is_ascii_digit() || b.is_ascii_lowercase();
+        let bytes = text.as_bytes();
+        (1..=longest).contains(&bytes.len())
+            && bytes.iter().all(|b| edge(*b) || *b == b'-')
+            && edge(bytes[0])
+            && edge(bytes[bytes.len() - 1])
+    };
+    if !label(&lease.namespace, 63) {
+        return Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            "a namespace is 1 to 63 of [a-z0-9-], first and last a letter or digit",
+        ));
+    }
+    if lease.name.len() > 253 || !lease.name.split('.').all(|part| label(part, 253)) {
+        let text = "a lease's name is up to 253 of [a-z0-9.-], each part between dots beginning and ending with a letter or digit";
+        return Err(ErrorBody::new(ErrorCode::Invalid, text));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,6 +4,6 @@ mod authorize;
 mod resolve;
 mod views;
 
-pub use self::authorize::{Kind, NO_IDENTITY, authorize, kind_of};
+pub use self::authorize::{Kind, NO_IDENTITY, authorize, kind_of, lease_name_is_sane, may_touch};
 pub use self::resolve::resolve;
 pub use self::views::*;

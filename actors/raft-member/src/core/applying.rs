@@ -1,6 +1,7 @@
 //! Applying committed entries.
 
-use muster_messages::{CommandRefusal, Moment, Revision, SeatChange, SeatChangeKind};
+use muster_messages::{CommandRefusal, Moment, Revision, SeatChange, SeatChangeKind, Term};
+use muster_store::Place;
 use raft::eraftpb::Entry;
 use raft::{INVALID_ID, StateRole};
 
@@ -16,20 +17,22 @@ impl RaftCore {
             let at = LogPoint { index: entry.index, term: entry.term };
             debug_assert_eq!(at.index, self.tables.revision.0 + 1, "entries are applied in order, each once");
             self.bytes_since_snapshot += entry_bytes(&entry);
-            let outcome = match content(&entry)
-                .map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))?
-            {
-                None => {
-                    muster_store::apply_empty(&mut self.tables, Revision(at.index));
-                    Ok(())
-                }
-                Some(Content::Command1(command)) => muster_store::apply(&mut self.tables, Revision(at.index), &command),
-                Some(Content::Seat1(change)) => {
-                    let outcome = self.apply_seat(at, &change);
-                    unseated |= outcome.is_ok() && self.removes_us(&change);
-                    outcome
-                }
-            };
+            let outcome =
+                match content(&entry).map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))? {
+                    None => {
+                        muster_store::apply_empty(&mut self.tables, Revision(at.index));
+                        Ok(())
+                    }
+                    Some(Content::Command1(command)) => {
+                        let place = Place { revision: Revision(at.index), term: Term(at.term) };
+                        muster_store::apply_watched(&mut self.tables, place, &command, &mut self.out.changes)
+                    }
+                    Some(Content::Seat1(change)) => {
+                        let outcome = self.apply_seat(at, &change);
+                        unseated |= outcome.is_ok() && self.removes_us(&change);
+                        outcome
+                    }
+                };
             let seat = self.seat.as_mut().expect("entries come from a seat");
             seat.raw.mut_store().set_applied(at);
             self.proposals.applied(at, &outcome, &mut self.out.answers);

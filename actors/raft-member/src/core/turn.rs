@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_messages::protocol::ProposeError;
 use muster_messages::wire::SnapshotHead;
-use muster_messages::{Moment, RaftId};
+use muster_messages::{Moment, RaftId, Revision};
 use raft::eraftpb::{Message, MessageType};
 use raft::{INVALID_ID, Ready, SnapshotStatus, StateRole};
 
@@ -237,6 +237,7 @@ impl RaftCore {
                 seat.removed = done.tables.removed_raft_ids.contains(&seat.id);
                 self.tables = done.tables;
                 self.proposals.forget(&mut self.out.answers);
+                self.out.installed = Some(Revision(done.at.index));
                 self.out.notices.push(Notice::Installed { index: done.at.index });
             }
         }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
-use muster_messages::{Command, Member, Moment, NodeId, RaftId, Replica, SeatChange, Tables, Term};
+use muster_messages::{
+    Command, Member, Moment, NodeId, ObjectChange, RaftId, Replica, Revision, SeatChange, Tables, Term,
+};
 pub use raft::eraftpb::Entry;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -93,6 +95,10 @@ pub struct Batch {
     pub answers: Vec<Answer>,
     /// The newest level, if it changed.
     pub publish: Option<Arc<Replica>>,
+    /// What was applied did to objects, in log order.
+    pub changes: Vec<ObjectChange>,
+    /// A snapshot up to here took the place of what was applied before, which comes before `changes`.
+    pub installed: Option<Revision>,
     /// The members changed.
     pub members: Option<(Vec<Member>, Option<RaftId>)>,
     /// Say `Woke` then, if nothing newer was said.

@@ -106,6 +106,11 @@ pub(super) fn delete_user(tables: &mut Tables, stamp: &Stamp<'_>, name: &Name) {
     if let Some(old) = tables.users.remove(name) {
         let was = Some(user_words(&old));
         stamp.log(tables, EventKind::User, None, was, None);
+        // Whoever is revoked is so with everything that speaks for them.
+        let theirs = tables.access_tokens.values().filter(|token| token.user == *name).map(|token| token.id.clone());
+        for id in theirs.collect::<Vec<_>>() {
+            tables.access_tokens.remove(&id);
+        }
     }
 }
 

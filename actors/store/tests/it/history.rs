@@ -1,111 +1,127 @@
-//! Watching.
+//! Watching objects.
 
 use std::time::Duration;
 
 use muster_messages::*;
-use muster_store::History;
-use muster_store::history::{Changed, Expired, KEEP_AT_LEAST, KEEP_FOR};
+use muster_store::history::{Expired, KEEP_AT_LEAST, KEEP_FOR};
+use muster_store::{History, Place, apply_watched};
 
 use crate::world::*;
 
-fn kinds(history: &History, seen: Revision) -> Vec<(u64, &'static str)> {
-    let kind = |changed: &Changed| match changed {
-        Changed::Cluster(_) => "cluster",
-        Changed::Node { .. } => "node",
-        Changed::Member { .. } => "member",
-        Changed::Token { .. } => "token",
-        Changed::User { .. } => "user",
-        Changed::Blocked { .. } => "blocked",
-        Changed::Event(_) => "event",
-    };
-    let since = history.since(seen).unwrap();
-    since.map(|e| (e.revision.0, kind(&e.changed))).collect()
+/// A state with its history, as a member keeps them.
+struct Watched {
+    tables: Tables,
+    history: History,
+    now: Moment,
 }
 
-fn label(value: &str) -> Command {
-    command([Change::UpdateLabels { node: id(1), add: [("a".to_owned(), value.to_owned())].into(), remove: vec![] }])
-}
-
-#[test]
-fn a_watcher_sees_what_changed_in_order() {
-    let mut history = History::starting_at(Tables::default());
-    let mut world = World::founded();
-    history.record(Moment(0), &world.tables);
-    world.must(command([Change::PutToken(token("t", Role::Worker)), Change::PutUser(user("ann", "a1")), block(9, T0)]));
-    history.record(Moment(1), &world.tables);
-    world.must(label("x"));
-    history.record(Moment(2), &world.tables);
-    world.must(command([Change::Unblock(id(9))]));
-    history.record(Moment(3), &world.tables);
-    let all = kinds(&history, Revision(0));
-    let expected = [
-        (1, "cluster"),
-        (1, "node"),
-        (1, "member"),
-        (1, "event"),
-        (1, "event"),
-        (2, "token"),
-        (2, "user"),
-        (2, "blocked"),
-        (2, "event"),
-        (2, "event"),
-        (2, "event"),
-        (3, "node"),
-        (4, "blocked"),
-        (4, "event"),
-    ];
-    assert_eq!(all, expected);
-    assert_eq!(kinds(&history, Revision(2)), expected[11..]);
-    assert_eq!(kinds(&history, Revision(4)), []);
-    assert_eq!(kinds(&history, Revision(7)), [], "another member is ahead");
-}
-
-#[test]
-fn several_changes_between_two_states_show_as_one_at_the_newest_revision() {
-    let mut world = World::founded();
-    let mut history = History::starting_at(world.tables.clone());
-    world.must(label("x"));
-    world.must(label("y"));
-    history.record(Moment(0), &world.tables);
-    history.record(Moment(0), &world.tables);
-    assert_eq!(kinds(&history, Revision(1)), [(3, "node")]);
-    // What came and went in between is unknown here.
-    let oldest = Revision(3);
-    assert_eq!(history.since(Revision(2)).err(), Some(Expired { oldest }));
-    assert_eq!(kinds(&history, oldest), []);
-}
-
-#[test]
-fn the_past_is_forgotten_by_age_and_number_whichever_keeps_more() {
-    let mut world = World::founded();
-    let mut history = History::starting_at(world.tables.clone());
-    let start = Moment(0);
-    let mut write = |history: &mut History, count: usize, now: Moment| {
-        for n in 0..count {
-            world.must(label(&n.to_string()));
-            history.record(now, &world.tables);
-        }
-    };
-    write(&mut history, KEEP_AT_LEAST + 20, start);
-    assert_eq!(history.len(), KEEP_AT_LEAST + 20, "young");
-    let later = start + KEEP_FOR + Duration::from_secs(1);
-    write(&mut history, 1, later);
-    assert_eq!(history.len(), KEEP_AT_LEAST, "old, hence by number");
-    let oldest = Revision(1 + 21);
-    assert_eq!(history.since(Revision(1)).err(), Some(Expired { oldest }));
-    assert!(history.since(oldest).is_ok());
-    let newest = history.newest();
-    assert_eq!(history.since(newest).unwrap().count(), 0);
-}
-
-#[test]
-fn the_past_is_bounded_by_bytes_above_all() {
-    let mut world = World::founded();
-    let mut history = History::bounded(world.tables.clone(), 100_000);
-    for n in 0..1_000 {
-        world.must(label(&format!("{n:01000}")));
-        history.record(Moment(0), &world.tables);
+impl Watched {
+    fn new() -> Self {
+        Self { tables: World::founded().tables, history: History::default(), now: Moment(0) }
     }
-    assert!((20..100).contains(&history.len()), "{}", history.len());
-    assert!(history.since(Revision(1)).is_err());
+    fn apply(&mut self, command: &Command) -> Result<(), CommandRefusal> {
+        let at = Place { revision: self.tables.revision.next(), term: Term(1) };
+        let mut seen = Vec::new();
+        let outcome = apply_watched(&mut self.tables, at, command, &mut seen);
+        self.history.record(self.now, at.revision, seen);
+        outcome
+    }
+    fn acquire(&mut self, name: &str, holder: &str) -> Revision {
+        self.apply(&acquire(name, holder, 1)).unwrap();
+        self.tables.revision
+    }
+    fn since(&self, seen: Revision) -> Vec<String> {
+        let words = |object: &Option<std::sync::Arc<Object>>| {
+            let lease = object.as_ref()?.lease()?;
+            lease.spec.held_by().map(str::to_owned)
+        };
+        let told = self.history.since(seen, usize::MAX).unwrap();
+        told.iter().map(|c| format!("{} {:?} {:?}", c.key.name, words(&c.before), words(&c.after))).collect()
+    }
+}
+
+#[test]
+fn a_watcher_hears_every_change_in_the_order_of_the_log() {
+    let mut world = Watched::new();
+    let begun = world.tables.revision;
+    let first = world.acquire("a", "x");
+    world.acquire("b", "y");
+    world.apply(&command([Change::DeleteObject { key: ObjectKey::lease("default", "a"), force: true }])).unwrap();
+    world.acquire("a", "z");
+    let all = [r#"a None Some("x")"#, r#"b None Some("y")"#, r#"a Some("x") None"#, r#"a None Some("z")"#];
+    assert_eq!(world.since(begun), all);
+    assert_eq!(world.since(first), all[1..], "what it has seen is not told again");
+    assert_eq!(world.since(Revision(1_000)), Vec::<String>::new(), "another member is ahead");
+}
+
+#[test]
+fn what_changes_nothing_is_not_told() {
+    let mut world = Watched::new();
+    let revision = world.acquire("a", "x");
+    assert!(world.apply(&acquire("a", "other", 2)).is_err());
+    world.apply(&command([Change::SetGuard { scope: scope(), mode: None }])).unwrap();
+    assert_eq!(world.since(revision), Vec::<String>::new());
+}
+
+fn scope() -> GuardScope {
+    GuardScope { namespace: "default".to_owned(), lease: None }
+}
+
+#[test]
+fn a_member_that_applies_its_log_again_tells_nothing_twice() {
+    let mut world = Watched::new();
+    let begun = world.tables.revision;
+    world.acquire("a", "x");
+    let again = world.history.since(begun, 10).unwrap().iter().map(|c| (**c).clone()).collect::<Vec<_>>();
+    world.history.record(world.now, world.tables.revision, again);
+    assert_eq!(world.since(begun).len(), 1);
+}
+
+#[test]
+fn behind_an_installed_snapshot_watchers_list_again() {
+    let mut world = Watched::new();
+    let seen = world.acquire("a", "x");
+    let installed = Revision(seen.0 + 50);
+    world.history.begin_at(installed);
+    assert_eq!(world.history.since(seen, 10), Err(Expired { oldest: installed }));
+    assert_eq!(world.history.since(installed, 10), Ok(vec![]));
+    world.history.begin_at(seen);
+    assert_eq!(world.history.newest(), installed, "an older snapshot takes nothing away");
+}
+
+#[test]
+fn the_history_keeps_ten_minutes_or_ten_thousand_changes_within_its_bytes() {
+    let mut world = Watched::new();
+    let begun = world.tables.revision;
+    for n in 0..KEEP_AT_LEAST + 10 {
+        world.acquire(&format!("l{}", n % 7), &format!("h{n}"));
+        // The lease is taken over by giving it up in between.
+        let key = ObjectKey::lease("default", format!("l{}", n % 7));
+        world.apply(&command([Change::ExpireLease(key)])).unwrap();
+    }
+    assert!(world.history.since(begun, 1).is_ok(), "all of it is young");
+    world.now = world.now + KEEP_FOR + Duration::from_secs(1);
+    let last = world.acquire("later", "x");
+    assert_eq!(world.history.len(), KEEP_AT_LEAST);
+    assert!(world.history.since(begun, 1).is_err());
+    assert!(world.history.since(Revision(last.0 - 1), 1).is_ok());
+
+    let mut small = Watched { history: History::bounded(4096), ..Watched::new() };
+    for n in 0..100 {
+        small.acquire(&format!("l{n}"), "x");
+    }
+    assert!((1..50).contains(&small.history.len()), "{}", small.history.len());
+}
+
+#[test]
+fn a_slow_watcher_is_told_in_portions_of_whole_entries() {
+    let mut world = Watched::new();
+    let begun = world.tables.revision;
+    let [a, b] = ["a", "b"].map(|name| acquire(name, "x", 1).changes.remove(0));
+    world.apply(&command([a, b])).unwrap();
+    world.acquire("c", "x");
+    let portion = world.history.since(begun, 1).unwrap();
+    assert_eq!(portion.len(), 2, "both of one entry, although one was enough");
+    let rest = world.history.since(portion[1].revision, 1).unwrap();
+    assert_eq!(rest.len(), 1);
 }

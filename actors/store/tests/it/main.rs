@@ -5,6 +5,7 @@
 mod commands;
 mod history;
 mod invariants;
+mod objects;
 mod properties;
 mod records;
 mod seats;

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 
 use muster_messages::*;
-use muster_store::history::Changed;
 use muster_store::invariants::{check, check_step};
-use muster_store::{History, apply, apply_empty, apply_seat, judge_seat, snapshot};
+use muster_store::{History, Place, apply, apply_empty, apply_seat, apply_watched, judge_seat, snapshot};
 use proptest::prelude::*;
 
 use crate::world::*;
@@ -75,6 +74,36 @@ fn change() -> impl Strategy<Value = Change> {
         1 => (text(), text()).prop_map(|(who, serial)| Change::PutUser(user(&who, &serial))),
         1 => text().prop_map(|who| Change::DeleteUser(name(&who))),
         1 => (1..4u32).prop_map(Change::SetFeatureLevel),
+        9 => lease_change(),
+    ]
+}
+
+fn lease_change() -> impl Strategy<Value = Change> {
+    let key = || prop_oneof![Just("l"), Just("m")].prop_map(|name| ObjectKey::lease("default", name));
+    let holder = || prop_oneof![Just(""), Just("a"), Just("b")].prop_map(str::to_owned);
+    let session = || (1..4u128).prop_map(SessionId);
+    let written = (key(), proptest::option::of(holder()), 0..3i64).prop_map(|(key, holder, renewed)| {
+        let spec = LeaseSpec { holder, renewed: Some(MicroTime(renewed)), ..LeaseSpec::default() };
+        let body = ObjectBody::Lease(Lease { spec, ..Lease::default() });
+        Box::new(Object { namespace: key.namespace, name: key.name, meta: ObjectMeta::fresh(Uid(1)), body })
+    });
+    let write = any::<bool>().prop_map(|blind| ClientWrite { blind, manager: None });
+    let mode = prop_oneof![Just(None), Just(Some(GuardMode::Off)), Just(Some(GuardMode::All))];
+    prop_oneof![
+        1 => written.clone().prop_map(Change::CreateObject),
+        3 => (written, write).prop_map(|(object, write)| Change::UpdateObject { object, write }),
+        1 => (key(), any::<bool>()).prop_map(|(key, force)| Change::DeleteObject { key, force }),
+        3 => (key(), prop_oneof![Just("a"), Just("b")], session()).prop_map(|(key, holder, session)| {
+            let holder = holder.to_owned();
+            Change::AcquireLease { key, holder, session, duration_ms: 1000, uid: Uid(2) }
+        }),
+        1 => (key(), session(), (1..80u64).prop_map(FencingToken))
+            .prop_map(|(key, session, token)| Change::ReleaseLease { key, session, token }),
+        2 => key().prop_map(Change::ExpireLease),
+        1 => (key(), mode).prop_map(|(key, mode)| Change::SetGuard {
+            scope: GuardScope { namespace: key.namespace, lease: Some(key.name) },
+            mode,
+        }),
     ]
 }
 
@@ -154,29 +183,22 @@ fn step(tables: &mut Tables, entry: &Entry) -> Result<(), CommandRefusal> {
     }
 }
 
-/// The state that a watcher builds from what it is told, reduced to what it is told about.
-fn followed(mut seen: Tables, history: &History) -> Option<Tables> {
-    fn put<K: Ord + Clone, V: Clone>(map: &mut imbl::OrdMap<K, V>, key: K, value: Option<V>) {
-        match value {
-            Some(value) => drop(map.insert(key, value)),
-            None => drop(map.remove(&key)),
+/// What a watcher makes of what it is told.
+fn followed(mut seen: Tables, history: &History) -> Tables {
+    for change in history.since(seen.revision, usize::MAX).expect("nothing was forgotten") {
+        assert!(change.revision >= seen.revision);
+        assert_eq!(
+            seen.objects.get(&change.key),
+            change.before.as_ref(),
+            "told in the order of the log, nothing left out"
+        );
+        seen.revision = change.revision;
+        match &change.after {
+            Some(object) => drop(seen.objects.insert(change.key.clone(), object.clone())),
+            None => drop(seen.objects.remove(&change.key)),
         }
     }
-    let since = seen.revision;
-    for entry in history.since(since).ok()? {
-        assert!(entry.revision > since && entry.revision >= seen.revision);
-        seen.revision = entry.revision;
-        match entry.changed.clone() {
-            Changed::Cluster(cluster) => seen.cluster = Some(cluster),
-            Changed::Node { id, after, .. } => put(&mut seen.nodes, id, after),
-            Changed::Member { raft_id, after, .. } => put(&mut seen.members, raft_id, after),
-            Changed::Token { id, after, .. } => put(&mut seen.tokens, id, after),
-            Changed::User { name, after, .. } => put(&mut seen.users, name, after),
-            Changed::Blocked { node, after, .. } => put(&mut seen.blocklist, node, after),
-            Changed::Event(event) => seen.events.push_back(event),
-        }
-    }
-    Some(seen)
+    seen
 }
 
 proptest! {
@@ -269,35 +291,50 @@ proptest! {
         prop_assert!(world.tables.blocklist[&id(2)].expires_at.0 >= longest.0 + HOUR);
     }
 
-    /// WATCH-1: from any revision, with states compared at any distance.
+    /// FENCE-1 and HELD-1, over whole histories: a lease that was deleted is remembered here, not there.
+    #[test]
+    fn tokens_grow_and_sessions_keep_what_they_hold(entries in prop::collection::vec(entry(), 1..160)) {
+        let mut tables = World::founded().tables;
+        let mut newest = std::collections::BTreeMap::new();
+        for entry in &entries {
+            let before = tables.clone();
+            let _ = step(&mut tables, entry);
+            let several = matches!(entry, Entry::Command(command) if command.changes.len() > 1);
+            for (key, object) in &tables.objects {
+                let lease = object.lease().unwrap();
+                let was = before.objects.get(key).and_then(|object| object.lease());
+                let holder = |lease: &Lease| lease.spec.held_by().map(str::to_owned);
+                if holder(lease).is_some() && was.and_then(holder) != holder(lease) {
+                    let last = newest.insert(key.clone(), lease.holding.token);
+                    prop_assert!(last.is_none_or(|last| last < lease.holding.token), "{last:?} {lease:?}");
+                    let taken = was.is_some_and(|was| was.is_live() && was.holding.session.is_some());
+                    prop_assert!(!taken || several, "taken from a live session: {was:?} {lease:?}");
+                }
+            }
+        }
+    }
+
+    /// WATCH-1 and WATCH-2, from any revision.
     #[test]
     fn a_watcher_ends_with_the_newest_state(
-        entries in prop::collection::vec((entry(), any::<bool>()), 1..80),
+        entries in prop::collection::vec(entry(), 1..80),
         from in any::<prop::sample::Index>(),
     ) {
         let mut tables = World::founded().tables;
-        let mut history = History::starting_at(tables.clone());
-        let mut states = vec![(tables.clone(), true)];
-        for (entry, publish) in &entries {
-            let _ = step(&mut tables, entry);
-            states.push((tables.clone(), *publish));
-            if *publish {
-                history.record(Moment(0), &tables);
+        let mut history = History::default();
+        history.begin_at(tables.revision);
+        let mut states = vec![tables.clone()];
+        for entry in &entries {
+            let at = Place { revision: tables.revision.next(), term: Term(1) };
+            let mut seen = Vec::new();
+            match entry {
+                Entry::Command(command) => drop(apply_watched(&mut tables, at, command, &mut seen)),
+                other => drop(step(&mut tables, other)),
             }
+            history.record(Moment(0), at.revision, seen);
+            states.push(tables.clone());
         }
-        history.record(Moment(0), &tables);
-        let (seen, published) = states[from.index(states.len())].clone();
-        let Some(followed) = followed(seen, &history) else {
-            prop_assert!(!published);
-            return Ok(());
-        };
-        prop_assert_eq!(
-            (followed.cluster, followed.nodes, followed.members, followed.tokens),
-            (tables.cluster, tables.nodes, tables.members, tables.tokens)
-        );
-        prop_assert_eq!(
-            (followed.users, followed.blocklist, followed.events),
-            (tables.users, tables.blocklist, tables.events)
-        );
+        let seen = states[from.index(states.len())].clone();
+        prop_assert_eq!(followed(seen, &history).objects, tables.objects);
     }
 }

@@ -21,6 +21,27 @@ fn full() -> Tables {
     );
     let refused = command([Change::AskRotate(id(8))]).with_request(RequestId(6));
     world.refused(refused);
+    let scope = GuardScope { namespace: "default".to_owned(), lease: None };
+    world.must(command([
+        Change::SetGuard { scope, mode: Some(GuardMode::All) },
+        Change::PutAccessToken(AccessToken {
+            id: "t".to_owned(),
+            user: name("ann"),
+            digest: [7; 32],
+            created_at: T0,
+            expires_at: Some(T0),
+        }),
+    ]));
+    world.must(acquire("l", "a", 1));
+    for body in [
+        ObjectBody::LeaseCandidate(CandidateSpec { lease_name: "l".to_owned(), ..CandidateSpec::default() }),
+        ObjectBody::ConfigMap(ConfigMap { data: [("k".to_owned(), "v".to_owned())].into(), ..ConfigMap::default() }),
+        ObjectBody::Endpoints("[]".to_owned()),
+    ] {
+        let (namespace, name) = ("default".to_owned(), "o".to_owned());
+        let object = Object { namespace, name, meta: ObjectMeta::fresh(Uid(3)), body };
+        world.must(command([Change::CreateObject(Box::new(object))]));
+    }
     world.learner(2, 2).unwrap();
     world.unseat(2).unwrap();
     world.learner(2, 3).unwrap();

@@ -94,6 +94,17 @@ pub fn command(changes: impl IntoIterator<Item = Change>) -> Command {
     changes.into_iter().fold(start, Command::change)
 }
 
+/// A session takes a lease of the default namespace.
+pub fn acquire(lease: &str, holder: &str, session: u128) -> Command {
+    command([Change::AcquireLease {
+        key: ObjectKey::lease("default", lease),
+        holder: holder.to_owned(),
+        session: SessionId(session),
+        duration_ms: 15_000,
+        uid: Uid(1),
+    }])
+}
+
 /// Tables and the place in the log.
 #[derive(Clone, Debug)]
 pub struct World {

@@ -5,19 +5,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, Name, NodeId, NodeListView, RaftStatusView};
+use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
+use muster_messages::{ErrorCode, LeaseView, Name, NodeId, NodeListView, RaftStatusView, Revision};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::stats::Times;
 use crate::cli::args::{BenchArgs, BenchOp, Global};
-use crate::cli::client::{Client, Target};
+use crate::cli::client::{Client, Target, parse};
 use crate::cli::commands::user::{NewUser, create};
 use crate::cli::duration::millis;
 use crate::cli::failure::{Failure, Outcome, Tally};
 use crate::cli::identity::Identity;
 use crate::cli::output::{Out, Table, print};
 use crate::cli::signals::Interrupts;
+
+/// Where runs keep their leases; deleted again at the end.
+const NAMESPACE: &str = "muster-bench";
 
 /// The label that writes change; removed again at the end.
 const LABEL: &str = "bench";
@@ -75,6 +79,9 @@ impl Access {
 
     /// Leaves the cluster as it was. What cannot be taken back now expires within a day.
     async fn give_back(&self, control: &mut Client, node: &NodeId) {
+        for lease in leases(control).await {
+            let _ = control.call(Request::Lease(LeaseRequest::Delete { lease })).await;
+        }
         let remove = vec![LABEL.to_owned()];
         let request = Request::NodeUpdate { node: node.to_string(), add: BTreeMap::new(), remove, generation: None };
         let _ = control.call(request).await;
@@ -82,6 +89,18 @@ impl Access {
             let _ = control.call(Request::UserRevoke { name: name.clone() }).await;
         }
     }
+}
+
+/// What runs have created.
+async fn leases(control: &mut Client) -> Vec<LeaseRef> {
+    #[derive(Deserialize)]
+    struct Listed {
+        items: Vec<LeaseView>,
+    }
+    let all = LeaseRequest::List { namespace: Some(NAMESPACE.to_owned()) };
+    let listed: Outcome<Listed> = control.ask(Request::Lease(all)).await;
+    let items = listed.map(|listed| listed.items).unwrap_or_default();
+    items.into_iter().map(|lease| LeaseRef { namespace: lease.namespace, name: lease.name }).collect()
 }
 
 async fn some_node(control: &mut Client) -> Outcome<NodeId> {
@@ -159,11 +178,16 @@ impl Load {
         };
         goes_on.then_some(number)
     }
-    fn request(&self, number: u64) -> Request {
+    /// `held`: the client's own lease and the revision it saw last.
+    fn request(&self, number: u64, held: &Option<(LeaseRef, Revision)>) -> Request {
         let node = self.node.to_string();
-        match self.op {
-            BenchOp::Read => Request::NodeInspect { node, fresh: true },
-            BenchOp::Write => {
+        match (self.op, held) {
+            (BenchOp::Cas, Some((lease, revision))) => {
+                let (lease, revision) = (lease.clone(), *revision);
+                Request::Lease(LeaseRequest::Update { lease, revision, holder: None, duration_ms: None })
+            }
+            (BenchOp::Read | BenchOp::Cas, _) => Request::NodeInspect { node, fresh: true },
+            (BenchOp::Write, _) => {
                 let add = BTreeMap::from([(LABEL.to_owned(), number.to_string())]);
                 Request::NodeUpdate { node, add, remove: Vec::new(), generation: None }
             }
@@ -182,7 +206,11 @@ struct Ran {
 impl Ran {
     fn document(&self, op: BenchOp, clients: u32, transport: &str, leader_changes: u64) -> Value {
         let summary = self.times.clone().summary();
-        let op = if op == BenchOp::Write { "write" } else { "read" };
+        let op = match op {
+            BenchOp::Write => "write",
+            BenchOp::Cas => "cas",
+            BenchOp::Read => "read",
+        };
         let per_s = self.times.len() as f64 / self.took.as_secs_f64().max(1e-9);
         json!({"op": op, "via": "native", "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
             "p99_ms": summary.p99_ms, "max_ms": summary.max_ms, "ops": self.times.len(), "errors": self.errors,
@@ -194,13 +222,15 @@ impl Ran {
 async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<Ran> {
     // Everybody is connected before the clock starts.
     let mut ready = Vec::new();
-    for _ in 0..clients {
+    for number in 0..clients {
         let mut client = Client::to(target.clone(), Duration::from_secs(30));
         client.call(Request::Contact).await?;
-        ready.push(client);
+        let held = if load.op == BenchOp::Cas { Some(hold(&mut client, number).await?) } else { None };
+        ready.push((client, held));
     }
     let begun = Instant::now();
-    let tasks: Vec<_> = ready.into_iter().map(|client| tokio::spawn(one_client(load.clone(), client, begun))).collect();
+    let start = |(client, held)| tokio::spawn(one_client(load.clone(), client, held, begun));
+    let tasks: Vec<_> = ready.into_iter().map(start).collect();
     let mut ran = Ran { times: Times::default(), errors: 0, error: None, took: Duration::ZERO };
     for task in tasks {
         let (times, errors, error) = task.await.map_err(Failure::internal)?;
@@ -212,12 +242,44 @@ async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<Ran>
     Ok(ran)
 }
 
-async fn one_client(load: Arc<Load>, mut client: Client, begun: Instant) -> (Times, u64, Option<Failure>) {
+/// What a run needs of a lease.
+#[derive(Deserialize)]
+struct Seen {
+    revision: Revision,
+}
+
+/// Makes sure that there is a lease for the client of this number.
+async fn hold(client: &mut Client, number: u32) -> Outcome<(LeaseRef, Revision)> {
+    let lease = LeaseRef { namespace: NAMESPACE.to_owned(), name: format!("client-{number}") };
+    let holder = Some(lease.name.clone());
+    // A minute: what a run that was killed leaves behind is free soon.
+    let create = LeaseRequest::Create { lease: lease.clone(), holder, duration_ms: Some(60_000) };
+    let seen: Outcome<Seen> = client.ask(Request::Lease(create)).await;
+    let seen = match seen {
+        Err(failure) if failure.is(ErrorCode::Conflict) => {
+            client.ask(Request::Lease(LeaseRequest::Get { lease: lease.clone() })).await?
+        }
+        seen => seen?,
+    };
+    Ok((lease, seen.revision))
+}
+
+async fn one_client(
+    load: Arc<Load>,
+    mut client: Client,
+    mut held: Option<(LeaseRef, Revision)>,
+    begun: Instant,
+) -> (Times, u64, Option<Failure>) {
     let (mut times, mut errors, mut error) = (Times::default(), 0, None);
     while let Some(number) = load.next(begun) {
         let asked = Instant::now();
-        match client.call(load.request(number)).await {
-            Ok(_) => times.add(asked.elapsed()),
+        match client.call(load.request(number, &held)).await {
+            Ok(text) => {
+                times.add(asked.elapsed());
+                if let (Some((_, revision)), Ok(seen)) = (&mut held, parse::<Seen>(&text)) {
+                    *revision = seen.revision;
+                }
+            }
             Err(failure) => {
                 errors += 1;
                 error.get_or_insert(failure);

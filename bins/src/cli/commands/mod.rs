@@ -2,6 +2,8 @@
 
 mod actors;
 mod events;
+mod kubeconfig;
+mod lease;
 mod node;
 mod raft;
 mod security;
@@ -55,6 +57,8 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Ca(command) => security::ca(&mut asking, command).await,
         Command::Blocklist(command) => security::blocklist(&mut asking, command).await,
         Command::User(command) => user::run(&mut asking, command).await,
+        Command::Lease(args) => lease::run(&mut asking, args).await,
+        Command::Kubeconfig(args) => kubeconfig::run(&mut asking, args).await,
         Command::Raft(command) => raft::run(&mut asking, command).await,
         Command::Actors(args) => actors::run(&mut asking, args).await,
         Command::Events(args) => events::run(&mut asking, args).await,

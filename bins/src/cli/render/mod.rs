@@ -101,6 +101,73 @@ pub fn users(document: &Value) -> String {
     )
 }
 
+pub fn leases(document: &Value) -> String {
+    list(
+        document,
+        &["NAMESPACE", "NAME", "HOLDER", "STATE", "EXPIRES IN", "TOKEN"],
+        &[
+            |l| cell(&l["namespace"]),
+            |l| cell(&l["name"]),
+            |l| cell(&l["holder"]),
+            |l| lease_state(l).to_owned(),
+            |l| expires_in(l),
+            |l| cell(&l["fencing_token"]),
+        ],
+        "no leases",
+    )
+}
+
+pub fn lease(lease: &Value) -> String {
+    let mut table = Table::bare();
+    let rows = [
+        ("lease", format!("{}/{}", cell(&lease["namespace"]), cell(&lease["name"]))),
+        ("holder", cell(&lease["holder"])),
+        ("state", lease_state(lease).to_owned()),
+        ("expires in", expires_in(lease)),
+        ("duration", lease["lease_duration_ms"].as_u64().map_or_else(|| "-".to_owned(), seconds)),
+        ("fencing token", cell(&lease["fencing_token"])),
+        ("transitions", cell(&lease["transitions"])),
+        ("acquired", when(&lease["acquired_at"])),
+        ("renewed", when(&lease["renewed_at"])),
+        ("strategy", cell(&lease["strategy"])),
+        ("preferred holder", cell(&lease["preferred_holder"])),
+        ("revision", cell(&lease["revision"])),
+    ];
+    for (key, value) in rows {
+        table.row([key.to_owned(), value]);
+    }
+    table.render().trim_end().to_owned()
+}
+
+fn lease_state(lease: &Value) -> &'static str {
+    match (lease["holder"].is_string(), lease["expired"].as_bool()) {
+        (false, _) => "free",
+        (true, Some(true)) => "expired",
+        _ => "held",
+    }
+}
+
+fn expires_in(lease: &Value) -> String {
+    lease["expires_in_ms"].as_u64().map_or_else(|| "-".to_owned(), seconds)
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{}.{} s", ms / 1000, ms % 1000 / 100)
+}
+
+pub fn guards(document: &Value) -> String {
+    list(
+        document,
+        &["NAMESPACE", "LEASE", "MODE"],
+        &[
+            |g| cell(&g["namespace"]),
+            |g| if g["lease"].is_null() { "(all)".to_owned() } else { cell(&g["lease"]) },
+            |g| cell(&g["mode"]),
+        ],
+        "no guards are set: blind everywhere",
+    )
+}
+
 pub fn blocklist(document: &Value) -> String {
     list(
         document,

@@ -1,0 +1,170 @@
+//! Access tokens: made for a user on request, judged with every HTTP request that carries one.
+
+use std::time::Duration;
+
+use muster_kernel::Clock;
+use muster_messages::{
+    AccessToken, Change, ErrorBody, ErrorCode, Guard, Name, Principal, Revision, Tables, User, WallTime,
+};
+use muster_pki::BearerToken;
+use serde_json::{Value, json};
+
+use crate::core::lease_name_is_sane;
+use crate::ports::ManagerPorts;
+use crate::service::{Asked, Service};
+
+/// Tokens of one user; a new one takes the place of none.
+const MOST_OF_ONE_USER: usize = 64;
+
+impl Service {
+    /// A token for a user who may touch `namespace` from now on.
+    pub(crate) async fn create_access(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        user: &Name,
+        namespace: &str,
+        ttl_ms: Option<u64>,
+    ) -> Result<Value, ErrorBody> {
+        lease_name_is_sane(&muster_messages::wire::LeaseRef {
+            namespace: namespace.to_owned(),
+            name: "any".to_owned(),
+        })?;
+        let replica = self.copy(manager, asked.left()).await?;
+        let tables = &replica.tables;
+        let now = Clock.wall();
+        let of_user = |token: &&AccessToken| token.user == *user;
+        if tables.access_tokens.values().filter(of_user).filter(|token| !is_over(token, now)).count()
+            >= MOST_OF_ONE_USER
+        {
+            let text =
+                format!("{user} has {MOST_OF_ONE_USER} access tokens; `muster user revoke {user}` ends them all");
+            return Err(ErrorBody::new(ErrorCode::Conflict, text));
+        }
+        let bearer = BearerToken::random();
+        let token = AccessToken {
+            id: bearer.id.clone(),
+            user: user.clone(),
+            digest: bearer.digest(),
+            created_at: now,
+            expires_at: ttl_ms.map(|ms| now.plus(Duration::from_millis(ms))),
+        };
+        let mut command = self.command(asked, "access token created");
+        command = match tables.users.get(user) {
+            Some(known) => {
+                let command = command.guard(Guard::UserSerial { name: user.clone(), serial: known.serial.clone() });
+                let reaches = known.admin || known.namespaces.iter().any(|own| own == namespace || own == "*");
+                if reaches { command } else { command.change(Change::PutUser(with_namespace(known, namespace))) }
+            }
+            None => {
+                let made = User {
+                    name: user.clone(),
+                    admin: false,
+                    namespaces: vec![namespace.to_owned()],
+                    serial: String::new(),
+                    created_at: now,
+                    not_after: now,
+                    revision: Revision(0),
+                };
+                command.guard(Guard::UserAbsent(user.clone())).change(Change::PutUser(made))
+            }
+        };
+        let over = tables.access_tokens.values().filter(of_user).filter(|token| is_over(token, now));
+        command = over.fold(command, |command, token| command.change(Change::DeleteAccessToken(token.id.clone())));
+        let replica = self.propose(manager, asked, command.change(Change::PutAccessToken(token.clone()))).await?;
+        if !replica.tables.access_tokens.get(&token.id).is_some_and(|kept| bearer.is(&kept.digest)) {
+            // A retry of a request that was done before: its token was written, and its text is nowhere any more.
+            let text = "a token was made, and its text lost with the answer; ask for another one";
+            return Err(ErrorBody::new(ErrorCode::Conflict, text));
+        }
+        let cluster = replica.tables.cluster.as_ref();
+        Ok(json!({
+            "user": user,
+            "namespace": namespace,
+            "id": token.id,
+            "token": bearer.to_text(),
+            "expires_at": token.expires_at,
+            "root_pem": cluster.map(|c| &c.root_cert_pem),
+            "cluster": cluster.map(|c| c.name.as_str()),
+            "managers": replica.tables.members.values().map(|m| &m.addr).collect::<Vec<_>>(),
+        }))
+    }
+}
+
+fn with_namespace(known: &User, namespace: &str) -> User {
+    let mut user = known.clone();
+    user.namespaces.push(namespace.to_owned());
+    user
+}
+
+fn is_over(token: &AccessToken, now: WallTime) -> bool {
+    token.expires_at.is_some_and(|at| at <= now)
+}
+
+/// Who an `Authorization` header speaks for, by this copy. `None`: nobody.
+pub(crate) fn bearer(tables: &Tables, header: &str, now: WallTime) -> Option<Principal> {
+    let (scheme, text) = header.split_once(' ')?;
+    let sent = BearerToken::parse(text.trim()).filter(|_| scheme.eq_ignore_ascii_case("bearer"))?;
+    let token = tables.access_tokens.get(&sent.id).filter(|token| sent.is(&token.digest) && !is_over(token, now))?;
+    let user = tables.users.get(&token.user)?;
+    Some(if user.admin { Principal::Admin(user.name.clone()) } else { Principal::User(user.name.clone()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tables(bearer: &BearerToken, expires_at: Option<WallTime>) -> Tables {
+        let name: Name = "ann".parse().unwrap();
+        let user = User {
+            name: name.clone(),
+            admin: false,
+            namespaces: vec!["default".to_owned()],
+            serial: String::new(),
+            created_at: WallTime(0),
+            not_after: WallTime(0),
+            revision: Revision(1),
+        };
+        let token = AccessToken {
+            id: bearer.id.clone(),
+            user: name.clone(),
+            digest: bearer.digest(),
+            created_at: WallTime(0),
+            expires_at,
+        };
+        let mut tables = Tables::default();
+        tables.users.insert(name, user);
+        tables.access_tokens.insert(token.id.clone(), token);
+        tables
+    }
+
+    #[test]
+    fn a_token_speaks_for_its_user_until_it_is_over_or_the_user_revoked() {
+        let token = BearerToken::random();
+        let header = format!("Bearer {}", token.to_text());
+        let mut state = tables(&token, Some(WallTime(10)));
+        let ann = Principal::User("ann".parse().unwrap());
+        assert_eq!(bearer(&state, &header, WallTime(9)), Some(ann));
+        assert_eq!(bearer(&state, &header, WallTime(10)), None);
+        state.users.clear();
+        assert_eq!(bearer(&state, &header, WallTime(9)), None);
+    }
+
+    #[test]
+    fn neither_a_guess_nor_another_scheme_speaks_for_anybody() {
+        let token = BearerToken::random();
+        let state = tables(&token, None);
+        let now = WallTime(1);
+        assert!(
+            bearer(&state, &format!("bearer {}", token.to_text()), now).is_some(),
+            "schemes have no case (RFC 9110)"
+        );
+        let other = BearerToken::random().to_text();
+        let guess = format!("Bearer muster-{}-{}", token.id, other.rsplit('-').next().unwrap());
+        for header in
+            [guess, format!("Basic {}", token.to_text()), token.to_text(), "Bearer ".to_owned(), String::new()]
+        {
+            assert_eq!(bearer(&state, &header, now), None, "{header}");
+        }
+    }
+}

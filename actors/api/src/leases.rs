@@ -1,0 +1,348 @@
+//! Leases over the native protocol. Everything is answered by the leader, whose clock counts, but watching, which any
+//! manager does from its own copy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::AskError;
+use muster_messages::protocol::{ElectionsMsg, Renewal};
+use muster_messages::wire::{LeaseRef, LeaseRequest};
+use muster_messages::{
+    Change, ClientWrite, Command, ErrorBody, ErrorCode, FencingToken, Guard, GuardScope, Lease, LeaseSpec, LeaseView,
+    MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, Replica, Revision, SessionId, Tables, Uid,
+};
+use serde_json::{Value, json};
+
+use crate::core::{lease_name_is_sane, may_touch};
+use crate::ports::ManagerPorts;
+use crate::reads::{not_leading, to_text};
+use crate::service::{Asked, Service};
+
+/// The shortest lease: below it, the time that answers take decides who holds it.
+const SHORTEST_MS: u64 = 100;
+/// The longest: a day without a sign of life.
+const LONGEST_MS: u64 = 24 * 3600 * 1000;
+/// Bytes of a holder's name; it travels with every lease that it holds.
+const HOLDER_LIMIT: usize = 256;
+/// Leases of one renewal: as many as fit one frame.
+const MOST_RENEWED: usize = 1024;
+
+fn key(lease: &LeaseRef) -> ObjectKey {
+    ObjectKey::lease(lease.namespace.clone(), lease.name.clone())
+}
+
+fn invalid(text: impl Into<String>) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Invalid, text)
+}
+
+fn duration_is_sane(ms: u64) -> Result<(), ErrorBody> {
+    if (SHORTEST_MS..=LONGEST_MS).contains(&ms) {
+        return Ok(());
+    }
+    Err(invalid(format!("a lease lasts from {SHORTEST_MS} ms to a day, not {ms} ms")))
+}
+
+fn holder_is_sane(holder: &str) -> Result<(), ErrorBody> {
+    if !holder.is_empty() && holder.len() <= HOLDER_LIMIT && !holder.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(invalid(format!("a holder's name has 1 to {HOLDER_LIMIT} printable bytes")))
+}
+
+fn no_such(lease: &LeaseRef) -> ErrorBody {
+    ErrorBody::new(ErrorCode::NotFound, format!("no such lease: {lease}"))
+}
+
+fn unreadable(what: &str) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Internal, format!("{what} is no lease"))
+}
+
+impl Service {
+    /// The leader's part of a lease request.
+    pub(crate) async fn lead_lease(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        request: &LeaseRequest,
+    ) -> Result<String, ErrorBody> {
+        self.may_ask(manager, asked, request)?;
+        match request {
+            LeaseRequest::List { namespace } => self.lease_list(manager, asked, namespace.as_deref()).await,
+            LeaseRequest::Get { lease } => {
+                let replica = self.copy(manager, asked.left()).await?;
+                self.lease_view(manager, asked, &replica, lease).await
+            }
+            LeaseRequest::Guards => {
+                let replica = self.copy(manager, asked.left()).await?;
+                Ok(guards(&replica.tables).to_string())
+            }
+            LeaseRequest::SetGuard { scope, mode } => {
+                guard_scope_is_sane(scope)?;
+                let command = self.command(asked, "guard set");
+                let change = Change::SetGuard { scope: scope.clone(), mode: *mode };
+                self.propose(manager, asked, command.change(change)).await?;
+                Ok("{}".to_owned())
+            }
+            LeaseRequest::Create { lease, holder, duration_ms } => {
+                holder.as_deref().map_or(Ok(()), holder_is_sane)?;
+                duration_ms.map_or(Ok(()), duration_is_sane)?;
+                let command = self.lease_command(asked, lease, "lease created");
+                let change = Change::CreateObject(Box::new(new_lease(asked, lease, holder.clone(), *duration_ms)));
+                let replica = self.propose(manager, asked, command.change(change)).await?;
+                self.lease_view(manager, asked, &replica, lease).await
+            }
+            LeaseRequest::Delete { lease } => {
+                let force = asked.caller.is_operator();
+                let command = self.lease_command(asked, lease, "lease deleted");
+                self.propose(manager, asked, command.change(Change::DeleteObject { key: key(lease), force })).await?;
+                Ok(json!({"namespace": lease.namespace, "name": lease.name, "deleted": true}).to_string())
+            }
+            LeaseRequest::Update { lease, revision, holder, duration_ms } => {
+                holder.as_deref().map_or(Ok(()), holder_is_sane)?;
+                duration_ms.map_or(Ok(()), duration_is_sane)?;
+                self.update_lease(manager, asked, lease, *revision, (holder.as_deref(), *duration_ms)).await
+            }
+            LeaseRequest::Acquire { lease, holder, session, duration_ms } => {
+                holder_is_sane(holder)?;
+                duration_is_sane(*duration_ms)?;
+                let change = Change::AcquireLease {
+                    key: key(lease),
+                    holder: holder.clone(),
+                    session: *session,
+                    duration_ms: *duration_ms,
+                    uid: Uid::from_entropy(asked.request_id.0),
+                };
+                let command = self.lease_command(asked, lease, "lease acquired");
+                let replica = self.propose(manager, asked, command.change(change)).await?;
+                let held = replica.tables.objects.get(&key(lease)).and_then(|object| object.lease());
+                if held.is_none_or(|l| l.holding.session != Some(*session) || !l.is_live()) {
+                    let text = format!("{lease} was acquired, and lost again before the answer could be given");
+                    return Err(ErrorBody::new(ErrorCode::Conflict, text));
+                }
+                self.lease_view(manager, asked, &replica, lease).await
+            }
+            LeaseRequest::Release { lease, session, token } => {
+                let command = self.lease_command(asked, lease, "lease released");
+                let change = Change::ReleaseLease { key: key(lease), session: *session, token: *token };
+                let replica = self.propose(manager, asked, command.change(change)).await?;
+                self.lease_view(manager, asked, &replica, lease).await
+            }
+            LeaseRequest::Renew { session, held } => self.renew(manager, asked, *session, held).await,
+            LeaseRequest::Watch { .. } => Err(ErrorBody::new(ErrorCode::Internal, "watching needs no leader")),
+        }
+    }
+
+    fn may_ask(&self, manager: &ManagerPorts, asked: &Asked, request: &LeaseRequest) -> Result<(), ErrorBody> {
+        let replica = manager.replica.borrow().clone();
+        let touch = |namespace: &str| may_touch(&replica.tables, &asked.caller, namespace);
+        match request {
+            LeaseRequest::List { namespace } => namespace.as_deref().map_or(Ok(()), touch),
+            LeaseRequest::Get { lease }
+            | LeaseRequest::Create { lease, .. }
+            | LeaseRequest::Delete { lease }
+            | LeaseRequest::Update { lease, .. }
+            | LeaseRequest::Acquire { lease, .. }
+            | LeaseRequest::Release { lease, .. }
+            | LeaseRequest::Watch { lease, .. } => {
+                lease_name_is_sane(lease)?;
+                touch(&lease.namespace)
+            }
+            LeaseRequest::Renew { held, .. } if held.len() > MOST_RENEWED => {
+                Err(invalid(format!("at most {MOST_RENEWED} leases are renewed in one request")))
+            }
+            LeaseRequest::Renew { held, .. } => held.iter().try_for_each(|(lease, _)| touch(&lease.namespace)),
+            LeaseRequest::Guards | LeaseRequest::SetGuard { .. } => Ok(()),
+        }
+    }
+
+    fn lease_command(&self, asked: &Asked, lease: &LeaseRef, what: &str) -> Command {
+        self.command(asked, &format!("{what}: {lease}"))
+    }
+
+    /// A lease as it is in this copy, with the time that the leader's clock gives it.
+    async fn lease_view(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        replica: &Replica,
+        lease: &LeaseRef,
+    ) -> Result<String, ErrorBody> {
+        let key = key(lease);
+        let object = replica.tables.objects.get(&key).ok_or_else(|| no_such(lease))?;
+        let left = self.remaining(manager, asked, vec![key.clone()]).await;
+        let view = LeaseView::of(object, left.get(&key).copied());
+        to_text(&view.ok_or_else(|| unreadable(&key.to_string()))?)
+    }
+
+    async fn lease_list(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        namespace: Option<&str>,
+    ) -> Result<String, ErrorBody> {
+        let replica = self.copy(manager, asked.left()).await?;
+        let readable = |object: &&Arc<Object>| {
+            object.lease().is_some()
+                && namespace.is_none_or(|namespace| object.namespace == namespace)
+                && may_touch(&replica.tables, &asked.caller, &object.namespace).is_ok()
+        };
+        let objects: Vec<&Arc<Object>> = replica.tables.objects.values().filter(readable).collect();
+        let left = self.remaining(manager, asked, objects.iter().map(|object| object.key()).collect()).await;
+        let items: Vec<LeaseView> =
+            objects.iter().filter_map(|object| LeaseView::of(object, left.get(&object.key()).copied())).collect();
+        Ok(json!({"revision": replica.tables.revision, "items": items}).to_string())
+    }
+
+    /// What the leader's clock says. It has no answer while it starts; a lease can be shown without.
+    async fn remaining(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        leases: Vec<ObjectKey>,
+    ) -> BTreeMap<ObjectKey, u64> {
+        let patience = asked.left().min(Duration::from_millis(500));
+        let make = |reply| ElectionsMsg::Remaining { leases, reply };
+        manager.leader.elections.ask(patience, make).await.unwrap_or_default()
+    }
+
+    async fn update_lease(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        lease: &LeaseRef,
+        revision: Revision,
+        (holder, duration_ms): (Option<&str>, Option<u64>),
+    ) -> Result<String, ErrorBody> {
+        let key = key(lease);
+        let current = manager.replica.borrow().tables.objects.get(&key).cloned();
+        let current = match current {
+            Some(object) if object.meta.revision >= revision => object,
+            // The copy may be older than what the caller saw on another manager.
+            _ => self
+                .copy(manager, asked.left())
+                .await?
+                .tables
+                .objects
+                .get(&key)
+                .cloned()
+                .ok_or_else(|| no_such(lease))?,
+        };
+        let mut new = Object::clone(&current);
+        let ObjectBody::Lease(body) = &mut new.body else { return Err(unreadable(&key.to_string())) };
+        let command = self.lease_command(asked, lease, "lease written");
+        body.spec.renewed = Some(MicroTime::from(command.at));
+        body.spec.duration_ms = duration_ms.or(body.spec.duration_ms);
+        if let Some(holder) = holder
+            && body.spec.held_by() != Some(holder)
+        {
+            body.spec.holder = Some(holder.to_owned());
+            body.spec.acquired = body.spec.renewed;
+            body.spec.transitions = Some(body.spec.transitions.unwrap_or(0).saturating_add(1));
+        }
+        let change = Change::UpdateObject { object: Box::new(new), write: ClientWrite::default() };
+        let command = command.guard(Guard::ObjectRevision { key: key.clone(), revision }).change(change);
+        let replica = self.propose(manager, asked, command).await?;
+        let object = replica.tables.objects.get(&key).ok_or_else(|| no_such(lease))?;
+        to_text(&LeaseView::of(object, None).ok_or_else(|| unreadable(&key.to_string()))?)
+    }
+
+    async fn renew(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        session: SessionId,
+        held: &[(LeaseRef, FencingToken)],
+    ) -> Result<String, ErrorBody> {
+        let leases: Vec<(ObjectKey, FencingToken)> = held.iter().map(|(lease, token)| (key(lease), *token)).collect();
+        let deadline_ms = asked.left_ms();
+        let make = |reply| ElectionsMsg::Renew { session, held: leases, deadline_ms, reply };
+        let renewed = match manager.leader.elections.ask(asked.left(), make).await {
+            Ok(answer) => answer?,
+            Err(AskError::Down | AskError::Closed) => return Err(not_leading()),
+            Err(error) => return Err(error.into()),
+        };
+        let items: Vec<Value> = held.iter().zip(renewed).map(|((lease, _), outcome)| renewal(lease, outcome)).collect();
+        Ok(json!({ "items": items }).to_string())
+    }
+
+    /// Waits for a change of one lease, in this member's own copy.
+    pub(crate) async fn watch_lease(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        request: &LeaseRequest,
+    ) -> Result<String, ErrorBody> {
+        let LeaseRequest::Watch { lease, seen, wait_ms } = request else {
+            return Err(ErrorBody::new(ErrorCode::Internal, "this needs the leader"));
+        };
+        self.may_ask(manager, asked, request)?;
+        let (seen, wait) = (*seen, Duration::from_millis(*wait_ms));
+        let key = key(lease);
+        let limit = tokio::time::Instant::now() + wait.min(asked.left());
+        let mut news = manager.feed.news();
+        // Whoever asks may have been told of `seen` by a member that is ahead of this one.
+        let mut copy = self.copy(manager, asked.left()).await?;
+        let lease_in = |copy: &Replica| copy.tables.objects.get(&key).cloned();
+        let before = lease_in(&copy);
+        // Further back than this member remembers: the copy says how things stand.
+        let mut told = manager.feed.touched_since(&key, seen).unwrap_or(true);
+        while !told {
+            let Ok(Ok(())) = tokio::time::timeout_at(limit, news.changed()).await else { break };
+            let through = *news.borrow_and_update();
+            // The feed is written first, the copy published right after.
+            let mut copies = manager.replica.clone();
+            let published = tokio::time::timeout_at(limit, copies.wait_for(|r| r.tables.revision >= through)).await;
+            let Ok(Ok(newer)) = published else { break };
+            copy = newer.clone();
+            told = match (&before, &lease_in(&copy)) {
+                (Some(before), Some(after)) => !Arc::ptr_eq(before, after),
+                (before, after) => before.is_some() != after.is_some(),
+            };
+        }
+        let (at, object) = (copy.tables.revision, lease_in(&copy));
+        let view = object.and_then(|object| LeaseView::of(&object, None));
+        Ok(json!({"revision": at, "lease": view}).to_string())
+    }
+}
+
+fn new_lease(asked: &Asked, lease: &LeaseRef, holder: Option<String>, duration_ms: Option<u64>) -> Object {
+    let now = holder.is_some().then(|| MicroTime::from(muster_kernel::Clock.wall()));
+    let spec = LeaseSpec {
+        duration_ms: duration_ms.or(holder.is_some().then_some(15_000)),
+        acquired: now,
+        renewed: now,
+        transitions: Some(0),
+        holder,
+        ..LeaseSpec::default()
+    };
+    Object {
+        namespace: lease.namespace.clone(),
+        name: lease.name.clone(),
+        meta: ObjectMeta::fresh(Uid::from_entropy(asked.request_id.0)),
+        body: ObjectBody::Lease(Lease { spec, ..Lease::default() }),
+    }
+}
+
+fn renewal(lease: &LeaseRef, outcome: Renewal) -> Value {
+    let (namespace, name) = (&lease.namespace, &lease.name);
+    match outcome {
+        Renewal::Renewed { expires_in_ms } => {
+            json!({"namespace": namespace, "name": name, "renewed": true, "expires_in_ms": expires_in_ms})
+        }
+        Renewal::Lost { message } => {
+            json!({"namespace": namespace, "name": name, "renewed": false, "message": message})
+        }
+    }
+}
+
+fn guards(tables: &Tables) -> Value {
+    let item =
+        |(scope, mode): (&GuardScope, _)| json!({"namespace": scope.namespace, "lease": scope.lease, "mode": mode});
+    json!({"items": tables.guards.iter().map(item).collect::<Vec<_>>()})
+}
+
+fn guard_scope_is_sane(scope: &GuardScope) -> Result<(), ErrorBody> {
+    let name = scope.lease.clone().unwrap_or_else(|| "any".to_owned());
+    lease_name_is_sane(&LeaseRef { namespace: scope.namespace.clone(), name })
+}

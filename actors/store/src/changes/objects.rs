@@ -1,0 +1,280 @@
+//! Changes of objects: leases first of all.
+//!
+//! Keeps  FENCE-1  a lease's token grows with every change of its holder, and no token is ever used again.
+//!        FENCE-2  a lease that is held has a token.
+//!        HELD-1   a lease that a native session holds alive passes to nobody else.
+//! Why the token is the revision: it only grows, cluster-wide, so nothing has to be remembered of deleted leases.
+
+use muster_messages::{
+    AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, Lease, LeaseSpec, MicroTime, Object,
+    ObjectBody, ObjectKey, ObjectMeta, SessionId, Uid,
+};
+
+use super::*;
+use crate::guards::{lease_of, object};
+
+pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, object: &Object) -> Result<(), CommandRefusal> {
+    let key = object.key();
+    absent("object", &key, tables.objects.contains_key(&key))?;
+    let mut object = object.clone();
+    object.meta = ObjectMeta { created_at: stamp.wall, created: stamp.at, revision: stamp.at, ..object.meta };
+    if let ObjectBody::Lease(lease) = &mut object.body {
+        lease.holding = Holding::default();
+        if lease.spec.held_by().is_some() {
+            lease.holding.token = FencingToken(stamp.at.0);
+            passed(tables, stamp, &key, None, lease);
+        }
+    }
+    tables.objects.insert(key, Arc::new(object));
+    Ok(())
+}
+
+pub(super) fn update(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    new: &Object,
+    write: &ClientWrite,
+) -> Result<(), CommandRefusal> {
+    let key = new.key();
+    let old = object(tables, &key)?.clone();
+    let mut body = new.body.clone();
+    if let (Some(was), ObjectBody::Lease(lease)) = (old.lease(), &mut body) {
+        allowed(tables, &key, was, &lease.spec, write)?;
+        lease.holding = holding_after(stamp, was, &lease.spec);
+    }
+    let meta = ObjectMeta {
+        labels: new.meta.labels.clone(),
+        annotations: new.meta.annotations.clone(),
+        owners: new.meta.owners.clone(),
+        managers: new.meta.managers.clone(),
+        ..old.meta.clone()
+    };
+    if meta == old.meta && body == old.body {
+        return Ok(());
+    }
+    if let (Some(was), ObjectBody::Lease(lease)) = (old.lease(), &body) {
+        passed(tables, stamp, &key, Some(was), lease);
+    }
+    let meta = ObjectMeta { revision: stamp.at, ..meta };
+    let object = Object { namespace: old.namespace.clone(), name: old.name.clone(), meta, body };
+    tables.objects.insert(key, Arc::new(object));
+    Ok(())
+}
+
+/// HELD-1, and the guard that the operator chose.
+fn allowed(
+    tables: &Tables,
+    key: &ObjectKey,
+    was: &Lease,
+    spec: &LeaseSpec,
+    write: &ClientWrite,
+) -> Result<(), CommandRefusal> {
+    if !was.is_live() {
+        return Ok(());
+    }
+    let guard = tables.guard_of(key);
+    let guarded = guard == GuardMode::All || guard == GuardMode::Blind && write.blind;
+    let refused = if was.spec.held_by() != spec.held_by() {
+        // To give a lease up is the holder's right; who that is, a client of Kubernetes cannot prove. A session can.
+        was.holding.session.is_some() || guarded && spec.held_by().is_some()
+    } else {
+        // A renewal of somebody else's lease keeps a dead holder alive.
+        let renews_only = LeaseSpec { renewed: spec.renewed, ..was.spec.clone() } == *spec;
+        let others = write.manager.as_deref().is_some_and(|manager| Some(manager) != was.spec.held_by());
+        guarded && write.blind && renews_only && spec.renewed != was.spec.renewed && others
+    };
+    if refused { Err(held(key, was)) } else { Ok(()) }
+}
+
+fn held(key: &ObjectKey, lease: &Lease) -> CommandRefusal {
+    let holder = lease.spec.held_by().unwrap_or_default().to_owned();
+    CommandRefusal::LeaseHeld { key: key.clone(), holder, token: lease.holding.token }
+}
+
+/// FENCE-1: what holding follows from a client's write.
+fn holding_after(stamp: &Stamp<'_>, was: &Lease, spec: &LeaseSpec) -> Holding {
+    match (was.spec.held_by(), spec.held_by()) {
+        (_, None) => Holding { session: None, expired: false, ..was.holding },
+        (Some(old), Some(new)) if old == new => {
+            // Any write that shows a later time than the last one is a renewal.
+            let renewed = (spec.renewed, spec.acquired) != (was.spec.renewed, was.spec.acquired);
+            Holding { expired: was.holding.expired && !renewed, ..was.holding }
+        }
+        _ => Holding { token: FencingToken(stamp.at.0), session: None, expired: false },
+    }
+}
+
+pub(super) fn delete(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    key: &ObjectKey,
+    force: bool,
+) -> Result<(), CommandRefusal> {
+    let old = object(tables, key)?.clone();
+    if let Some(lease) = old.lease() {
+        if !force && lease.is_live() && lease.holding.session.is_some() {
+            return Err(held(key, lease));
+        }
+        passed(tables, stamp, key, Some(lease), &Lease::default());
+    }
+    tables.objects.remove(key);
+    Ok(())
+}
+
+/// Who asks for a lease natively.
+pub(super) struct Acquirer<'a> {
+    pub holder: &'a str,
+    pub session: SessionId,
+    pub duration_ms: u64,
+    pub uid: Uid,
+}
+
+pub(super) fn acquire(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    key: &ObjectKey,
+    by: &Acquirer<'_>,
+) -> Result<(), CommandRefusal> {
+    let now = MicroTime::from(stamp.wall);
+    let Some(old) = tables.objects.get(key).cloned() else {
+        let spec = LeaseSpec {
+            holder: Some(by.holder.to_owned()),
+            duration_ms: Some(by.duration_ms),
+            acquired: Some(now),
+            renewed: Some(now),
+            transitions: Some(0),
+            ..LeaseSpec::default()
+        };
+        let holding = Holding { token: FencingToken(stamp.at.0), session: Some(by.session), expired: false };
+        let lease = Lease { spec, holding };
+        passed(tables, stamp, key, None, &lease);
+        let meta =
+            ObjectMeta { created_at: stamp.wall, created: stamp.at, revision: stamp.at, ..ObjectMeta::fresh(by.uid) };
+        put_lease(tables, key, meta, lease);
+        return Ok(());
+    };
+    let was = lease_of(&old, key)?;
+    let own = was.spec.held_by() == Some(by.holder);
+    if was.is_live() && !own {
+        return Err(held(key, was));
+    }
+    let same = own && was.holding.session == Some(by.session);
+    let mut lease = was.clone();
+    lease.spec.holder = Some(by.holder.to_owned());
+    lease.spec.duration_ms = Some(by.duration_ms);
+    lease.spec.renewed = Some(now);
+    lease.holding.session = Some(by.session);
+    lease.holding.expired = false;
+    if !same {
+        lease.spec.acquired = Some(now);
+        lease.spec.preferred_holder = None;
+        lease.holding.token = FencingToken(stamp.at.0);
+    }
+    if !own {
+        lease.spec.transitions = Some(was.spec.transitions.unwrap_or(0).saturating_add(1));
+    }
+    passed(tables, stamp, key, Some(was), &lease);
+    put_lease(tables, key, ObjectMeta { revision: stamp.at, ..old.meta.clone() }, lease);
+    Ok(())
+}
+
+pub(super) fn release(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    key: &ObjectKey,
+    session: SessionId,
+    token: FencingToken,
+) -> Result<(), CommandRefusal> {
+    let old = object(tables, key)?.clone();
+    let was = lease_of(&old, key)?;
+    if was.holding.token == token && was.spec.held_by().is_none() {
+        return Ok(());
+    }
+    if was.holding.token != token || was.holding.session != Some(session) {
+        return Err(stale(format!("{key} was taken under token {}, not {token}", was.holding.token)));
+    }
+    let mut lease = was.clone();
+    lease.spec.holder = Some(String::new());
+    lease.spec.renewed = Some(MicroTime::from(stamp.wall));
+    lease.spec.preferred_holder = None;
+    lease.holding = Holding { session: None, expired: false, token };
+    passed(tables, stamp, key, Some(was), &lease);
+    put_lease(tables, key, ObjectMeta { revision: stamp.at, ..old.meta.clone() }, lease);
+    Ok(())
+}
+
+pub(super) fn expire(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey) -> Result<(), CommandRefusal> {
+    let old = object(tables, key)?.clone();
+    let was = lease_of(&old, key)?;
+    if !was.is_live() {
+        return Ok(());
+    }
+    let mut lease = was.clone();
+    lease.holding.expired = true;
+    passed(tables, stamp, key, Some(was), &lease);
+    put_lease(tables, key, old.meta.clone(), lease);
+    Ok(())
+}
+
+fn put_lease(tables: &mut Tables, key: &ObjectKey, meta: ObjectMeta, lease: Lease) {
+    let object =
+        Object { namespace: key.namespace.clone(), name: key.name.clone(), meta, body: ObjectBody::Lease(lease) };
+    tables.objects.insert(key.clone(), Arc::new(object));
+}
+
+/// Notes in the log of events who had it and who has it; renewals are no events.
+fn passed(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey, was: Option<&Lease>, is: &Lease) {
+    let words = |lease: &Lease| {
+        let holder = lease.spec.held_by()?;
+        let expired = if lease.holding.expired { ", expired" } else { "" };
+        Some(format!("{}/{} held by {holder}, token {}{expired}", key.namespace, key.name, lease.holding.token))
+    };
+    let (was, is) = (was.and_then(words), words(is));
+    if was != is {
+        stamp.log(tables, EventKind::Lease, None, was, is);
+    }
+}
+
+pub(super) fn guard(tables: &mut Tables, stamp: &Stamp<'_>, scope: &GuardScope, mode: Option<GuardMode>) {
+    let old = match mode {
+        Some(mode) => tables.guards.insert(scope.clone(), mode),
+        None => tables.guards.remove(scope),
+    };
+    if old != mode {
+        let place =
+            scope.lease.as_deref().map_or_else(|| scope.namespace.clone(), |l| format!("{}/{l}", scope.namespace));
+        let words = |mode: GuardMode| {
+            let word = match mode {
+                GuardMode::Off => "off",
+                GuardMode::Blind => "blind",
+                GuardMode::All => "all",
+            };
+            format!("guard of {place}: {word}")
+        };
+        stamp.log(tables, EventKind::Lease, None, old.map(words), mode.map(words));
+    }
+}
+
+pub(super) fn put_access_token(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    token: &AccessToken,
+) -> Result<(), CommandRefusal> {
+    if !tables.users.contains_key(&token.user) {
+        return Err(crate::guards::not_found("user", &token.user));
+    }
+    let old = tables.access_tokens.insert(token.id.clone(), token.clone());
+    stamp.log(tables, EventKind::User, None, old.as_ref().map(token_words), Some(token_words(token)));
+    Ok(())
+}
+
+pub(super) fn delete_access_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &str) {
+    if let Some(old) = tables.access_tokens.remove(id) {
+        stamp.log(tables, EventKind::User, None, Some(token_words(&old)), None);
+    }
+}
+
+/// Never the secret, nor its digest.
+fn token_words(token: &AccessToken) -> String {
+    format!("access token {} of {}", token.id, token.user)
+}

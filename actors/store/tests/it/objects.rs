@@ -1,0 +1,253 @@
+//! Leases: who holds them, under which token, and who may take them.
+
+use muster_messages::*;
+use muster_store::{Place, apply};
+
+use crate::world::*;
+
+fn key() -> ObjectKey {
+    ObjectKey::lease("default", "l")
+}
+
+fn lease(world: &World) -> Lease {
+    world.tables.objects.get(&key()).and_then(|object| object.lease()).expect("there is a lease").clone()
+}
+
+fn object(world: &World) -> Object {
+    Object::clone(&world.tables.objects[&key()])
+}
+
+fn token(world: &World) -> u64 {
+    lease(world).holding.token.0
+}
+
+/// A lease as a client of Kubernetes creates it.
+fn created(holder: Option<&str>) -> World {
+    let spec = LeaseSpec { holder: holder.map(str::to_owned), duration_ms: Some(15_000), ..LeaseSpec::default() };
+    let object = Object {
+        namespace: "default".to_owned(),
+        name: "l".to_owned(),
+        meta: ObjectMeta::fresh(Uid(9)),
+        body: ObjectBody::Lease(Lease { spec, ..Lease::default() }),
+    };
+    let mut world = World::founded();
+    world.must(command([Change::CreateObject(Box::new(object))]));
+    world
+}
+
+fn edited(world: &World, edit: impl FnOnce(&mut LeaseSpec)) -> Object {
+    let mut object = object(world);
+    let ObjectBody::Lease(lease) = &mut object.body else { panic!("a lease") };
+    edit(&mut lease.spec);
+    object
+}
+
+fn write(world: &World, write: ClientWrite, edit: impl FnOnce(&mut LeaseSpec)) -> Command {
+    command([Change::UpdateObject { object: Box::new(edited(world, edit)), write }])
+}
+
+fn cas(world: &World, edit: impl FnOnce(&mut LeaseSpec)) -> Command {
+    let revision = object(world).meta.revision;
+    write(world, ClientWrite::default(), edit).guard(Guard::ObjectRevision { key: key(), revision })
+}
+
+fn blind(world: &World, manager: &str, edit: impl FnOnce(&mut LeaseSpec)) -> Command {
+    write(world, ClientWrite { blind: true, manager: Some(manager.to_owned()) }, edit)
+}
+
+fn holds(name: &str) -> impl FnOnce(&mut LeaseSpec) {
+    let name = name.to_owned();
+    move |spec| spec.holder = Some(name)
+}
+
+fn is_held(refusal: &CommandRefusal) -> bool {
+    matches!(refusal, CommandRefusal::LeaseHeld { .. })
+}
+
+#[test]
+fn a_token_comes_with_each_change_of_holder_and_with_nothing_else() {
+    let mut world = created(Some("a"));
+    let first = token(&world);
+    assert_eq!(first, world.tables.revision.0);
+    world.must(cas(&world, |spec| spec.renewed = Some(MicroTime(5))));
+    assert_eq!(token(&world), first, "a renewal");
+    world.must(cas(&world, holds("")));
+    assert_eq!(token(&world), first, "a release");
+    world.must(cas(&world, holds("a")));
+    let second = token(&world);
+    assert!(second > first, "the same name after it had let go");
+    world.must(cas(&world, |spec| spec.holder = None));
+    world.must(cas(&world, holds("b")));
+    assert!(token(&world) > second, "absent is as good as empty");
+    let third = token(&world);
+    world.must(cas(&world, holds("c")));
+    assert!(token(&world) > third, "taken over");
+}
+
+#[test]
+fn tokens_go_on_growing_when_the_lease_was_deleted() {
+    let mut world = World::founded();
+    world.must(acquire("l", "a", 1));
+    let first = token(&world);
+    world.must(command([Change::DeleteObject { key: key(), force: true }]));
+    world.must(acquire("l", "a", 1));
+    assert!(token(&world) > first);
+}
+
+#[test]
+fn a_client_cannot_write_a_token() {
+    let mut world = created(Some("a"));
+    let mut forged = edited(&world, |spec| spec.renewed = Some(MicroTime(1)));
+    let ObjectBody::Lease(lease) = &mut forged.body else { panic!("a lease") };
+    lease.holding = Holding { token: FencingToken(1_000_000), session: Some(SessionId(1)), expired: true };
+    let before = token(&world);
+    world.must(command([Change::UpdateObject { object: Box::new(forged), write: ClientWrite::default() }]));
+    let holding = self::lease(&world).holding;
+    assert_eq!(holding, Holding { token: FencingToken(before), session: None, expired: false });
+}
+
+#[test]
+fn two_processes_with_one_name_do_not_share_a_token() {
+    let mut world = World::founded();
+    world.must(acquire("l", "a", 1));
+    let first = token(&world);
+    world.must(acquire("l", "a", 1));
+    assert_eq!(token(&world), first, "the same process asks again");
+    world.must(acquire("l", "a", 2));
+    assert!(token(&world) > first);
+    assert_eq!(lease(&world).spec.transitions, Some(0), "the holder's name is the same");
+    let late = Change::ReleaseLease { key: key(), session: SessionId(1), token: FencingToken(first) };
+    world.refused(command([late]));
+    assert_eq!(lease(&world).spec.held_by(), Some("a"));
+}
+
+#[test]
+fn a_lease_held_by_a_session_passes_to_nobody_while_it_lives() {
+    let mut world = World::founded();
+    world.must(acquire("l", "a", 1));
+    assert!(is_held(&world.refused(acquire("l", "b", 2))));
+    for word in ["b", ""] {
+        assert!(is_held(&world.refused(cas(&world, holds(word)))), "{word:?}");
+    }
+    let deletion = |force| command([Change::DeleteObject { key: key(), force }]);
+    assert!(is_held(&world.refused(deletion(false))));
+
+    let held = token(&world);
+    let expiry = command([Change::ExpireLease(key())]);
+    world.must(expiry.guard(Guard::LeaseToken { key: key(), token: FencingToken(held) }));
+    assert!(lease(&world).holding.expired);
+    assert_eq!(lease(&world).spec.held_by(), Some("a"), "an expired lease shows its last holder");
+    world.must(acquire("l", "b", 2));
+    assert!(token(&world) > held);
+    assert_eq!(lease(&world).spec.transitions, Some(1));
+    world.must(deletion(true));
+}
+
+#[test]
+fn an_expiry_that_was_decided_before_a_renewal_changes_nothing() {
+    let mut world = created(Some("a"));
+    let (seen, held) = (object(&world).meta.revision, FencingToken(token(&world)));
+    world.must(cas(&world, |spec| spec.renewed = Some(MicroTime(5))));
+    let expiry = command([Change::ExpireLease(key())])
+        .guard(Guard::LeaseToken { key: key(), token: held })
+        .guard(Guard::ObjectRevision { key: key(), revision: seen });
+    world.refused(expiry);
+    assert!(lease(&world).is_live());
+}
+
+#[test]
+fn what_a_deposed_leader_decided_does_not_count() {
+    let mut world = created(Some("a"));
+    let expiry = command([Change::ExpireLease(key())]).guard(Guard::InTerm(Term(3)));
+    let place = |world: &World, term| Place { revision: world.next(), term: Term(term) };
+    let at = place(&world, 4);
+    assert!(apply(&mut world.tables, at, &expiry).is_err());
+    let at = place(&world, 3);
+    assert!(apply(&mut world.tables, at, &expiry).is_ok());
+    assert!(lease(&world).holding.expired);
+}
+
+#[test]
+fn expiry_is_nothing_that_clients_see_and_ends_with_a_renewal() {
+    let mut world = created(Some("a"));
+    let revision = object(&world).meta.revision;
+    world.must(command([Change::ExpireLease(key())]));
+    assert_eq!(object(&world).meta.revision, revision);
+    let held = token(&world);
+    world.must(cas(&world, |spec| spec.preferred_holder = Some("b".to_owned())));
+    assert!(lease(&world).holding.expired, "somebody else's remark is no renewal");
+    world.must(cas(&world, |spec| spec.renewed = Some(MicroTime(5))));
+    assert!(lease(&world).is_live());
+    assert_eq!(token(&world), held, "nobody held it in between");
+}
+
+#[test]
+fn a_write_that_changes_nothing_leaves_the_revision() {
+    let mut world = created(Some("a"));
+    let revision = object(&world).meta.revision;
+    world.must(cas(&world, |_| {}));
+    assert_eq!(object(&world).meta.revision, revision);
+}
+
+#[test]
+fn without_a_guard_a_blind_write_takes_a_live_lease() {
+    let mut world = created(Some("a"));
+    let scope = GuardScope { namespace: "default".to_owned(), lease: None };
+    world.must(command([Change::SetGuard { scope, mode: Some(GuardMode::Off) }]));
+    world.must(blind(&world, "b", holds("b")));
+    assert_eq!(lease(&world).spec.held_by(), Some("b"));
+}
+
+#[test]
+fn the_default_guard_stops_blind_writes_and_lets_careful_ones_pass() {
+    let mut world = created(Some("a"));
+    assert!(is_held(&world.refused(blind(&world, "b", holds("b")))));
+    assert!(is_held(&world.refused(blind(&world, "b", |spec| spec.renewed = Some(MicroTime(7))))), "a's renewal by b");
+    world.must(blind(&world, "a", |spec| spec.renewed = Some(MicroTime(8))));
+    world.must(blind(&world, "b", |spec| spec.duration_ms = Some(20_000)));
+    world.must(blind(&world, "b", holds("")));
+    world.must(blind(&world, "b", holds("b")));
+    world.must(cas(&world, holds("c")));
+}
+
+#[test]
+fn the_strictest_guard_lets_nobody_take_a_live_lease_and_may_be_set_for_one() {
+    let mut world = created(Some("a"));
+    let scope = GuardScope { namespace: "default".to_owned(), lease: Some("l".to_owned()) };
+    world.must(command([Change::SetGuard { scope: scope.clone(), mode: Some(GuardMode::All) }]));
+    assert!(is_held(&world.refused(cas(&world, holds("b")))));
+    world.must(command([Change::ExpireLease(key())]));
+    world.must(cas(&world, holds("b")));
+    world.must(command([Change::SetGuard { scope, mode: None }]));
+    world.must(cas(&world, holds("c")));
+}
+
+#[test]
+fn the_log_of_events_tells_who_held_what() {
+    let mut world = World::founded();
+    let told = |world: &World, seen: usize| {
+        let events = world.tables.events.iter().skip(seen).filter(|e| e.kind == EventKind::Lease);
+        events.map(|e| (e.before.clone(), e.after.clone())).collect::<Vec<_>>()
+    };
+    let seen = world.tables.events.len();
+    world.must(acquire("l", "a", 1));
+    world.must(acquire("l", "a", 1));
+    world.must(command([Change::ReleaseLease {
+        key: key(),
+        session: SessionId(1),
+        token: lease(&world).holding.token,
+    }]));
+    let held = Some(format!("default/l held by a, token {}", token(&world)));
+    assert_eq!(told(&world, seen), [(None, held.clone()), (held, None)]);
+}
+
+#[test]
+fn access_tokens_go_with_their_user() {
+    let mut world = World::founded();
+    let token =
+        AccessToken { id: "t".to_owned(), user: name("ann"), digest: [7; 32], created_at: T0, expires_at: None };
+    world.refused(command([Change::PutAccessToken(token.clone())]));
+    world.must(command([Change::PutUser(user("ann", "a1")), Change::PutAccessToken(token)]));
+    world.must(command([Change::DeleteUser(name("ann"))]));
+    assert!(world.tables.access_tokens.is_empty());
+}

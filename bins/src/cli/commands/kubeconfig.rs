@@ -1,0 +1,110 @@
+//! `muster kubeconfig`: what unmodified clients of Kubernetes need to use this cluster as their lock server.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use muster_messages::wire::Request;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Asking;
+use crate::cli::args::KubeconfigArgs;
+use crate::cli::client::parse;
+use crate::cli::duration::millis;
+use crate::cli::failure::Outcome;
+use crate::cli::output::print;
+
+/// What the leader made for this file.
+#[derive(Deserialize)]
+struct Access {
+    token: String,
+    root_pem: String,
+    managers: Vec<String>,
+    cluster: String,
+}
+
+pub async fn run(asking: &mut Asking, args: KubeconfigArgs) -> Outcome<u8> {
+    let KubeconfigArgs { user, namespace, server, ttl } = args;
+    let user = user.unwrap_or_else(|| format!("kube-{namespace}").parse().expect("a namespace makes a legal name"));
+    let request =
+        Request::AccessTokenCreate { user: user.clone(), namespace: namespace.to_string(), ttl_ms: Some(millis(ttl)) };
+    let access: Access = parse(&asking.client.call(request).await?)?;
+    let server = server.or_else(|| access.managers.first().cloned()).unwrap_or_default();
+    let document = kubeconfig(&access, &server, user.as_str(), namespace.as_str());
+    if asking.out.is_json() {
+        print(&document.to_string());
+    } else {
+        print(yaml(&document, 0).trim_start_matches('\n'));
+    }
+    Ok(0)
+}
+
+fn kubeconfig(access: &Access, server: &str, user: &str, namespace: &str) -> Value {
+    let cluster = format!("muster-{}", access.cluster);
+    let context = format!("{user}@{cluster}");
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": cluster, "cluster": {
+            "server": format!("https://{server}"),
+            "certificate-authority-data": STANDARD.encode(&access.root_pem),
+        }}],
+        "users": [{"name": user, "user": {"token": access.token}}],
+        "contexts": [{"name": context, "context": {"cluster": cluster, "user": user, "namespace": namespace}}],
+        "current-context": context,
+    })
+}
+
+/// A document as YAML in block style. Every text is quoted as in JSON, which is YAML too.
+fn yaml(value: &Value, depth: usize) -> String {
+    let indent = "  ".repeat(depth);
+    match value {
+        Value::Object(map) => {
+            let line = |(key, value): (&String, &Value)| format!("\n{indent}{key}:{}", yaml(value, depth + 1));
+            map.iter().map(line).collect()
+        }
+        Value::Array(items) => {
+            let item = |item: &Value| {
+                let block = yaml(item, depth + 1);
+                format!("\n{indent}- {}", block.trim_start())
+            };
+            items.iter().map(item).collect()
+        }
+        scalar => format!(" {scalar}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubeconfig_is_block_style_yaml_with_quoted_texts() {
+        let access = Access {
+            token: "muster-abc-def".to_owned(),
+            root_pem: "PEM".to_owned(),
+            managers: vec![],
+            cluster: "xyz".to_owned(),
+        };
+        let text = yaml(&kubeconfig(&access, "127.0.0.1:1", "ann", "prod"), 0);
+        let expected = r#"
+apiVersion: "v1"
+clusters:
+  - cluster:
+      certificate-authority-data: "UEVN"
+      server: "https://127.0.0.1:1"
+    name: "muster-xyz"
+contexts:
+  - context:
+      cluster: "muster-xyz"
+      namespace: "prod"
+      user: "ann"
+    name: "ann@muster-xyz"
+current-context: "ann@muster-xyz"
+kind: "Config"
+users:
+  - name: "ann"
+    user:
+      token: "muster-abc-def""#;
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,39 @@
+//! What the elections actor hears: the leader's clock over all leases.
+
+use std::collections::BTreeMap;
+
+use super::{Named, Reply};
+use crate::model::{ErrorBody, FencingToken, ObjectKey, SessionId};
+
+/// Messages of the elections (`node/manager/leader/elections`). That leases were acquired, written or released it sees
+/// in the replicated state.
+pub enum ElectionsMsg {
+    /// A native session renews what it holds. Answered in the order asked, once a quorum has confirmed this leader after
+    /// the message arrived. Lost: renew again. Repeated: renewed twice. Late: judged by the state at its arrival.
+    Renew {
+        session: SessionId,
+        held: Vec<(ObjectKey, FencingToken)>,
+        deadline_ms: u64,
+        reply: Reply<Result<Vec<Renewal>, ErrorBody>>,
+    },
+    /// How many milliseconds the holders of these leases have left; leases without a clock are absent.
+    Remaining { leases: Vec<ObjectKey>, reply: Reply<BTreeMap<ObjectKey, u64>> },
+}
+
+/// What became of one lease's renewal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Good for so long from the moment the renewal arrived.
+    Renewed { expires_in_ms: u64 },
+    /// It is not this session's under this token, or its time has run out. Final: acquire it anew.
+    Lost { message: String },
+}
+
+impl Named for ElectionsMsg {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Renew { .. } => "renew",
+            Self::Remaining { .. } => "remaining",
+        }
+    }
+}
