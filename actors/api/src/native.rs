@@ -5,16 +5,23 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use muster_gateway::{FrameError, Framed};
-use muster_messages::wire::{ApiAnswer, ApiCall};
+use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use crate::service::Service;
 
 /// Who speaks on a connection. A certificate speaks for one principal; an admin socket for what its node is right now.
 pub type Caller = Arc<dyn Fn() -> Principal + Send + Sync>;
+
+/// Answers that may fill a frame, on their way on one connection at once: a client that asks for many and reads none
+/// costs a few frames, not one for each request.
+const LONG_ANSWERS: usize = 8;
+
+/// An answer, and its place among the long ones until it is written.
+type Outgoing = (ApiAnswer, Option<OwnedSemaphorePermit>);
 
 /// Serves one connection until it ends. Dropping the future drops what is in flight.
 pub async fn serve_native<S>(service: Service, caller: Caller, stream: Framed<S>) -> Result<(), FrameError>
@@ -23,7 +30,8 @@ where
 {
     let in_flight = service.ports.limits.in_flight;
     let (mut reader, mut writer) = stream.split();
-    let (answers, mut ready) = mpsc::channel::<ApiAnswer>(in_flight);
+    let (answers, mut ready) = mpsc::channel::<Outgoing>(in_flight);
+    let long = Arc::new(Semaphore::new(LONG_ANSWERS));
     let mut tasks = JoinSet::new();
     let reading = async move {
         while let Some(call) = reader.recv::<ApiCall>().await? {
@@ -32,15 +40,20 @@ where
             }
             while tasks.try_join_next().is_some() {}
             let (service, caller, answers) = (service.clone(), caller(), answers.clone());
+            let long = may_be_long(&call.request).then(|| Arc::clone(&long));
             tasks.spawn(async move {
                 let id = call.id;
+                let place = match long {
+                    Some(long) => Some(long.acquire_owned().await.expect("the semaphore is never closed")),
+                    None => None,
+                };
                 // A panic is a bug of ours: whoever asked is told so, instead of waiting for an answer for ever.
                 let answered = AssertUnwindSafe(service.answer(caller, call)).catch_unwind().await;
                 let result = answered.unwrap_or_else(|_| {
                     tracing::error!("a request panicked");
                     Err(ErrorBody::new(ErrorCode::Internal, "the request failed here; the daemon's log says how"))
                 });
-                let _gone = answers.send(ApiAnswer { id, result }).await;
+                let _gone = answers.send((ApiAnswer { id, result }, place)).await;
             });
         }
         // The client has said all it had to say; what it asked is still answered.
@@ -49,19 +62,40 @@ where
         Ok(())
     };
     let writing = async move {
-        while let Some(answer) = ready.recv().await {
+        while let Some((answer, place)) = ready.recv().await {
             feed(&mut writer, answer)?;
+            let mut places = vec![place];
             // Whatever is ready leaves in one write.
             while writer.queued() < 64 * 1024
-                && let Ok(answer) = ready.try_recv()
+                && let Ok((answer, place)) = ready.try_recv()
             {
                 feed(&mut writer, answer)?;
+                places.push(place);
             }
             writer.flush().await?;
+            drop(places);
         }
         Ok(())
     };
     tokio::try_join!(reading, writing).map(|_| ())
+}
+
+/// Whether the answer grows with the cluster.
+fn may_be_long(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::NodeList { .. }
+            | Request::TokenList
+            | Request::CertList
+            | Request::UserList
+            | Request::BlocklistList { .. }
+            | Request::RaftStatus { .. }
+            | Request::Status { .. }
+            | Request::Actors { .. }
+            | Request::Events { .. }
+            | Request::Lease(LeaseRequest::List { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. })
+            | Request::Kube(_)
+    )
 }
 
 /// An answer over the frame limit becomes an error of its own: the caller is told, the connection lives.

@@ -195,6 +195,10 @@ impl Links {
                 link.failures = 0;
             }
         }
+        // A cluster has a member; a copy without one is empty and does not know who left.
+        if wanted.is_empty() {
+            return;
+        }
         let left = |(node, l): (&NodeId, &Link)| (l.addr.is_some() && !wanted.contains_key(node)).then_some(*node);
         for node in self.links.iter().filter_map(left).collect::<Vec<_>>() {
             self.end_all(node, Because::NotWanted, out);
@@ -494,7 +498,8 @@ mod tests {
         let mut world = World::of(1);
         world.step(wanted(&[2]));
         world.session(1, 2, true);
-        let out = world.step(wanted(&[]));
+        assert_eq!(world.step(wanted(&[])), [], "an empty copy knows of nobody's leaving");
+        let out = world.step(wanted(&[1]));
         assert_eq!(out, [Effect::End { number: 1, because: Because::NotWanted }]);
         let out = world.step(Input::Ended { number: 1 });
         assert_eq!(out, [Effect::Down { node: node(2) }, Effect::Forget { node: node(2) }]);

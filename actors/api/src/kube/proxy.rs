@@ -1,0 +1,80 @@
+//! A worker's part: it hands requests to a manager, as they are, and its answers back, streams included.
+//!
+//! The worker speaks with its own certificate and passes a bearer token on, which the manager judges. It vouches for
+//! nobody: who comes with a certificate of their own is sent to a manager.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{Request, header, request};
+use axum::response::Response;
+use http_body_util::Full;
+use hyper_util::rt::TokioIo;
+use muster_gateway::Dialer;
+use muster_messages::protocol::Service as Port;
+use muster_messages::{ErrorBody, ErrorCode};
+
+use crate::relay::dial_error;
+
+/// Until a manager has answered with a head. It may wait for a quorum; a frozen one must not use up the client's time.
+const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+/// Managers tried for one request.
+const MOST_TRIED: usize = 5;
+
+/// What travels on, beside method, path and body.
+const PASSED_ON: [header::HeaderName; 4] =
+    [header::AUTHORIZATION, header::ACCEPT, header::CONTENT_TYPE, header::USER_AGENT];
+
+/// Passes a request on to one of these managers. A request is sent once: what a manager may have done is not tried again
+/// with another; only managers that cannot be reached are passed over.
+pub(super) async fn pass_on(
+    dialer: &Dialer,
+    managers: &[String],
+    head: &request::Parts,
+    body: Bytes,
+) -> Result<Response, ErrorBody> {
+    let mut last = ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
+    for addr in managers.iter().take(MOST_TRIED) {
+        let dialed = match dialer.dial(addr, Port::Http, None).await {
+            Ok(dialed) => dialed,
+            Err(error) => {
+                last = dial_error(&error);
+                continue;
+            }
+        };
+        let ended = |why: String| {
+            let text = format!("{addr} ended the connection: {why}; look before you retry");
+            ErrorBody::new(ErrorCode::UnknownOutcome, text).retry_after(Duration::from_secs(1))
+        };
+        let io = TokioIo::new(dialed.stream.into_inner());
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(io).await.map_err(|e| ended(e.to_string()))?;
+        // Ends with the answer's body: who drops that, drops the sender's other half.
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a relayed request's connection ended");
+            }
+        });
+        let request = onward(addr, head, body).map_err(|e| ErrorBody::new(ErrorCode::Invalid, e.to_string()))?;
+        let answer = tokio::time::timeout(HEAD_DEADLINE, sender.send_request(request)).await;
+        let answer = answer.map_err(|_| ended("it did not answer in time".to_owned()))?;
+        let (mut head, body) = answer.map_err(|e| ended(e.to_string()))?.into_parts();
+        // Ours says how the body travels on this connection.
+        for framing in [header::TRANSFER_ENCODING, header::CONNECTION, header::CONTENT_LENGTH] {
+            head.headers.remove(framing);
+        }
+        return Ok(Response::from_parts(head, Body::new(body)));
+    }
+    Err(last)
+}
+
+fn onward(addr: &str, head: &request::Parts, body: Bytes) -> Result<Request<Full<Bytes>>, axum::http::Error> {
+    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+    let mut request = Request::builder().method(head.method.clone()).uri(target).header(header::HOST, addr);
+    for name in PASSED_ON {
+        if let Some(value) = head.headers.get(&name) {
+            request = request.header(name, value.clone());
+        }
+    }
+    request.body(Full::new(body))
+}
