@@ -118,6 +118,7 @@ struct File {
     certificates: settings::Certificates,
     sessions: settings::Sessions,
     dispatcher: settings::Dispatcher,
+    elections: settings::Elections,
     api: settings::Api,
 }
 
@@ -138,6 +139,7 @@ impl File {
             certificates: take(&mut self.certificates),
             sessions: take(&mut self.sessions),
             dispatcher: take(&mut self.dispatcher),
+            elections: take(&mut self.elections),
             api: take(&mut self.api),
         }
     }

@@ -1,4 +1,4 @@
-//! The leader's subtree: role manager, certificate authority, dispatcher. It runs while this member leads and has
+//! The leader's subtree: role manager, certificate authority, dispatcher, elections. It runs while this member leads and has
 //! applied an entry of its own term; another term is another subtree.
 
 use std::collections::BTreeSet;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_api::ManagerPorts;
 use muster_cert_authority::CertAuthorityShell;
+use muster_elections::{ElectionsPorts, elections_address, elections_spec};
 use muster_kernel::{Address, Backoff, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
@@ -29,7 +30,7 @@ pub struct LeaderAddresses {
     pub roles: Address<muster_role_manager::Msg>,
     pub authority: Address<muster_cert_authority::Msg>,
     pub dispatcher: Address<muster_sessions::DispatcherMailbox>,
-    pub elections: Address<muster_messages::protocol::ElectionsMsg>,
+    pub elections: Address<muster_elections::Msg>,
 }
 
 /// Mailboxes: each message is one person's or node's request; more than these are refused with a time to retry.
@@ -38,7 +39,7 @@ pub fn addresses(settings: &Settings) -> LeaderAddresses {
         roles: Address::new(1024),
         authority: Address::new(1024),
         dispatcher: dispatcher_address(&settings.dispatcher()),
-        elections: Address::new(1024),
+        elections: elections_address(&settings.elections()),
     }
 }
 
@@ -84,6 +85,8 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         let (view, stale) = (Arc::clone(&self.view), Arc::clone(&self.stale));
         // One slot per leadership: what an earlier leadership was about to do, a fresh look decides anew.
         let slot = Slot::new();
+        let elections =
+            ElectionsPorts::new(settings.elections(), level.raft.term, ports.replica.clone(), ports.raft.clone());
         Spec::group("leader", intensity, move |children| {
             let (raft, replica) = (ports.raft.clone(), ports.replica.clone());
             let (view, slot, probe) = (Arc::clone(&view), slot.clone(), mesh.recipient());
@@ -103,6 +106,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             }));
             let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, stale: Arc::clone(&stale) };
             children.start(dispatcher_spec(addresses.dispatcher.clone(), ports));
+            children.start(elections_spec(addresses.elections.clone(), elections.clone()));
             Ok(())
         })
         .backoff(Backoff::QUICK)

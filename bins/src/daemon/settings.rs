@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use muster_agent::{AgentConfig, JoinConfig};
 use muster_api::ApiLimits;
+use muster_elections::ElectionsConfig;
 use muster_gateway::{DialTimeouts, GatewayConfig};
 use muster_join::JoinLimits;
 use muster_kernel::{Backoff, Intensity};
@@ -69,6 +70,7 @@ pub struct Settings {
     pub certificates: Certificates,
     pub sessions: Sessions,
     pub dispatcher: Dispatcher,
+    pub elections: Elections,
     pub api: Api,
 }
 
@@ -279,6 +281,32 @@ section! {
 }
 
 section! {
+    /// The clock over all leases, and coordinated election.
+    Elections of ElectionsConfig {
+        max_waiting: usize = keeper.max_waiting,
+        gather: Span = keeper.gather,
+        reads: usize = keeper.reads,
+        read_deadline: Span = keeper.read_deadline,
+        expiring: usize = keeper.expiring,
+        propose_deadline: Span = keeper.propose_deadline,
+        retry: Span = keeper.retry,
+        stood_still: Span = keeper.stood_still,
+        settle: Span = coordination.settle,
+        ack_window: Span = coordination.ack_window,
+        departed_window: Span = coordination.departed_window,
+        fresh: Span = coordination.fresh,
+        stale: Span = coordination.stale,
+        elected_for: Span = coordination.elected_for,
+        sit_out: Span = coordination.sit_out,
+        candidate_lifetime: Span = coordination.candidate_lifetime,
+        pings: usize = coordination.pings,
+        requeue: Span = coordination.requeue,
+        max_contests: usize = max_contests,
+        mailbox: usize = mailbox,
+    }
+}
+
+section! {
     /// What requests may cost.
     Api of ApiLimits {
         longest_request: Span = longest,
@@ -378,6 +406,13 @@ impl Settings {
         config.overlap = config.grace + self.sessions.digest_every.0;
         // So long without any digest, and it is this process that had stopped.
         config.stood_still = self.sessions.digest_every.0 + Duration::from_secs(3);
+        config
+    }
+
+    pub fn elections(&self) -> ElectionsConfig {
+        let mut config = self.elections.within(ElectionsConfig::default());
+        config.coordination.propose_deadline = config.keeper.propose_deadline;
+        config.coordination.retry = config.keeper.retry;
         config
     }
 

@@ -77,6 +77,11 @@ impl Settings {
             at_least("[dispatcher] grace", grace, down, "the time after which a silent node is down")?;
             at_least("[dispatcher] grace", grace, Span(digest.0 * 2), "twice [sessions] digest_every")?;
         }
+        let elections = &self.elections;
+        at_least("[elections] fresh", elections.fresh, elections.ack_window, "ack_window")?;
+        at_least("[elections] ack_window", elections.ack_window, elections.departed_window, "departed_window")?;
+        let beats = Span(self.elections().keeper.tick * 2);
+        at_least("[elections] stood_still", elections.stood_still, beats, "two beats of the clock")?;
         if self.sessions.digest_bytes > 512 << 10 {
             return Err("[sessions] digest_bytes: at most 524288, a frame holds 1 MiB".to_owned());
         }

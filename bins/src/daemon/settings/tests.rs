@@ -12,11 +12,13 @@ fn settings(text: &str) -> Result<Settings, String> {
         certificates: Certificates,
         sessions: Sessions,
         dispatcher: Dispatcher,
+        elections: Elections,
     }
-    let Some { supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher } =
+    let Some { supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections } =
         toml::from_str(text).map_err(|e| e.to_string())?;
     let rest = Settings::default();
-    Settings { supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, ..rest }.checked()
+    Settings { supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections, ..rest }
+        .checked()
 }
 
 #[test]
@@ -33,6 +35,7 @@ fn without_a_file_every_actor_has_its_own_defaults() {
     assert_eq!(s.certificates(), muster_cert_authority::Config::default());
     assert_eq!(s.sessions(), SessionsConfig::default());
     assert_eq!(s.dispatcher(), DispatcherConfig::default());
+    assert_eq!(s.elections(), ElectionsConfig::default());
     assert_eq!(s.api(), ApiLimits::default());
     assert_eq!((s.intensity(), s.backoff()), (Intensity::default(), Backoff::SLOW));
 }
@@ -76,6 +79,8 @@ fn values_that_cannot_work_are_refused_with_a_sentence() {
         ("[raft]\ntransfer_wait = \"99999d\"", "too much"),
         ("[raft]\nsnapshot_bytes = 1000000000", "[mesh] max_snapshot_bytes"),
         ("[mesh]\nidle = \"5s\"", "[mesh] idle"),
+        ("[elections]\nfresh = \"2s\"", "[elections] fresh = 2s: at least 3s, ack_window"),
+        ("[elections]\nstood_still = \"100ms\"", "at least 200ms, two beats of the clock"),
         ("[certificates]\nlifetime = \"59m\"", "[certificates] lifetime = 59m: at least 1h"),
         ("[certificates]\nmax_joins = 1000", "max_pending"),
         ("[sessions]\nmissed = 0", "[sessions] missed"),

@@ -1,0 +1,404 @@
+//! Coordination: who should hold one contested lease.
+//!
+//! Owns   what is known of the candidates' lives, who held the lease last, the commands under way.
+//! Hears  scenes: the lease and its candidates as they are now; how its commands ended.
+//! Says   guarded commands: a holder, a preferred holder, a strategy; pings; the end of dead candidates.
+//! Keeps  ELECT-1  a holder whose time has not run out is never replaced: a better candidate is named as preferred, and the
+//!                 holder yields, or does not. Its time is the [`keeper`](super::keeper)'s affair.
+//!        ELECT-4  whatever failed is tried again, and every wait ends with an event or at a time.
+//! and its part of ELECT-2 (see `signs`) and ELECT-3 (see `rules`).
+//! Why nothing is remembered of a plan: each step derives what is to be done from the scene and the signs of life. A new
+//! leader starts from the store alone; what it lacks, the signs, it asks for, which takes a round trip.
+//! Why it settles first: a cluster's candidates start within a second of each other. Whoever elects the first one to come
+//! has it preempted by the next, and an unmodified elector takes ten seconds to let go.
+
+pub mod candidate;
+mod decision;
+pub mod rules;
+pub mod signs;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_messages::{
+    Change, ClientWrite, Command, Guard, Lease, LeaseSpec, MicroTime, Moment, Object, ObjectBody, ObjectKey,
+    ObjectKind, ObjectMeta, Principal, RequestId, Revision, Term, Uid, WallTime,
+};
+
+use self::candidate::Candidate;
+pub use self::decision::Stance;
+use self::decision::{Decision, Intent};
+use self::rules::Conflict;
+use self::signs::{Departed, Signs};
+use super::board::Scene;
+use crate::config::CoordinationConfig;
+
+/// A command under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StepId(pub u64);
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Applied(Revision),
+    /// Refused, or not known. The scene tells.
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A newer scene: a level, of which some may be missed.
+    Scene(Arc<Scene>),
+    Ended {
+        step: StepId,
+        outcome: Outcome,
+    },
+    Woke,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    Propose { step: StepId, command: Box<Command> },
+    Note(Note),
+}
+
+/// What happened, for counters and logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The lease has a new holder by election.
+    Elected { name: String },
+    /// A better candidate was named than the one that holds the lease.
+    Preferred { name: String },
+    /// Elected or preferred although a newer one is there: that one would have run ahead of the others.
+    SkewPrevented { name: String },
+    /// A command of this contest came to nothing, or the candidates contradict each other.
+    Failed { why: String },
+    /// A candidate was gone for so long that it was deleted.
+    CleanedUp { name: String },
+}
+
+/// What outlives a crash of the actor.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    signs: Signs,
+    holder: Option<String>,
+    /// Since when nobody holds the lease.
+    vacant_since: Option<Moment>,
+    departed: Option<Departed>,
+    /// Seen held in this leadership.
+    held_before: bool,
+    /// Whom this contest elected last, and the renew time that was written for it.
+    elected: Option<(String, MicroTime)>,
+    /// Elected, and never took the lease up: others first, until then.
+    sitting_out: BTreeMap<String, Moment>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Under {
+    Lease { intent: Intent, skew: bool },
+    Ping(String),
+    CleanUp(String),
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Contest {
+    config: CoordinationConfig,
+    term: Term,
+    entropy: u128,
+    scene: Arc<Scene>,
+    looked: bool,
+    memory: Memory,
+    under: BTreeMap<StepId, Under>,
+    next_step: u64,
+    /// The lease was written at this revision: wait for the scene that shows it, but not beyond the moment.
+    unseen: Option<(Revision, Moment)>,
+    /// After a failure, of the lease's write or of somebody's ping.
+    pauses: BTreeMap<Option<String>, Moment>,
+    conflict: Option<Conflict>,
+    stance: Stance,
+    wake: Option<Moment>,
+}
+
+impl Contest {
+    /// A contest in `term`. `memory` is what the last incarnation left; `entropy` makes uids.
+    pub fn new(
+        config: CoordinationConfig,
+        term: Term,
+        entropy: u128,
+        scene: Arc<Scene>,
+        memory: Option<Memory>,
+    ) -> Self {
+        Self {
+            config,
+            term,
+            entropy,
+            scene,
+            looked: false,
+            memory: memory.unwrap_or_default(),
+            under: BTreeMap::new(),
+            next_step: 0,
+            unseen: None,
+            pauses: BTreeMap::new(),
+            conflict: None,
+            stance: Stance::default(),
+            wake: None,
+        }
+    }
+
+    /// Takes one input. The effects are to be performed after [`Contest::memory`] has been kept.
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Scene(scene) => self.look(now, scene),
+            Input::Ended { step, outcome } => self.ended(now, step, outcome, out),
+            Input::Woke => {}
+        }
+        self.advance(now, wall, out);
+    }
+
+    /// What the next incarnation is to start from.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+    /// When to be woken, if nothing happens before.
+    pub fn wake_at(&self) -> Option<Moment> {
+        self.wake
+    }
+    /// What it waits for.
+    pub fn stance(&self) -> &Stance {
+        &self.stance
+    }
+    pub fn scene(&self) -> &Scene {
+        &self.scene
+    }
+    /// Each candidate, how it stands, and its last sign of life.
+    pub fn candidates(&self, now: Moment, wall: WallTime) -> Vec<(Candidate, signs::Standing, Option<Moment>)> {
+        let departed = self.memory.departed.as_ref();
+        let signs = &self.memory.signs;
+        let row = |c: Candidate| {
+            let standing = signs.standing(now, &c.name, departed, &self.config);
+            let last = signs.get(&c.name).and_then(|sign| sign.alive_at);
+            (c, standing, last)
+        };
+        self.scene.candidates.values().filter_map(|object| Candidate::of(object, wall)).map(row).collect()
+    }
+
+    fn look(&mut self, now: Moment, scene: Arc<Scene>) {
+        let memory = &mut self.memory;
+        memory.signs.see(now, &scene.candidates, |object| object.meta.created > scene.since);
+        let lease = scene.lease.as_ref().and_then(|object| object.lease());
+        let holder = lease.filter(|l| l.is_live()).and_then(|l| l.spec.held_by()).map(str::to_owned);
+        if holder.is_some() {
+            memory.vacant_since = None;
+            memory.departed = None;
+            memory.held_before = true;
+        } else {
+            memory.vacant_since.get_or_insert(now);
+            let first_look = !self.looked && memory.departed.is_none();
+            let expired = lease.filter(|l| l.holding.expired).and_then(|l| l.spec.held_by());
+            // A new leader finds a lease that has expired: its last holder is who let it.
+            let left = memory.holder.take().or_else(|| expired.filter(|_| first_look).map(str::to_owned));
+            if let Some(name) = left {
+                let never_renewed = |(elected, at): &(String, MicroTime)| {
+                    *elected == name && lease.is_some_and(|l| l.holding.expired && l.spec.renewed == Some(*at))
+                };
+                if memory.elected.as_ref().is_some_and(never_renewed) {
+                    memory.sitting_out.insert(name.clone(), now + self.config.sit_out);
+                }
+                memory.departed = Some(Departed { name, at: now });
+            }
+        }
+        memory.holder = holder;
+        memory.sitting_out.retain(|name, until| now < *until && scene.candidates.contains_key(name));
+        if self.unseen.is_some_and(|(revision, _)| scene.revision >= revision) {
+            self.unseen = None;
+        }
+        self.scene = scene;
+        self.looked = true;
+    }
+
+    fn ended(&mut self, now: Moment, step: StepId, outcome: Outcome, out: &mut Vec<Effect>) {
+        let Some(under) = self.under.remove(&step) else { return };
+        let again = now + self.config.retry;
+        match (under, outcome) {
+            (Under::Lease { intent, skew }, Outcome::Applied(revision)) => {
+                if self.scene.revision < revision {
+                    self.unseen = Some((revision, now + self.config.requeue));
+                }
+                self.written(intent, skew, out);
+            }
+            (Under::Ping(_), Outcome::Applied(_)) => {}
+            (Under::CleanUp(name), Outcome::Applied(_)) => out.push(Effect::Note(Note::CleanedUp { name })),
+            (Under::Lease { intent, .. }, Outcome::Failed) => {
+                self.pauses.insert(None, again);
+                out.push(Effect::Note(Note::Failed { why: format!("not written: {intent:?}") }));
+            }
+            (Under::Ping(name), Outcome::Failed) => {
+                // It was not asked, so that it owes no answer.
+                self.memory.signs.asked(&name, None);
+                self.pauses.insert(Some(name), again);
+            }
+            (Under::CleanUp(name), Outcome::Failed) => {
+                self.pauses.insert(Some(name), again);
+            }
+        }
+    }
+
+    fn written(&mut self, intent: Intent, skew: bool, out: &mut Vec<Effect>) {
+        let (note, name) = match intent {
+            Intent::Elect { name, .. } => (Note::Elected { name: name.clone() }, name),
+            Intent::Prefer { name: Some(name), .. } => (Note::Preferred { name: name.clone() }, name),
+            Intent::Prefer { name: None, .. } | Intent::Label { .. } => return,
+        };
+        out.push(Effect::Note(note));
+        if skew {
+            out.push(Effect::Note(Note::SkewPrevented { name }));
+        }
+    }
+
+    /// The only place that starts anything.
+    fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        self.pauses.retain(|_, until| now < *until);
+        self.unseen = self.unseen.filter(|(_, until)| now < *until);
+        let decision = self.decide(now, wall);
+        if decision.conflict != self.conflict {
+            if let Some(Conflict { strategies: [a, b] }) = &decision.conflict {
+                let why = format!("the newest candidates want different strategies: {a} and {b}");
+                out.push(Effect::Note(Note::Failed { why }));
+            }
+            self.conflict = decision.conflict.clone();
+        }
+        for name in &decision.clean_up {
+            self.clean_up(wall, name, out);
+        }
+        for name in &decision.ping {
+            self.ping(now, wall, name, out);
+        }
+        let free = self.unseen.is_none() && !self.pauses.contains_key(&None);
+        let writing = self.under.values().any(|under| matches!(under, Under::Lease { .. }));
+        if let Some(intent) = decision.intent.clone().filter(|_| free && !writing) {
+            self.write(wall, intent, decision.skew, out);
+        }
+        self.plan_wake(now, &decision);
+        self.stance = decision.stance;
+    }
+
+    fn plan_wake(&mut self, now: Moment, decision: &Decision) {
+        let pauses = self.pauses.values().copied();
+        let unseen = self.unseen.map(|(_, until)| until);
+        let times = decision.wake.iter().copied().chain(pauses).chain(unseen);
+        self.wake = times.filter(|at| *at > now).min();
+    }
+
+    /// Under way, or failed a moment ago.
+    fn busy_with(&self, name: &str) -> bool {
+        let under = |under: &Under| matches!(under, Under::Ping(n) | Under::CleanUp(n) if n == name);
+        self.under.values().any(under) || self.pauses.contains_key(&Some(name.to_owned()))
+    }
+
+    fn ping(&mut self, now: Moment, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
+        if self.under.len() >= self.config.pings {
+            return; // the end of one of them brings the next
+        }
+        let Some(object) = self.scene.candidates.get(name).filter(|_| !self.busy_with(name)) else { return };
+        let mut asked = Object::clone(object);
+        let ObjectBody::LeaseCandidate(spec) = &mut asked.body else { return };
+        // Candidates answer a ping that is later than their own last sign. Written a little after that, it is so by the
+        // candidate's clock, however far it is from ours, and its answer is later again.
+        let last = spec.renewed.max(spec.pinged);
+        spec.pinged = Some(last.map_or(wall.into(), |MicroTime(at)| MicroTime(at.saturating_add(1))));
+        let change = Change::UpdateObject { object: Box::new(asked), write: ClientWrite::default() };
+        let guard = Guard::ObjectRevision { key: object.key(), revision: object.meta.revision };
+        self.memory.signs.asked(name, Some(now));
+        self.propose(wall, "election: are you there", guard, change, Under::Ping(name.to_owned()), out);
+    }
+
+    fn clean_up(&mut self, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
+        let Some(object) = self.scene.candidates.get(name).filter(|_| !self.busy_with(name)) else { return };
+        let key = ObjectKey {
+            kind: ObjectKind::LeaseCandidate,
+            namespace: object.namespace.clone(),
+            name: object.name.clone(),
+        };
+        let guard = Guard::ObjectRevision { key: key.clone(), revision: object.meta.revision };
+        let change = Change::DeleteObject { key, force: false };
+        self.propose(wall, "election: candidate gone", guard, change, Under::CleanUp(name.to_owned()), out);
+    }
+
+    fn write(&mut self, wall: WallTime, intent: Intent, skew: bool, out: &mut Vec<Effect>) {
+        let now = MicroTime::from(wall);
+        let key = self.scene.key.clone();
+        let old = self.scene.lease.clone();
+        let mut spec = old.as_ref().and_then(|object| object.lease()).map(|l| l.spec.clone()).unwrap_or_default();
+        // Renew times that never repeat: by them the store tells a renewal from any other write.
+        let renewed = spec.renewed.map_or(now, |MicroTime(at)| now.max(MicroTime(at.saturating_add(1))));
+        match &intent {
+            Intent::Elect { name, strategy } => {
+                let first = old.is_none();
+                let again = spec.held_by() == Some(name);
+                let transitions = spec.transitions.unwrap_or(0).saturating_add(i32::from(!first && !again));
+                spec = LeaseSpec {
+                    holder: Some(name.clone()),
+                    duration_ms: Some(u64::try_from(self.config.elected_for.as_millis()).unwrap_or(u64::MAX)),
+                    acquired: Some(renewed),
+                    renewed: Some(renewed),
+                    transitions: Some(transitions),
+                    strategy: Some(strategy.clone()),
+                    preferred_holder: None,
+                };
+                self.memory.elected = Some((name.clone(), renewed));
+            }
+            Intent::Prefer { name, strategy } => {
+                spec.preferred_holder = name.clone();
+                spec.strategy = strategy.clone().or(spec.strategy);
+            }
+            Intent::Label { strategy } => {
+                spec.strategy = Some(strategy.clone());
+                if old.is_none() {
+                    spec.transitions = Some(0);
+                }
+            }
+        }
+        let lease = |holding| ObjectBody::Lease(Lease { spec, holding });
+        let (guard, change) = match &old {
+            Some(object) => {
+                let holding = object.lease().map(|l| l.holding).unwrap_or_default();
+                let new = Object { body: lease(holding), ..Object::clone(object) };
+                let guard = Guard::ObjectRevision { key, revision: object.meta.revision };
+                (guard, Change::UpdateObject { object: Box::new(new), write: ClientWrite::default() })
+            }
+            None => {
+                self.next_step += 1;
+                let uid = Uid::from_entropy(self.entropy.wrapping_add(u128::from(self.next_step)));
+                let (namespace, name) = (key.namespace.clone(), key.name.clone());
+                let new = Object { namespace, name, meta: ObjectMeta::fresh(uid), body: lease(Default::default()) };
+                (Guard::ObjectAbsent(key), Change::CreateObject(Box::new(new)))
+            }
+        };
+        let reason = match &intent {
+            Intent::Elect { name, .. } => format!("elected {name}"),
+            Intent::Prefer { name: Some(name), .. } => format!("prefers {name}"),
+            Intent::Prefer { name: None, .. } => "prefers nobody else any more".to_owned(),
+            Intent::Label { strategy } => format!("strategy {strategy}"),
+        };
+        self.propose(wall, &format!("election: {reason}"), guard, change, Under::Lease { intent, skew }, out);
+    }
+
+    fn propose(
+        &mut self,
+        wall: WallTime,
+        reason: &str,
+        guard: Guard,
+        change: Change,
+        under: Under,
+        out: &mut Vec<Effect>,
+    ) {
+        self.next_step += 1;
+        let step = StepId(self.next_step);
+        self.under.insert(step, under);
+        // The guards make it happen once: it needs no remembered outcome.
+        let command = Command::idempotent(wall, Principal::Cluster, reason).with_request(RequestId(0));
+        let command = command.guard(Guard::InTerm(self.term)).guard(guard).change(change);
+        out.push(Effect::Propose { step, command: Box::new(command) });
+    }
+}

@@ -1,0 +1,181 @@
+//! A deadline per live lease.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::{FencingToken, Lease, Moment, Object, ObjectKey, Revision, SessionId};
+
+/// One lease's clock.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LeaseClock {
+    /// Of the lease, as last seen: what an expiry is guarded by.
+    pub revision: Revision,
+    pub token: FencingToken,
+    session: Option<SessionId>,
+    pub deadline: Moment,
+    /// Its expiry was refused or could not be proposed: not again before.
+    pause: Moment,
+    /// Renewals that look good and are not confirmed yet. Its expiry waits for them.
+    holds: u32,
+}
+
+impl LeaseClock {
+    fn due_at(&self) -> Moment {
+        self.deadline.max(self.pause)
+    }
+    /// Past its deadline, and nobody speaks for it.
+    pub fn is_due(&self, now: Moment) -> bool {
+        self.holds == 0 && self.due_at() <= now
+    }
+}
+
+/// The clocks, and from when on one of them may be due.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Clocks {
+    clocks: BTreeMap<ObjectKey, LeaseClock>,
+    /// No clock is due before. A lower bound: a renewal does not touch it, so that it costs nothing but its own entry.
+    /// Each time it is reached all clocks are looked at once, which leases that are renewed make rarer than their durations.
+    soonest: Option<Moment>,
+}
+
+impl Clocks {
+    /// What one lease was and is in the replicated state.
+    pub fn see(&mut self, now: Moment, key: &ObjectKey, was: Option<&Object>, is: Option<&Object>) {
+        let Some((object, lease, duration)) = is.and_then(timed) else {
+            self.clocks.remove(key);
+            return;
+        };
+        let full = now + duration;
+        let known = self.clocks.get_mut(key).filter(|clock| clock.token == lease.holding.token);
+        let deadline = match known {
+            None => {
+                let clock = LeaseClock {
+                    revision: object.meta.revision,
+                    token: lease.holding.token,
+                    session: lease.holding.session,
+                    deadline: full,
+                    pause: Moment::default(),
+                    holds: 0,
+                };
+                self.clocks.insert(key.clone(), clock);
+                full
+            }
+            Some(clock) => {
+                clock.revision = object.meta.revision;
+                clock.session = lease.holding.session;
+                if was.is_none_or(|was| renews(was, object)) {
+                    // Never earlier than what a renewal was promised, should the duration have become shorter.
+                    clock.deadline = clock.deadline.max(full);
+                }
+                clock.due_at()
+            }
+        };
+        self.note(deadline);
+    }
+
+    pub fn get(&self, key: &ObjectKey) -> Option<&LeaseClock> {
+        self.clocks.get(key)
+    }
+    pub fn remove(&mut self, key: &ObjectKey) {
+        self.clocks.remove(key);
+    }
+    pub fn len(&self) -> usize {
+        self.clocks.len()
+    }
+
+    /// A renewal that looks good begins to wait; whether it looks good.
+    pub fn hold(&mut self, key: &ObjectKey, session: SessionId, token: FencingToken) -> bool {
+        let clock = self.clocks.get_mut(key).filter(|c| c.token == token && c.session == Some(session));
+        if let Some(clock) = clock {
+            clock.holds += 1;
+            return true;
+        }
+        false
+    }
+    /// It has been answered. The lease may have been another's meanwhile, who loses a hold by this and nothing else: while
+    /// an expiry is under way renewals wait.
+    pub fn let_go(&mut self, key: &ObjectKey) {
+        if let Some(clock) = self.clocks.get_mut(key) {
+            clock.holds = clock.holds.saturating_sub(1);
+            let at = clock.due_at();
+            self.note(at);
+        }
+    }
+    /// A renewal was confirmed. A deadline never moves back.
+    pub fn renew(&mut self, key: &ObjectKey, deadline: Moment) {
+        if let Some(clock) = self.clocks.get_mut(key) {
+            clock.deadline = clock.deadline.max(deadline);
+        }
+    }
+    pub fn pause(&mut self, key: &ObjectKey, until: Moment) {
+        if let Some(clock) = self.clocks.get_mut(key) {
+            clock.pause = until;
+            let at = clock.due_at();
+            self.note(at);
+        }
+    }
+    /// All holders get this time back.
+    pub fn push_back(&mut self, by: Duration) {
+        for clock in self.clocks.values_mut() {
+            clock.deadline = clock.deadline + by;
+        }
+        self.soonest = self.soonest.map(|at| at + by);
+    }
+
+    /// This one was named and turned out not to be due.
+    pub fn look_again(&mut self, key: &ObjectKey) {
+        // One that is held up comes back when it is let go.
+        if let Some(at) = self.clocks.get(key).filter(|clock| clock.holds == 0).map(LeaseClock::due_at) {
+            self.note(at);
+        }
+    }
+
+    /// The leases that are due. Each is named once: whoever does not expire it sees to it that it is looked at again.
+    pub fn sweep(&mut self, now: Moment) -> Vec<ObjectKey> {
+        if self.soonest.is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let (due, later): (Vec<_>, Vec<_>) =
+            self.clocks.iter().filter(|(_, c)| c.holds == 0).partition(|(_, c)| c.is_due(now));
+        self.soonest = later.into_iter().map(|(_, c)| c.due_at()).min();
+        due.into_iter().map(|(key, _)| key.clone()).collect()
+    }
+    pub fn soonest(&self) -> Option<Moment> {
+        self.soonest
+    }
+    fn note(&mut self, at: Moment) {
+        self.soonest = Some(self.soonest.map_or(at, |soonest| soonest.min(at)));
+    }
+
+    pub fn next_to_end(&self, now: Moment, most: usize) -> Vec<(ObjectKey, Duration)> {
+        let mut nearest: Vec<(&ObjectKey, Moment)> = Vec::new();
+        for (key, clock) in &self.clocks {
+            if nearest.len() < most || nearest.last().is_some_and(|(_, at)| clock.deadline < *at) {
+                let at = nearest.partition_point(|(_, other)| *other <= clock.deadline);
+                nearest.insert(at, (key, clock.deadline));
+                nearest.truncate(most);
+            }
+        }
+        nearest.into_iter().map(|(key, at)| (key.clone(), at.since(now))).collect()
+    }
+}
+
+/// A lease that runs out unless it is renewed.
+fn timed(object: &Object) -> Option<(&Object, &Lease, Duration)> {
+    let lease = object.lease().filter(|lease| lease.is_live())?;
+    Some((object, lease, lease.spec.duration()?))
+}
+
+/// Whether a write of a lease, which has the same holder and token as before, speaks for that holder. What coordinators and
+/// people write beside it does not: a new preferred holder must not lengthen the old one's time. A write that changed
+/// nothing but the revision is a holder's that acquired again within a millisecond.
+fn renews(was: &Object, is: &Object) -> bool {
+    let (Some(old), Some(new)) = (was.lease(), is.lease()) else { return true };
+    let times = |lease: &Lease| (lease.spec.acquired, lease.spec.renewed, lease.spec.duration_ms);
+    let beside = old.spec == new.spec
+        && was.meta.labels == is.meta.labels
+        && was.meta.annotations == is.meta.annotations
+        && was.meta.owners == is.meta.owners
+        && was.meta.managers == is.meta.managers;
+    times(old) != times(new) || old.holding != new.holding || beside
+}

@@ -1,0 +1,6 @@
+//! What decides: the clock over all leases ([`keeper`]), which leases are contested ([`board`]), and who should hold one of
+//! them ([`coordination`]).
+
+pub mod board;
+pub mod coordination;
+pub mod keeper;

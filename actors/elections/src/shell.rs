@@ -1,0 +1,341 @@
+//! The elections as an actor of the leader.
+//!
+//! Owns   reply ports, timers, the slot with the expiries under way, a child per contested lease.
+//! Hears  [`ElectionsMsg`]; the newest replica, as a level.     Says  reads, guarded expiries; scenes to its children.
+//! Before the effects of a step are performed, the expiries that may still be applied are in the slot. A crash loses reply
+//! ports and deadlines: whoever asked sees a closed port and renews again, and every lease starts over in full.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::{Address, AskError, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
+use muster_messages::protocol::{Applied, ElectionsMsg, Named, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
+use muster_messages::{Command, ErrorBody, ErrorCode, Moment, ObjectKey, Replica, RequestId, Term};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
+
+use crate::config::ElectionsConfig;
+use crate::contests::Contests;
+use crate::core::keeper::{AskId, Effect, Input, Keeper, OpenExpiry, Outcome, ReadId, Tally};
+use crate::election::Counters;
+
+/// Two looks at the replica are at least this far apart, so that a busy log does not keep the elections busy.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+
+/// What a caller's deadline leaves the raft member to say no itself.
+const MARGIN: Duration = Duration::from_millis(500);
+
+/// Leases that the view names, of those whose holders have the least time left.
+const SHOWN: usize = 5;
+
+/// What whoever wires the tree gives to the elections of one leadership. Clones share what outlives a crash, so they are
+/// made of one and the same, also for a leader's subtree that is started anew in its term.
+#[derive(Clone)]
+pub struct ElectionsPorts {
+    pub(crate) config: ElectionsConfig,
+    /// The term that is led.
+    pub(crate) term: Term,
+    replica: watch::Receiver<Arc<Replica>>,
+    pub(crate) raft: Recipient<RaftMemberMsg>,
+    open: Slot<BTreeMap<ObjectKey, OpenExpiry>>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl ElectionsPorts {
+    /// Once per leadership.
+    pub fn new(
+        config: ElectionsConfig,
+        term: Term,
+        replica: watch::Receiver<Arc<Replica>>,
+        raft: Recipient<RaftMemberMsg>,
+    ) -> Self {
+        Self { config, term, replica, raft, open: Slot::new(), counters: Arc::default() }
+    }
+}
+
+/// What the actor hears.
+pub enum Msg {
+    Protocol(ElectionsMsg),
+    /// The replica has changed.
+    Look,
+    Read(ReadId, Result<Arc<Replica>, ErrorBody>),
+    Proposed(RequestId, Outcome),
+    /// The clock's own beat.
+    Tick,
+    Woke,
+}
+
+impl From<ElectionsMsg> for Msg {
+    fn from(msg: ElectionsMsg) -> Self {
+        Msg::Protocol(msg)
+    }
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Msg::Protocol(msg) => msg.name(),
+            Msg::Look => "look",
+            Msg::Read(..) => "read",
+            Msg::Proposed(..) => "proposed",
+            Msg::Tick => "tick",
+            Msg::Woke => "woke",
+        }
+    }
+}
+
+/// An address for elections that do not exist yet.
+pub fn elections_address(config: &ElectionsConfig) -> Address<Msg> {
+    Address::new(config.mailbox)
+}
+
+/// How to make the elections of one leadership. Contained: the other actors of the leader are of use without them, and
+/// without them no holder loses its lease.
+pub fn elections_spec(address: Address<Msg>, ports: ElectionsPorts) -> Spec {
+    Spec::actor("elections", address, move || Ok(ElectionsShell::new(ports.clone()))).contained()
+}
+
+/// See the module.
+pub struct ElectionsShell {
+    keeper: Keeper,
+    contests: Contests,
+    ports: ElectionsPorts,
+    asks: BTreeMap<AskId, Reply<Result<Vec<Renewal>, ErrorBody>>>,
+    next_ask: u64,
+    looked: Arc<Notify>,
+    armed: Option<Moment>,
+    rate: Rate,
+}
+
+/// Renewals per second, over the last second or two.
+struct Rate {
+    since: Moment,
+    tally: Tally,
+    renewed: u64,
+    reads: u64,
+}
+
+impl ElectionsShell {
+    fn new(ports: ElectionsPorts) -> Self {
+        let (now, open) = (Clock.now(), ports.open.get().unwrap_or_default());
+        Self {
+            keeper: Keeper::new(ports.config.keeper.clone(), ports.term, now, rand::random(), open),
+            contests: Contests::new(ports.clone()),
+            ports,
+            asks: BTreeMap::new(),
+            next_ask: 0,
+            looked: Arc::default(),
+            armed: None,
+            rate: Rate { since: now, tally: Tally::default(), renewed: 0, reads: 0 },
+        }
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
+        let mut effects = Vec::new();
+        self.keeper.step(cx.now(), cx.wall(), input, &mut effects);
+        // First what the next incarnation needs, then what cannot be undone.
+        if effects.iter().any(|effect| matches!(effect, Effect::Propose(_))) {
+            self.ports.open.set(self.keeper.open_expiries().clone());
+        }
+        for effect in effects {
+            match effect {
+                Effect::Answer { ask, answer } => {
+                    if let Some(reply) = self.asks.remove(&ask) {
+                        // Whoever asked may have given up: that is no fault of ours.
+                        let _gone = reply.send(answer);
+                    }
+                }
+                Effect::Read(read) => self.read(cx, read),
+                Effect::Propose(command) => self.propose(cx, command),
+            }
+        }
+        self.arm(cx);
+    }
+
+    fn hear(&mut self, cx: &Cx<Msg>, msg: ElectionsMsg) {
+        match msg {
+            ElectionsMsg::Renew { session, held, deadline_ms, reply } => {
+                self.next_ask += 1;
+                let ask = AskId(self.next_ask);
+                self.asks.insert(ask, reply);
+                let within = Duration::from_millis(deadline_ms);
+                self.step(cx, Input::Renew { ask, session, held, within });
+            }
+            ElectionsMsg::Remaining { leases, reply } => {
+                let _gone = reply.send(self.keeper.remaining(cx.now(), leases));
+            }
+        }
+    }
+
+    /// The newest level, if it was not seen yet.
+    fn look(&mut self, cx: &Cx<Msg>) {
+        if self.ports.replica.has_changed().unwrap_or(false) {
+            self.observe(cx);
+        }
+    }
+
+    fn observe(&mut self, cx: &Cx<Msg>) {
+        let replica = Arc::clone(&self.ports.replica.borrow_and_update());
+        self.contests.observe(|| cx.children().clone(), &replica.tables);
+        self.step(cx, Input::Copy(replica));
+    }
+
+    fn read(&self, cx: &Cx<Msg>, read: ReadId) {
+        let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.keeper.read_deadline);
+        cx.spawn(async move {
+            let deadline_ms = millis(limit);
+            let asked = raft.ask(limit + MARGIN, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
+            let result = match asked {
+                Ok(read) => read.map_err(unconfirmed),
+                Err(why) => Err(why.into()),
+            };
+            let _ended = me.tell(Msg::Read(read, result));
+        });
+    }
+
+    fn propose(&self, cx: &Cx<Msg>, command: Box<Command>) {
+        let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.keeper.propose_deadline);
+        let request = command.request;
+        cx.spawn(async move {
+            let deadline_ms = millis(limit);
+            let asked = raft.ask(limit + MARGIN, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
+            let _ended = me.tell(Msg::Proposed(request, outcome(asked)));
+        });
+    }
+
+    fn arm(&mut self, cx: &Cx<Msg>) {
+        let Some(at) = self.keeper.wake_at() else { return };
+        if self.armed.is_none_or(|armed| at < armed) {
+            self.armed = Some(at);
+            cx.after(at.since(cx.now()), Msg::Woke);
+        }
+    }
+
+    fn watch_replica(&self, cx: &Cx<Msg>) {
+        let (mut news, me, looked) = (self.ports.replica.clone(), cx.me().clone(), Arc::clone(&self.looked));
+        cx.spawn(async move {
+            while news.changed().await.is_ok() {
+                if me.tell(Msg::Look).is_err() {
+                    return;
+                }
+                looked.notified().await;
+                tokio::time::sleep(LOOK_PAUSE).await;
+            }
+        });
+    }
+
+    fn measure(&mut self, now: Moment) {
+        let (passed, tally) = (now.since(self.rate.since), self.keeper.tally());
+        if passed >= Duration::from_secs(1) {
+            let per_second = |n: u64| (n as f64 / passed.as_secs_f64()).round() as u64;
+            let before = self.rate.tally;
+            let (renewed, reads) = (tally.renewed - before.renewed, tally.reads - before.reads);
+            self.rate = Rate { since: now, tally, renewed: per_second(renewed), reads: per_second(reads) };
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A read that failed says that this leader was not confirmed, and nothing else.
+fn unconfirmed(why: ReadError) -> ErrorBody {
+    let soon = Duration::from_millis(200);
+    let text = format!("this leader was not confirmed ({why}); retry");
+    match why {
+        ReadError::Busy => ErrorBody::new(ErrorCode::TooManyRequests, text),
+        ReadError::NoQuorum { missing } => {
+            ErrorBody::new(ErrorCode::NoQuorum, text).with_details(&json!({ "missing": missing }))
+        }
+        ReadError::NoLeader | ReadError::TimedOut => ErrorBody::new(ErrorCode::NoQuorum, text),
+    }
+    .retry_after(soon)
+}
+
+/// Unknown is whatever does not say for certain that the log will never have it.
+fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) -> Outcome {
+    match asked {
+        Ok(Ok(_)) => Outcome::Applied,
+        Ok(Err(ProposeError::Refused(why))) => {
+            tracing::debug!(%why, "an expiry was refused");
+            Outcome::Refused
+        }
+        Ok(Err(
+            ProposeError::NotLeader { .. }
+            | ProposeError::Busy
+            | ProposeError::MembershipBusy
+            | ProposeError::TooLarge { .. },
+        ))
+        | Err(AskError::Full | AskError::Down) => Outcome::NotTaken,
+        Ok(Err(ProposeError::UnknownOutcome | ProposeError::NoQuorum { .. } | ProposeError::TimedOut))
+        | Err(AskError::Closed | AskError::TimedOut) => Outcome::Unknown,
+    }
+}
+
+impl Shell for ElectionsShell {
+    type Msg = Msg;
+    const KIND: &'static str = "Elections";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        self.observe(cx);
+        self.watch_replica(cx);
+        cx.after(self.ports.config.keeper.tick, Msg::Tick);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Protocol(msg) => self.hear(cx, msg),
+            Msg::Look => {
+                self.look(cx);
+                self.looked.notify_one();
+            }
+            Msg::Read(read, result) => self.step(cx, Input::Read { read, result }),
+            Msg::Proposed(request, outcome) => self.step(cx, Input::Proposed { request, outcome }),
+            Msg::Tick => {
+                self.step(cx, Input::Tick);
+                self.measure(cx.now());
+                cx.after(self.ports.config.keeper.tick, Msg::Tick);
+            }
+            Msg::Woke => {
+                self.armed = None;
+                self.step(cx, Input::Tick);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let soonest = self.keeper.soonest(Clock.now(), SHOWN).into_iter();
+        let soonest: Vec<Value> = soonest
+            .map(|(key, left)| json!({"namespace": key.namespace, "name": key.name, "expires_in_ms": millis(left)}))
+            .collect();
+        let tally = self.keeper.tally();
+        let (contests, unattended) = self.contests.count();
+        json!({
+            "term": self.ports.term,
+            "revision": self.keeper.revision(),
+            "leases": self.keeper.timed(),
+            "soonest": soonest,
+            "waiting": self.keeper.waiting(),
+            "expiring": self.keeper.open_expiries().len(),
+            "renewed_per_second": self.rate.renewed,
+            "reads_per_second": self.rate.reads,
+            "contests": contests,
+            "contests_unattended": unattended,
+            "coordinated": self.contests.counters(),
+            "counters": {
+                "renewals_total": tally.renewed,
+                "renewals_lost_total": tally.lost,
+                "renewals_unconfirmed_total": tally.unconfirmed,
+                "renewals_turned_away_total": tally.turned_away,
+                "reads_total": tally.reads,
+                "expired_total": tally.expired,
+                "expiries_failed_total": tally.expiries_failed,
+                "pauses_total": tally.pauses,
+            },
+        })
+    }
+}

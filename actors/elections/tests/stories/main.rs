@@ -1,0 +1,10 @@
+//! Stories about leases, told with the real cores and real tables. `K40` marks the restated case of that number of
+//! Kubernetes' own tests.
+
+#![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
+
+mod expiries;
+mod load;
+mod random;
+mod renewals;
+mod world;

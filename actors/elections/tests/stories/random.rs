@@ -1,0 +1,172 @@
+//! Random orders of everything, against one sentence: a lease whose renewal was acknowledged is nobody else's, and not
+//! expired, before its duration has passed since that renewal was sent.
+
+use std::collections::BTreeMap;
+
+use muster_elections::core::keeper::{AskId, Input, Keeper, Outcome};
+use muster_messages::protocol::Renewal;
+use muster_messages::*;
+
+use crate::world::*;
+
+/// SplitMix64.
+struct Dice(u64);
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % below
+    }
+}
+
+struct Story {
+    w: World,
+    dice: Dice,
+    /// By lease: good until then, in the holder's own count.
+    promised: BTreeMap<String, Moment>,
+    asked: BTreeMap<AskId, (String, Moment)>,
+    /// Commands of this leader whose outcome it has not heard.
+    in_log: Vec<Command>,
+    acknowledged: u64,
+    expired: u64,
+}
+
+impl Story {
+    fn new(seed: u64) -> Self {
+        let (asked, promised, in_log) = Default::default();
+        Self { w: World::new(), dice: Dice(seed), promised, asked, in_log, acknowledged: 0, expired: 0 }
+    }
+    fn name(&mut self) -> String {
+        format!("l{}", self.dice.roll(3))
+    }
+    fn hear(&mut self) {
+        for (ask, answer) in std::mem::take(&mut self.w.answers) {
+            let (name, sent) = self.asked.remove(&ask).unwrap();
+            if let Ok(&[Renewal::Renewed { expires_in_ms }]) = answer.as_deref() {
+                self.acknowledged += 1;
+                let until = sent + ms(expires_in_ms);
+                let best = self.promised.entry(name).or_insert(until);
+                *best = until.max(*best);
+            }
+        }
+    }
+    fn apply(&mut self, command: &Command) -> Outcome {
+        let live: Vec<String> = (0..3).map(|n| format!("l{n}")).filter(|name| self.w.is_live(name)).collect();
+        let outcome = if self.w.apply(command).is_ok() { Outcome::Applied } else { Outcome::Refused };
+        for name in live {
+            if !self.w.is_live(&name) {
+                self.expired += 1;
+                let until = self.promised.remove(&name).unwrap_or_default();
+                assert!(until <= self.w.now, "{name} expired {:?} too early", until.since(self.w.now));
+            }
+        }
+        outcome
+    }
+    /// Anything that may happen next.
+    fn go_on(&mut self) {
+        match self.dice.roll(12) {
+            0 => {
+                let name = self.name();
+                let held = self.w.is_live(&name);
+                if !held {
+                    let (session, duration) = (SessionId(u128::from(self.dice.roll(3))), 200 + self.dice.roll(400));
+                    self.w.acquire_unseen(&name, "x", session, duration);
+                }
+            }
+            1..=3 => {
+                let name = self.name();
+                let known = self.w.tables.objects.get(&lease(&name)).and_then(|o| o.lease()).map(|l| l.holding);
+                if let Some(Holding { token, session: Some(session), .. }) = known {
+                    let sent = self.w.now;
+                    self.w.now = self.w.now + ms(self.dice.roll(3));
+                    let ask = self.w.renew(&name, session, token);
+                    self.asked.insert(ask, (name, sent));
+                }
+            }
+            4 => self.w.show(),
+            5 | 6 => {
+                if !self.w.reads.is_empty() {
+                    let at = self.dice.roll(self.w.reads.len() as u64) as usize;
+                    let read = self.w.reads.remove(at);
+                    let result = match self.dice.roll(5) {
+                        0 => Err(ErrorBody::new(ErrorCode::NoQuorum, "not confirmed")),
+                        _ => Ok(self.w.replica(self.w.term, true)),
+                    };
+                    self.w.step(Input::Read { read, result });
+                }
+            }
+            7 => self.in_log.append(&mut self.w.proposed),
+            8 => {
+                if !self.in_log.is_empty() {
+                    let command = self.in_log.remove(0);
+                    let outcome = self.apply(&command);
+                    let heard = if self.dice.roll(3) == 0 { Outcome::Unknown } else { outcome };
+                    self.w.end(command.request, heard);
+                }
+            }
+            9 => {
+                // Nobody knows what became of it; it stays in the log.
+                if let Some(command) = self.in_log.last() {
+                    let request = command.request;
+                    self.w.end(request, Outcome::Unknown);
+                }
+            }
+            10 => match self.dice.roll(20) {
+                0 => self.depose(),
+                1 => {
+                    let open = self.w.keeper.open_expiries().clone();
+                    let entropy = u128::from(self.dice.roll(u64::MAX)) << 64;
+                    self.w.keeper = Keeper::new(self.w.config.clone(), self.w.term, self.w.now, entropy, open);
+                    self.w.reads.clear();
+                    self.asked.clear();
+                    self.w.show();
+                }
+                2 => self.w.freeze(ms(self.dice.roll(2000))),
+                _ => {}
+            },
+            _ => {
+                let time = ms(self.dice.roll(150));
+                self.w.pass(time);
+            }
+        }
+        self.hear();
+    }
+    /// What is in the log is applied before the next leader may look; what is not never will be.
+    fn depose(&mut self) {
+        for command in std::mem::take(&mut self.in_log) {
+            if self.dice.roll(2) == 0 {
+                self.apply(&command);
+            }
+        }
+        self.w.term = self.w.term.next();
+        let entropy = u128::from(self.dice.roll(u64::MAX)) << 64;
+        self.w.keeper = Keeper::new(self.w.config.clone(), self.w.term, self.w.now, entropy, BTreeMap::new());
+        // Proposals of the old leader that still wait somewhere become entries of the new term.
+        let late = std::mem::take(&mut self.w.proposed);
+        self.w.reads.clear();
+        self.asked.clear();
+        self.w.show();
+        for command in late {
+            let before = self.w.tables.objects.clone();
+            self.apply(&command);
+            assert_eq!(self.w.tables.objects, before, "the guard of the term");
+        }
+    }
+}
+
+#[test]
+fn no_order_of_events_takes_a_promise_back() {
+    let (mut acknowledged, mut expired) = (0, 0);
+    for seed in 0..400 {
+        let mut story = Story::new(seed);
+        for _ in 0..1500 {
+            story.go_on();
+        }
+        acknowledged += story.acknowledged;
+        expired += story.expired;
+    }
+    // Otherwise the stories have shown nothing.
+    assert!(acknowledged > 10_000 && expired > 1_000, "{acknowledged} acknowledged, {expired} expired");
+}

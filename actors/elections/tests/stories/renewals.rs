@@ -1,0 +1,262 @@
+//! Renewals: what they move, what they wait for, and when they are refused.
+
+use muster_elections::core::keeper::Outcome;
+use muster_messages::protocol::Renewal;
+use muster_messages::*;
+
+use crate::world::*;
+
+#[test]
+fn a_renewal_moves_the_deadline_to_a_full_duration_after_its_arrival() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 1000);
+    w.pass(ms(600));
+    let ask = w.renew("a", ONE, token);
+    assert_eq!(w.left("a"), Some(400), "not before a quorum has confirmed this leader");
+    w.pass(ms(90));
+    w.confirm();
+    assert_eq!(w.answers[&ask], renewed(1000));
+    assert_eq!(w.left("a"), Some(910), "counted from its arrival, not from its confirmation");
+}
+
+#[test]
+fn a_renewal_leaves_nothing_in_the_log() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 1000);
+    let before = w.tables.clone();
+    for _ in 0..20 {
+        w.pass(ms(500));
+        assert_eq!(w.renew_now("a", ONE, token), renewed(1000));
+    }
+    assert!(w.proposed.is_empty());
+    assert_eq!(w.tables, before);
+}
+
+#[test]
+fn a_renewal_is_answered_only_by_a_read_that_began_after_it_came() {
+    let mut w = World::new();
+    let (a, b) = (w.acquire("a", "x", ONE, 1000), w.acquire("b", "y", TWO, 1000));
+    let first = w.renew("a", ONE, a);
+    assert_eq!(w.reads.len(), 1, "a renewal that comes alone waits for nobody");
+    let second = w.renew("b", TWO, b);
+    w.confirm();
+    assert!(w.answers.contains_key(&first) && !w.answers.contains_key(&second));
+    w.pass(ms(10));
+    w.confirm();
+    assert_eq!(w.answers[&second], renewed(1000));
+}
+
+#[test]
+fn a_holder_that_this_copy_does_not_know_yet_is_not_lost() {
+    let mut w = World::new();
+    let token = w.acquire_unseen("a", "x", ONE, 1000);
+    assert_eq!(w.left("a"), None);
+    assert_eq!(w.renew_now("a", ONE, token), renewed(1000), "the copy that the read brings knows it");
+    assert_eq!(w.left("a"), Some(990 + 10), "seen 10 ms after it arrived: a full duration from then");
+}
+
+#[test]
+fn another_process_with_the_same_name_takes_the_lease_and_the_first_is_told() {
+    let mut w = World::new();
+    let first = w.acquire("a", "x", ONE, 1000);
+    let second = w.acquire("a", "x", TWO, 1000);
+    assert!(second > first);
+    assert!(is_lost(&w.renew_now("a", ONE, first)));
+    assert!(is_lost(&w.renew_now("a", ONE, second)), "a token alone is not enough");
+    assert!(is_lost(&w.renew_now("a", TWO, first)));
+    assert_eq!(w.renew_now("a", TWO, second), renewed(1000));
+}
+
+#[test]
+fn what_was_released_or_deleted_is_lost_and_has_no_clock() {
+    let mut w = World::new();
+    let (a, b) = (w.acquire("a", "x", ONE, 1000), w.acquire("b", "x", ONE, 1000));
+    w.change(Change::ReleaseLease { key: lease("a"), session: ONE, token: a });
+    w.change(Change::DeleteObject { key: lease("b"), force: true });
+    w.show();
+    assert_eq!((w.left("a"), w.left("b"), w.keeper.timed()), (None, None, 0));
+    assert!(is_lost(&w.renew_now("a", ONE, a)));
+    assert!(is_lost(&w.renew_now("b", ONE, b)));
+    w.pass(ms(5000));
+    assert!(w.proposed.is_empty(), "nobody's time runs out");
+}
+
+#[test]
+fn the_leases_of_one_renewal_are_answered_in_the_order_asked() {
+    let mut w = World::new();
+    let (a, b) = (w.acquire("a", "x", ONE, 1000), w.acquire("b", "x", ONE, 2000));
+    let ask = w.renew_all(ONE, vec![(lease("b"), b), (lease("none"), a), (lease("a"), a)]);
+    w.confirm();
+    let answer = w.answers[&ask].clone().unwrap();
+    assert_eq!(answer[0], Renewal::Renewed { expires_in_ms: 2000 });
+    assert!(matches!(answer[1], Renewal::Lost { .. }));
+    assert_eq!(answer[2], Renewal::Renewed { expires_in_ms: 1000 });
+}
+
+#[test]
+fn a_leader_deposed_between_receipt_and_confirmation_acknowledges_nothing() {
+    for frozen in [false, true] {
+        for heard in 0..4 {
+            let mut w = World::new();
+            let token = w.acquire("a", "x", ONE, 1000);
+            w.pass(ms(600));
+            let ask = w.renew("a", ONE, token);
+            if frozen {
+                w.freeze(ms(30_000));
+            }
+            let result = match heard {
+                0 => Err(ErrorBody::new(ErrorCode::NoQuorum, "not confirmed")),
+                // The read was confirmed, by the leader of another term whom this member follows, or as whom it leads.
+                1 => Ok(w.replica(Term(6), false)),
+                2 => Ok(w.replica(Term(6), true)),
+                _ => Ok(w.replica(Term(5), false)),
+            };
+            w.end_reads(&result);
+            let error = w.answers[&ask].clone().unwrap_err();
+            assert!(error.retry_after_ms.is_some() || error.code == ErrorCode::NoQuorum, "{error:?}");
+            assert_eq!(w.left("a"), Some(400), "the deadline has not moved");
+        }
+    }
+}
+
+#[test]
+fn a_leader_frozen_after_a_renewal_came_cannot_expire_the_lease_under_the_next_leader() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 1000);
+    w.pass(ms(900));
+    w.renew("a", ONE, token);
+    w.freeze(ms(20_000));
+    w.end_reads(&Err(ErrorBody::new(ErrorCode::NoQuorum, "not confirmed")));
+    w.pass(ms(2000));
+    assert_eq!(w.proposed.len(), 1, "it still believes that it leads");
+    // Another leads by now: whatever this one still gets into a log is an entry of a later term.
+    w.term = Term(6);
+    w.settle();
+    assert!(w.is_live("a"));
+}
+
+#[test]
+fn a_new_leader_starts_every_lease_in_full() {
+    let mut w = World::new();
+    w.acquire("a", "x", ONE, 1000);
+    w.pass(ms(900));
+    let mut next = World::new();
+    next.tables = w.tables.clone();
+    next.now = w.now;
+    next.freeze(ms(200));
+    next.show();
+    assert_eq!(next.left("a"), Some(1000));
+    next.pass(ms(999));
+    assert!(next.proposed.is_empty());
+    next.pass(ms(1));
+    assert_eq!(next.proposed.len(), 1);
+}
+
+#[test]
+fn a_write_of_the_holder_restarts_the_clock_and_other_writes_do_not() {
+    let mut w = World::new();
+    let spec = |at: i64| {
+        move |s: &mut LeaseSpec| {
+            s.holder = Some("k8s".to_owned());
+            s.duration_ms = Some(1000);
+            s.renewed = Some(MicroTime(at));
+        }
+    };
+    w.put("a", spec(1));
+    w.pass(ms(700));
+    // However wrong the client's clock is: that it has written counts, not what.
+    w.put("a", spec(-5));
+    assert_eq!(w.left("a"), Some(1000));
+    w.pass(ms(300));
+    w.put("a", |s| s.preferred_holder = Some("better".to_owned()));
+    assert_eq!(w.left("a"), Some(700), "a coordinator's wish is not the holder's");
+    w.pass(ms(700));
+    w.settle();
+    assert!(!w.is_live("a"));
+    w.put("a", spec(9));
+    assert!(w.is_live("a"));
+    assert_eq!(w.left("a"), Some(1000), "renewed again by the same holder");
+}
+
+#[test]
+fn to_acquire_again_restarts_the_clock_even_within_the_same_millisecond() {
+    let mut w = World::new();
+    let at = WallTime(77);
+    let acquire = |w: &mut World| {
+        let holder = "x".to_owned();
+        let change = Change::AcquireLease { key: lease("a"), holder, session: ONE, duration_ms: 1000, uid: Uid(1) };
+        w.apply(&Command::idempotent(at, Principal::Operator, "test").change(change)).unwrap();
+        w.show();
+    };
+    acquire(&mut w);
+    w.pass(ms(900));
+    acquire(&mut w);
+    assert_eq!(w.left("a"), Some(1000));
+}
+
+#[test]
+fn a_shorter_duration_takes_nothing_back_that_was_promised() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 10_000);
+    assert_eq!(w.renew_now("a", ONE, token), renewed(10_000));
+    w.put("a", |s| s.duration_ms = Some(1000));
+    assert!(w.left("a").unwrap() > 9000);
+    assert_eq!(w.renew_now("a", ONE, token), renewed(1000), "from now on");
+}
+
+#[test]
+fn a_lease_without_a_duration_has_no_clock_and_its_holder_may_renew_it() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 1000);
+    w.put("a", |s| s.duration_ms = None);
+    assert_eq!(w.left("a"), None);
+    assert!(matches!(w.renew_now("a", ONE, token).unwrap()[..], [Renewal::Renewed { .. }]));
+    w.pass(ms(3_600_000));
+    assert!(w.proposed.is_empty());
+}
+
+#[test]
+fn whoever_comes_too_much_is_told_when_to_come_back() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 1000);
+    let many = vec![(lease("a"), token); w.config.max_waiting];
+    let first = w.renew_all(ONE, many);
+    let second = w.renew("a", ONE, token);
+    let error = w.answers[&second].clone().unwrap_err();
+    assert_eq!(error.code, ErrorCode::TooManyRequests);
+    assert!(error.retry_after_ms.is_some());
+    w.confirm();
+    assert!(w.answers[&first].is_ok());
+    assert_eq!(w.keeper.waiting(), 0);
+    assert_eq!(w.renew_now("a", ONE, token), renewed(1000), "there is room again");
+}
+
+#[test]
+fn a_renewal_that_is_never_confirmed_ends_with_its_askers_patience() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 60_000);
+    w.renew("a", ONE, token);
+    w.pass(ms(10));
+    w.renew("a", ONE, token);
+    let third = w.renew("a", ONE, token);
+    assert_eq!(w.reads.len(), 2, "the bound of reads under way");
+    w.pass(ms(5100));
+    assert_eq!(w.answers[&third].clone().unwrap_err().code, ErrorCode::TimedOut);
+}
+
+#[test]
+fn time_left_is_told_of_leases_with_a_clock() {
+    let mut w = World::new();
+    w.acquire("a", "x", ONE, 1000);
+    w.acquire("b", "x", ONE, 500);
+    w.pass(ms(100));
+    let asked = vec![lease("a"), lease("b"), lease("none")];
+    let left: Vec<_> = w.keeper.remaining(w.now, asked).into_values().collect();
+    assert_eq!(left, [900, 400]);
+    let soonest: Vec<_> = w.keeper.soonest(w.now, 1).into_iter().map(|(key, _)| key).collect();
+    assert_eq!(soonest, [lease("b")]);
+    w.pass(ms(500));
+    assert_eq!(w.left("b"), Some(0), "its expiry is under way");
+    w.end(w.proposed[0].request, Outcome::Applied);
+    assert_eq!(w.left("b"), None);
+}
