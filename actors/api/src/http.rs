@@ -28,6 +28,7 @@ use tokio::time::timeout;
 use tower_service::Service as _;
 
 use crate::core::NO_IDENTITY;
+use crate::kube;
 use crate::service::{Service, refusal_error};
 
 /// A client that takes longer to send its header is let go.
@@ -41,10 +42,10 @@ const AHEAD: u32 = 64 * 1024;
 
 /// Who speaks on one connection.
 #[derive(Clone)]
-struct Peer {
-    service: Service,
-    caller: Principal,
-    refused: Option<Refusal>,
+pub(crate) struct Peer {
+    pub(crate) service: Service,
+    pub(crate) caller: Principal,
+    pub(crate) refused: Option<Refusal>,
     /// Whose body is being read.
     reading: Arc<Mutex<()>>,
 }
@@ -116,6 +117,9 @@ fn routes() -> Router {
 
 /// Decides about a request before its body is read, and then reads it.
 async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request, next: Next) -> Response {
+    if kube::serves(request.uri().path()) {
+        return kube::serve(&peer, request).await;
+    }
     let for_all = matches!(request.uri().path(), "/livez" | "/v1/openapi.json");
     if let Some(refused) = peer.refuses().filter(|_| !for_all) {
         return refused;
@@ -124,18 +128,9 @@ async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request
     if body.is_end_stream() {
         return next.run(axum::extract::Request::from_parts(head, body)).await;
     }
-    let limit = peer.service.ports.limits.body;
-    let reading = async {
-        let _turn = peer.reading.lock().await;
-        to_bytes(body, limit).await
-    };
-    match timeout(BODY_DEADLINE, reading).await {
-        Ok(Ok(bytes)) => next.run(axum::extract::Request::from_parts(head, Body::from(bytes))).await,
-        Ok(Err(_)) => {
-            let text = format!("the body is larger than {limit} bytes, or was cut off");
-            error_response(&ErrorBody::new(ErrorCode::TooLarge, text))
-        }
-        Err(_) => error_response(&ErrorBody::new(ErrorCode::TimedOut, "the body did not come in time")),
+    match peer.body(body).await {
+        Ok(bytes) => next.run(axum::extract::Request::from_parts(head, Body::from(bytes))).await,
+        Err(error) => error_response(&error),
     }
 }
 
@@ -192,6 +187,23 @@ async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
 }
 
 impl Peer {
+    /// Reads a body: one at a time per connection, within a limit and a time.
+    pub(crate) async fn body(&self, body: Body) -> Result<Bytes, ErrorBody> {
+        let limit = self.service.ports.limits.body;
+        let reading = async {
+            let _turn = self.reading.lock().await;
+            to_bytes(body, limit).await
+        };
+        match timeout(BODY_DEADLINE, reading).await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(_)) => {
+                let text = format!("the body is larger than {limit} bytes, or was cut off");
+                Err(ErrorBody::new(ErrorCode::TooLarge, text))
+            }
+            Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "the body did not come in time")),
+        }
+    }
+
     /// What everything that needs an identity is answered, if this client has none that holds.
     fn refuses(&self) -> Option<Response> {
         if let Some(refusal) = &self.refused {

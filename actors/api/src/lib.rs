@@ -11,6 +11,7 @@ mod actors;
 mod answer;
 pub mod core;
 mod http;
+mod kube;
 mod leases;
 mod native;
 mod ports;

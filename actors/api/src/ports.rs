@@ -49,6 +49,8 @@ pub struct ApiLimits {
     pub longest: Duration,
     /// Requests in progress in one process. Chosen so that their memory stays in the tens of megabytes.
     pub in_progress: u64,
+    /// Watch streams open in one process; each may hold one portion of lines.
+    pub watches: u64,
     /// Requests in progress on one native connection; the next one is read when one of them is answered.
     pub in_flight: usize,
     /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. The largest is a node update with labels.
@@ -62,6 +64,7 @@ impl Default for ApiLimits {
         Self {
             longest: Duration::from_secs(120),
             in_progress: 8192,
+            watches: 4096,
             in_flight: 256,
             body: 64 * 1024,
             socket_connections: 512,

@@ -27,6 +27,8 @@ pub struct Counters {
     pub refused: AtomicU64,
     pub overloaded: AtomicU64,
     pub in_progress: AtomicU64,
+    /// Open watch streams.
+    pub watches: AtomicU64,
 }
 
 /// One request on its way.
@@ -68,17 +70,28 @@ impl Service {
             (given, _) => given,
         };
         let asked = Asked { caller, request_id, deadline: Instant::now() + timeout, request: call.request };
+        let _place = self.enter()?;
+        let result = self.while_the_half_lasts(&asked, relayed).await;
+        let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
+        counter.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    /// A place among the requests in progress, until dropped.
+    pub(crate) fn enter(&self) -> Result<Place<'_>, ErrorBody> {
         if self.counters.in_progress.fetch_add(1, Ordering::Relaxed) >= self.ports.limits.in_progress {
             self.counters.in_progress.fetch_sub(1, Ordering::Relaxed);
             self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
             let full = ErrorBody::new(ErrorCode::TooManyRequests, "too many requests are in progress here; retry");
             return Err(full.retry_after(Duration::from_millis(500)));
         }
-        let _place = Place(&self.counters);
-        let result = self.while_the_half_lasts(&asked, relayed).await;
-        let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
-        counter.fetch_add(1, Ordering::Relaxed);
-        result
+        Ok(Place(&self.counters))
+    }
+
+    /// A place among the watches, until dropped; `None`: there is none left.
+    pub(crate) fn watch_place(&self) -> Option<Watching> {
+        let place = Watching(Arc::clone(&self.counters));
+        (self.counters.watches.fetch_add(1, Ordering::Relaxed) < self.ports.limits.watches).then_some(place)
     }
 
     /// A manager half that stops takes the answers of its actors with it: what was asked of it is not waited for.
@@ -202,7 +215,14 @@ fn final_code(trouble: &str) -> Option<ErrorCode> {
     }
 }
 
-struct Place<'a>(&'a Counters);
+pub(crate) struct Watching(Arc<Counters>);
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.watches.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) struct Place<'a>(&'a Counters);
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.0.in_progress.fetch_sub(1, Ordering::Relaxed);

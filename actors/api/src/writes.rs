@@ -8,7 +8,8 @@ use muster_kernel::{AskError, Clock};
 use muster_messages::protocol::{CertAuthorityMsg, MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg};
 use muster_messages::wire::{PeerCall, Request};
 use muster_messages::{
-    Change, Command, ErrorBody, ErrorCode, Guard, NodeId, NodeRecord, Replica, RequestId, Revision, Role, Tables, Token,
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, NodeId, NodeRecord, Replica, RequestId, Revision,
+    Role, Tables, Token,
 };
 use serde_json::{Value, json};
 
@@ -19,6 +20,13 @@ use crate::service::{Asked, Service};
 
 /// The pause between two attempts to reach a leader. A leader change takes tens of milliseconds.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// How a proposal ended.
+pub(crate) enum Proposed {
+    /// At this revision; the copy has applied it.
+    Applied(Revision, Arc<Replica>),
+    Refused(CommandRefusal),
+}
 
 impl Service {
     pub(crate) async fn write(
@@ -232,6 +240,7 @@ impl Service {
                 json!({"leader": leader})
             }
             Request::Lease(request) => return self.lead_lease(manager, asked, request).await,
+            Request::Kube(call) => return self.lead_kube(manager, asked, call).await,
             _ => return self.staleable_or_refuse(manager, asked).await,
         };
         Ok(answer.to_string())
@@ -284,6 +293,19 @@ impl Service {
         asked: &Asked,
         command: Command,
     ) -> Result<Arc<Replica>, ErrorBody> {
+        match self.try_propose(manager, asked, command).await? {
+            Proposed::Applied(_, replica) => Ok(replica),
+            Proposed::Refused(refusal) => Err(self.proposal_error(manager, ProposeError::Refused(refusal))),
+        }
+    }
+
+    /// Proposes; a refusal is an outcome.
+    pub(crate) async fn try_propose(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        command: Command,
+    ) -> Result<Proposed, ErrorBody> {
         let deadline_ms = asked.left_ms();
         let command = Box::new(command);
         let proposed = manager.raft.ask(asked.left() + Duration::from_millis(200), |reply| RaftMemberMsg::Propose {
@@ -292,6 +314,7 @@ impl Service {
             reply,
         });
         let applied = match proposed.await {
+            Ok(Err(ProposeError::Refused(refusal))) => return Ok(Proposed::Refused(refusal)),
             Ok(done) => done.map_err(|e| self.proposal_error(manager, e))?,
             // The raft member restarted with the proposal in its mailbox or in flight: the request id makes a retry safe.
             Err(AskError::Closed | AskError::Down) if asked.request_id != RequestId(0) => return Err(not_leading()),
@@ -304,7 +327,7 @@ impl Service {
         let seen = tokio::time::timeout(margin, changes.wait_for(|r| r.tables.revision >= applied.revision)).await;
         let late =
             |_| ErrorBody::new(ErrorCode::UnknownOutcome, "applied, but not seen in time: look before you retry");
-        Ok(seen.map_err(late)?.map_err(gone)?.clone())
+        Ok(Proposed::Applied(applied.revision, seen.map_err(late)?.map_err(gone)?.clone()))
     }
 
     fn proposal_error(&self, manager: &ManagerPorts, error: ProposeError) -> ErrorBody {

@@ -35,6 +35,11 @@ impl ObjectFeed {
         self.history().since(seen, most)
     }
 
+    /// See [`History::change_at`].
+    pub fn change_at(&self, revision: Revision, key: &ObjectKey) -> Option<Arc<ObjectChange>> {
+        self.history().change_at(revision, key)
+    }
+
     /// See [`History::touched_since`].
     pub fn touched_since(&self, key: &ObjectKey, seen: Revision) -> Result<bool, Expired> {
         self.history().touched_since(key, seen)

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use muster_messages::{
-    Change, Command, CommandRefusal, Event, EventKind, NodeId, ObjectChange, ObjectKey, Outcome, Principal, RequestId,
-    Revision, Tables, Term, WallTime,
+    Change, Command, CommandRefusal, Event, EventKind, NodeId, ObjectChange, Outcome, Principal, RequestId, Revision,
+    Tables, Term, WallTime,
 };
 
 use crate::sabotage::{Sabotage, mood};
@@ -55,7 +55,7 @@ pub fn apply_watched(
     command: &Command,
     seen: &mut Vec<ObjectChange>,
 ) -> Result<(), CommandRefusal> {
-    let mut touched: Vec<_> = command.changes.iter().filter_map(touched).collect();
+    let mut touched: Vec<_> = command.changes.iter().filter_map(Change::object).collect();
     touched.sort_unstable();
     touched.dedup();
     let touched: Vec<_> = touched.into_iter().map(|key| (tables.objects.get(&key).cloned(), key)).collect();
@@ -71,18 +71,6 @@ pub fn apply_watched(
         }
     }
     Ok(())
-}
-
-/// The object that a change is about.
-fn touched(change: &Change) -> Option<ObjectKey> {
-    match change {
-        Change::CreateObject(object) | Change::UpdateObject { object, .. } => Some(object.key()),
-        Change::DeleteObject { key, .. }
-        | Change::AcquireLease { key, .. }
-        | Change::ReleaseLease { key, .. }
-        | Change::ExpireLease(key) => Some(key.clone()),
-        _ => None,
-    }
 }
 
 /// Applies an entry that carries nothing (a new leader's first one).

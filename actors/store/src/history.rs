@@ -91,6 +91,13 @@ impl History {
         Ok(out)
     }
 
+    /// What the entry at this revision did to an object; `None`: nothing, or it is forgotten.
+    pub fn change_at(&self, revision: Revision, key: &ObjectKey) -> Option<Arc<ObjectChange>> {
+        let first = self.changes.partition_point(|(_, change)| change.revision < revision);
+        let mut entry = self.changes.range(first..).take_while(|(_, change)| change.revision == revision);
+        entry.find(|(_, change)| change.key == *key).map(|(_, change)| Arc::clone(change))
+    }
+
     /// Whether an object changed after `seen`.
     pub fn touched_since(&self, key: &ObjectKey, seen: Revision) -> Result<bool, Expired> {
         if seen < self.complete_after {

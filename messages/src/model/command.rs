@@ -258,6 +258,20 @@ pub enum Change {
     DeleteAccessToken(String),
 }
 
+impl Change {
+    /// The object that it is about, if it is about one.
+    pub fn object(&self) -> Option<ObjectKey> {
+        match self {
+            Change::CreateObject(object) | Change::UpdateObject { object, .. } => Some(object.key()),
+            Change::DeleteObject { key, .. }
+            | Change::AcquireLease { key, .. }
+            | Change::ReleaseLease { key, .. }
+            | Change::ExpireLease(key) => Some(key.clone()),
+            _ => None,
+        }
+    }
+}
+
 /// Why a command changed nothing. Part of the conversation, not a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommandRefusal {

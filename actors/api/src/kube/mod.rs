@@ -1,0 +1,259 @@
+//! The Kubernetes subset over HTTP: who asks, which copy answers, and the way of a write to the leader. What a request
+//! means and how answers look is `muster-kubernetes`' business.
+//!
+//! Keeps  KUBE-1  nothing is denied from a copy that is not confirmed: without quorum the answer is 503, never 404.
+//!        KUBE-2  a token is judged by the copy that answers, so a revoked user gets nothing more.
+
+mod proxy;
+mod watch;
+mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use muster_kernel::Clock;
+use muster_kubernetes::{Ask, Freshness, Head, Status, Takes, Verb};
+use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Request as Asked};
+use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables};
+use tokio::time::{Instant, timeout_at};
+
+use crate::access::bearer;
+use crate::core::may_touch;
+use crate::http::Peer;
+use crate::ports::ManagerPorts;
+
+/// How long a client waits that does not say so, and the longest that any may wait for one answer.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a quorum is waited for: longer than a leader change, shorter than clients wait.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Whether a path belongs to the subset.
+pub(crate) fn serves(path: &str) -> bool {
+    let first = path.strip_prefix('/').unwrap_or(path).split('/').next();
+    matches!(first, Some("api" | "apis" | "version" | "healthz" | "readyz" | "openapi"))
+}
+
+/// Answers one request.
+pub(crate) async fn serve(peer: &Peer, request: Request) -> Response {
+    match Box::pin(attempt(peer, request)).await {
+        Ok(response) => response,
+        Err(status) => respond(status.into()),
+    }
+}
+
+/// An answer as it travels.
+fn respond(answer: KubeAnswer) -> Response {
+    let content_type = muster_kubernetes::content_type(&answer);
+    let mut response = Response::new(Body::from(answer.body));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if let Some(secs) = answer.retry_after_s {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(secs));
+    }
+    for warning in answer.warnings {
+        // 299: miscellaneous and persistent; `-`: the agent does not say who it is (RFC 7234, section 5.5).
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - {warning:?}")) {
+            headers.append(header::WARNING, value);
+        }
+    }
+    response
+}
+
+fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
+    let (head, body) = request.into_parts();
+    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+    let ask = muster_kubernetes::route(Head {
+        method: head.method.as_str(),
+        target,
+        content_type: text(&head.headers, header::CONTENT_TYPE),
+        accept: text(&head.headers, header::ACCEPT),
+        user_agent: text(&head.headers, header::USER_AGENT),
+    })?;
+    let service = &peer.service;
+    if ask.is_public() {
+        return Ok(respond(muster_kubernetes::document(&ask, env!("CARGO_PKG_VERSION"))));
+    }
+    let token = head.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default().to_owned());
+    let Some(manager) = service.ports.manager.borrow().clone() else {
+        let facts = (service.ports.facts)();
+        let own = peer.caller == Principal::Node(facts.id);
+        if token.is_none() && !own {
+            return Err(match peer.caller {
+                Principal::Anonymous => nobody(),
+                _ => ErrorBody::new(ErrorCode::NotAManager, not_a_manager(&facts.managers)).into(),
+            });
+        }
+        let body = peer.body(body).await?;
+        return Ok(proxy::pass_on(&service.ports.dialer, &facts.managers, &head, body).await?);
+    };
+    let who = Who { peer: peer.caller.clone(), token };
+    if who.token.is_none()
+        && let Some(refusal) = &peer.refused
+    {
+        return Err(Status::new(muster_kubernetes::Reason::Forbidden, refusal.message.clone()));
+    }
+    // Before the body is read: nobody who will be refused costs more than a header.
+    let caller = who.known(service, &manager).await?;
+    let deadline = Instant::now() + ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(LONGEST_TIMEOUT);
+    match ask.takes {
+        Takes::Document => Ok(respond(muster_kubernetes::document(&ask, env!("CARGO_PKG_VERSION")))),
+        Takes::Identity => Ok(respond(muster_kubernetes::self_review(&name_of(&caller), &groups_of(&caller)))),
+        Takes::Authorization => {
+            let body = peer.body(body).await?;
+            let question = muster_kubernetes::access_review(&ask, &body)?;
+            let namespace = if question.namespace.is_empty() { "*" } else { question.namespace.as_str() };
+            let copy = manager.replica.borrow().clone();
+            let allowed = question.path.is_empty() && may_touch(&copy.tables, &caller, namespace).is_ok()
+                || !question.path.is_empty() && question.verb == "get";
+            Ok(respond(muster_kubernetes::access_answer(&question, allowed, "")))
+        }
+        Takes::Read => {
+            let _place = service.enter()?;
+            let copy = fresh_copy(peer, &manager, ask.freshness(), deadline).await?;
+            who.may(&ask, &copy.tables)?;
+            Ok(respond(muster_kubernetes::answer(&ask, &copy.tables, Clock.wall())?))
+        }
+        Takes::Watch => {
+            let copy = fresh_copy(peer, &manager, ask.freshness(), deadline).await?;
+            who.may(&ask, &copy.tables)?;
+            watch::stream(service, manager, who, &ask, &copy.tables)
+        }
+        Takes::Write => {
+            let body = peer.body(body).await?;
+            let call = KubeCall {
+                method: head.method.to_string(),
+                target: target.to_owned(),
+                content_type: text(&head.headers, header::CONTENT_TYPE).map(str::to_owned),
+                accept: text(&head.headers, header::ACCEPT).map(str::to_owned),
+                user_agent: text(&head.headers, header::USER_AGENT).map(str::to_owned),
+                body: body.to_vec(),
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let call = ApiCall {
+                id: 0,
+                request_id: RequestId::fresh(Clock.wall(), rand::random()),
+                timeout_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+                request: Asked::Kube(call),
+            };
+            let answer = service.answer(caller, call).await?;
+            let answer: KubeAnswer = serde_json::from_str(&answer)
+                .map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))?;
+            Ok(respond(answer))
+        }
+    }
+}
+
+fn nobody() -> Status {
+    Status::unauthorized("this needs a bearer token or a client certificate: `muster kubeconfig` makes a file with one")
+}
+
+fn not_a_manager(managers: &[String]) -> String {
+    match managers.first() {
+        Some(first) => format!("this node is no manager and vouches for no certificate; ask one, for example {first}"),
+        None => "this node is no manager, and knows none".to_owned(),
+    }
+}
+
+/// Who asks: by a bearer token where there is one, by the connection otherwise.
+#[derive(Clone)]
+struct Who {
+    peer: Principal,
+    token: Option<String>,
+}
+
+impl Who {
+    /// By this copy. `None`: nobody whom it knows.
+    fn by(&self, tables: &Tables) -> Option<Principal> {
+        match &self.token {
+            Some(header) => bearer(tables, header, Clock.wall()),
+            None => Some(self.peer.clone()).filter(|who| *who != Principal::Anonymous),
+        }
+    }
+
+    /// A copy that is a moment behind may not know a token that was just made.
+    async fn known(&self, service: &crate::Service, manager: &ManagerPorts) -> Result<Principal, Status> {
+        let known = self.by(&manager.replica.borrow().tables);
+        match known {
+            Some(who) => Ok(who),
+            None if self.token.is_none() => Err(nobody()),
+            None => {
+                let copy = service.copy(manager, PATIENCE).await?;
+                self.by(&copy.tables).ok_or_else(nobody)
+            }
+        }
+    }
+
+    /// Whether it may ask this, by this copy.
+    fn may(&self, ask: &Ask, tables: &Tables) -> Result<(), Status> {
+        may(self.by(tables).as_ref(), ask, tables)
+    }
+}
+
+fn may(caller: Option<&Principal>, ask: &Ask, tables: &Tables) -> Result<(), Status> {
+    let caller = caller.ok_or_else(nobody)?;
+    // Documents and questions about oneself need an identity, no permission.
+    if ask.verb == Verb::None {
+        return Ok(());
+    }
+    let namespace = ask.namespace.as_deref().unwrap_or("*");
+    may_touch(tables, caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))
+}
+
+/// As Kubernetes spells names of users.
+fn name_of(caller: &Principal) -> String {
+    match caller {
+        Principal::User(name) | Principal::Admin(name) => name.to_string(),
+        Principal::Node(id) => format!("system:node:{id}"),
+        Principal::Operator => "muster:operator".to_owned(),
+        Principal::Anonymous => "system:anonymous".to_owned(),
+        Principal::Cluster => "muster:cluster".to_owned(),
+    }
+}
+
+fn groups_of(caller: &Principal) -> Vec<String> {
+    let own = match caller {
+        Principal::User(_) => "muster:users",
+        Principal::Admin(_) | Principal::Operator => "system:masters",
+        Principal::Node(_) => "system:nodes",
+        Principal::Anonymous | Principal::Cluster => return vec![],
+    };
+    vec![own.to_owned(), "system:authenticated".to_owned()]
+}
+
+/// A copy that may answer.
+async fn fresh_copy(
+    peer: &Peer,
+    manager: &ManagerPorts,
+    freshness: Freshness,
+    deadline: Instant,
+) -> Result<Arc<Replica>, Status> {
+    let by = deadline.min(Instant::now() + PATIENCE);
+    match freshness {
+        Freshness::Any => {
+            let copy = manager.replica.borrow().clone();
+            if copy.tables.cluster.is_some() {
+                return Ok(copy);
+            }
+            Ok(peer.service.copy(manager, by.saturating_duration_since(Instant::now())).await?)
+        }
+        Freshness::Now => Ok(peer.service.copy(manager, by.saturating_duration_since(Instant::now())).await?),
+        Freshness::AtLeast(revision) => {
+            let mut copies = manager.replica.clone();
+            let reached = timeout_at(by, copies.wait_for(|copy| copy.tables.revision >= revision)).await;
+            match reached {
+                Ok(Ok(copy)) => Ok(copy.clone()),
+                _ => Err(Status::too_new(revision, manager.replica.borrow().tables.revision)),
+            }
+        }
+    }
+}

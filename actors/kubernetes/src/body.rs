@@ -1,0 +1,81 @@
+//! From a body's bytes to JSON, whatever it was written in.
+
+use serde_json::Value;
+
+use crate::negotiate::Encoding;
+use crate::proto;
+use crate::status::Status;
+
+/// Reads a body. `kind` is what is expected, for protobuf that does not say.
+pub(crate) fn read(encoding: Encoding, body: &[u8], kind: &str) -> Result<Value, Status> {
+    match encoding {
+        Encoding::Json => json(body),
+        Encoding::Protobuf => proto::decode(body, kind),
+        Encoding::Yaml => yaml(body),
+    }
+}
+
+pub(crate) fn json(body: &[u8]) -> Result<Value, Status> {
+    if body.is_empty() {
+        return Err(Status::bad_request("the body is empty"));
+    }
+    serde_json::from_slice(body).map_err(|error| Status::bad_request(format!("the body is no JSON: {error}")))
+}
+
+/// Most of what is called YAML is JSON, which needs no second parser.
+pub(crate) fn yaml(body: &[u8]) -> Result<Value, Status> {
+    if let Ok(json) = serde_json::from_slice(body) {
+        return Ok(json);
+    }
+    let budget = serde_saphyr::budget! {
+        max_depth: 32,
+        max_documents: 1,
+        max_nodes: 20_000,
+        // References could make a small text a large tree; no client writes them.
+        max_aliases: 0,
+        max_merge_keys: 0,
+    };
+    let options = serde_saphyr::options! { budget: budget, with_snippet: false };
+    serde_saphyr::from_slice_with_options(body, options)
+        .map_err(|error| Status::bad_request(format!("the body is no YAML: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn yaml_is_read_as_clients_write_it() {
+        let text = "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata:\n  name: x\n  labels: {a: \"1\"}\nspec:\n  \
+                    holderIdentity: me # comment\n  leaseDurationSeconds: 15\n  renewTime: 2026-11-21T05:37:55.000000Z\n  \
+                    acquireTime: null\n";
+        let json = yaml(text.as_bytes()).unwrap();
+        assert_eq!(json["metadata"], json!({"name": "x", "labels": {"a": "1"}}));
+        assert_eq!(json["spec"]["leaseDurationSeconds"], 15);
+        assert_eq!(json["spec"]["renewTime"], "2026-11-21T05:37:55.000000Z");
+        assert_eq!(json["spec"]["acquireTime"], Value::Null);
+        assert_eq!(yaml(br#"{"a": [1]}"#).unwrap(), json!({"a": [1]}));
+    }
+
+    #[test]
+    fn a_body_that_would_grow_is_refused() {
+        let mut bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for (this, last) in "bcdefgh".chars().zip("abcdefg".chars()) {
+            bomb += &format!("{this}: &{this} [{}]\n", vec![format!("*{last}"); 9].join(","));
+        }
+        assert_eq!(yaml(bomb.as_bytes()).unwrap_err().reason.code(), 400);
+        let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
+        assert_eq!(yaml(deep.as_bytes()).unwrap_err().reason.code(), 400);
+        assert_eq!(json(deep.as_bytes()).unwrap_err().reason.code(), 400);
+        assert_eq!(json(b"").unwrap_err().reason.code(), 400);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_breaks_the_readers(text in "[-a:{}\\[\\]\"'&*!|> \n]{0,60}") {
+            let _may_refuse = yaml(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Who owns which field: what every write leaves behind, and what server-side apply is judged by.
+//!
+//! Owned are the leaves that clients write: each label, each annotation, each field of `spec`, each key of `data`. A
+//! manager that applies and the same manager that updates are two owners, as in Kubernetes.
+//!
+//! Keeps  FIELDS-1  whoever changes a field owns it alone, unless it was applied with the value that it had.
+//!        FIELDS-2  a write that changes no field changes no owner, nor any owner's time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_messages::{FieldManager, WallTime};
+use serde_json::{Map, Value, json};
+
+use crate::document::FENCING_TOKEN;
+use crate::status::Cause;
+use crate::time::Seconds;
+
+/// So many managers that update are told apart. The oldest ones become one.
+const MOST_UPDATERS: usize = 10;
+/// What the oldest managers are called together.
+const ANCIENT: &str = "ancient-changes";
+
+/// The leaves of a document, by path.
+pub(crate) type Leaves = BTreeMap<String, Value>;
+
+/// Who writes, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Writer<'a> {
+    pub manager: &'a str,
+    pub api_version: &'a str,
+    pub now: WallTime,
+}
+
+/// What can be owned of a document.
+pub(crate) fn leaves(document: &Value) -> Leaves {
+    let mut leaves = Leaves::new();
+    let maps: [&[&str]; 5] =
+        [&["metadata", "labels"], &["metadata", "annotations"], &["spec"], &["data"], &["binaryData"]];
+    for parents in maps {
+        let map = parents.iter().try_fold(document, |value, key| value.get(key)).and_then(Value::as_object);
+        for (key, value) in map.into_iter().flatten().filter(|(key, _)| *key != FENCING_TOKEN) {
+            leaves.insert(path(parents.iter().copied().chain([key.as_str()])), value.clone());
+        }
+    }
+    let whole: [&[&str]; 3] = [&["metadata", "ownerReferences"], &["immutable"], &["subsets"]];
+    for parents in whole {
+        if let Some(value) = parents.iter().try_fold(document, |value, key| value.get(key)) {
+            leaves.insert(path(parents.iter().copied()), value.clone());
+        }
+    }
+    leaves
+}
+
+/// `metadata.labels["a.b/c"]`.
+fn path<'a>(keys: impl Iterator<Item = &'a str>) -> String {
+    let mut path = String::new();
+    for key in keys {
+        if !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric()) {
+            if !path.is_empty() {
+                path.push('.');
+            }
+            path.push_str(key);
+        } else {
+            path.push_str(&format!("[{}]", Value::from(key)));
+        }
+    }
+    path
+}
+
+/// The keys of a path. What is not one ends where it stops being one.
+fn keys(path: &str) -> Vec<String> {
+    let (mut keys, mut rest) = (Vec::new(), path);
+    while !rest.is_empty() {
+        if let Some(quoted) = rest.strip_prefix('[') {
+            let mut texts = serde_json::Deserializer::from_str(quoted).into_iter::<String>();
+            let Some(Ok(key)) = texts.next() else { break };
+            keys.push(key);
+            rest = quoted.get(texts.byte_offset() + 1..).unwrap_or_default();
+        } else {
+            let plain = rest.strip_prefix('.').unwrap_or(rest);
+            let end = plain.find(['.', '[']).unwrap_or(plain.len());
+            keys.push(plain[..end].to_owned());
+            rest = &plain[end..];
+        }
+    }
+    keys
+}
+
+/// Changes a document so that its leaves are `after`, where they are `before`.
+pub(crate) fn assemble(document: &mut Value, before: &Leaves, after: &Leaves) {
+    for path in before.keys().filter(|path| !after.contains_key(*path)) {
+        set(document, path, Value::Null);
+    }
+    for (path, value) in after.iter().filter(|(path, value)| before.get(*path) != Some(value)) {
+        set(document, path, value.clone());
+    }
+}
+
+fn set(document: &mut Value, path: &str, leaf: Value) {
+    let mut place = document;
+    for key in keys(path) {
+        if !place.is_object() {
+            *place = Value::Object(Map::new());
+        }
+        place = &mut place[key];
+    }
+    *place = leaf;
+}
+
+/// The owners after a write that is no apply.
+pub(crate) fn after_update(
+    managers: &[FieldManager],
+    writer: Writer<'_>,
+    before: &Leaves,
+    after: &Leaves,
+) -> Vec<FieldManager> {
+    let changed: BTreeSet<&String> = changed(before, after).collect();
+    if changed.is_empty() {
+        return managers.to_vec();
+    }
+    let mut managers = managers.to_vec();
+    for entry in &mut managers {
+        entry.fields.retain(|field| !changed.contains(field));
+    }
+    let gained = changed.into_iter().filter(|field| after.contains_key(*field)).cloned().collect::<BTreeSet<_>>();
+    match managers.iter_mut().find(|entry| !entry.applied && entry.manager == writer.manager) {
+        Some(entry) => {
+            entry.fields.extend(gained);
+            entry.at = writer.now;
+            entry.api_version = writer.api_version.to_owned();
+        }
+        None => managers.push(writer.entry(false, gained)),
+    }
+    managers.retain(|entry| !entry.fields.is_empty());
+    bound(&mut managers);
+    managers
+}
+
+/// What becomes of the leaves and their owners when a manager applies `wanted`; or which fields are others'.
+pub(crate) fn after_apply(
+    managers: &[FieldManager],
+    writer: Writer<'_>,
+    force: bool,
+    live: &Leaves,
+    wanted: &Leaves,
+) -> Result<(Leaves, Vec<FieldManager>), Vec<Cause>> {
+    let mine = |entry: &FieldManager| entry.applied && entry.manager == writer.manager;
+    let differs = |path: &String| live.get(path) != wanted.get(path);
+    let contested: BTreeSet<&String> = wanted.keys().filter(|path| differs(path)).collect();
+    let mut conflicts = Vec::new();
+    for entry in managers.iter().filter(|entry| !mine(entry)) {
+        let owner = format!("{:?} using {}", entry.manager, entry.api_version);
+        let lost = entry.fields.iter().filter(|field| contested.contains(field));
+        conflicts.extend(lost.map(|field| Cause::owned(format!(".{field}"), &owner)));
+    }
+    if !force && !conflicts.is_empty() {
+        return Err(conflicts);
+    }
+    let mut managers = managers.to_vec();
+    for entry in managers.iter_mut().filter(|entry| !mine(entry)) {
+        entry.fields.retain(|field| !contested.contains(field));
+    }
+    let mut after = live.clone();
+    after.extend(wanted.iter().map(|(path, value)| (path.clone(), value.clone())));
+    let had = managers.iter().find(|entry| mine(entry)).map(|entry| entry.fields.clone()).unwrap_or_default();
+    for path in had.iter().filter(|path| !wanted.contains_key(*path)) {
+        if !managers.iter().any(|entry| !mine(entry) && entry.fields.contains(path)) {
+            after.remove(path);
+        }
+    }
+    let has: BTreeSet<String> = wanted.keys().cloned().collect();
+    let moved = had != has || changed(live, &after).next().is_some();
+    match managers.iter_mut().find(|entry| mine(entry)) {
+        Some(_) if !moved => {}
+        Some(entry) => *entry = writer.entry(true, has),
+        None => managers.push(writer.entry(true, has)),
+    }
+    managers.retain(|entry| !entry.fields.is_empty());
+    Ok((after, managers))
+}
+
+/// Paths whose values differ, or that only one side has.
+fn changed<'a>(before: &'a Leaves, after: &'a Leaves) -> impl Iterator<Item = &'a String> {
+    let gone = before.keys().filter(|path| !after.contains_key(*path));
+    after.iter().filter(|(path, value)| before.get(*path) != Some(value)).map(|(path, _)| path).chain(gone)
+}
+
+/// The oldest managers that update become one, until there are few enough.
+fn bound(managers: &mut Vec<FieldManager>) {
+    while managers.iter().filter(|entry| !entry.applied).count() > MOST_UPDATERS {
+        let mut order: Vec<usize> = (0..managers.len()).filter(|at| !managers[*at].applied).collect();
+        order.sort_by_key(|at| managers[*at].at);
+        let (first, second) = (order[0].min(order[1]), order[0].max(order[1]));
+        let newer = managers.remove(second);
+        let entry = &mut managers[first];
+        entry.manager = ANCIENT.to_owned();
+        entry.at = entry.at.max(newer.at);
+        entry.fields.extend(newer.fields);
+    }
+}
+
+impl Writer<'_> {
+    fn entry(self, applied: bool, fields: BTreeSet<String>) -> FieldManager {
+        let (manager, api_version) = (self.manager.to_owned(), self.api_version.to_owned());
+        FieldManager { manager, applied, api_version, at: self.now, fields }
+    }
+}
+
+/// `metadata.managedFields`, with each owner's fields as a tree (`f:spec` → `f:renewTime` → nothing).
+pub(crate) fn to_json(managers: &[FieldManager]) -> Value {
+    let entry = |entry: &FieldManager| {
+        let mut tree = Value::Object(Map::new());
+        for field in &entry.fields {
+            let mut place = &mut tree;
+            for key in keys(field) {
+                place = &mut place[format!("f:{key}")];
+                if place.is_null() {
+                    *place = Value::Object(Map::new());
+                }
+            }
+        }
+        let operation = if entry.applied { "Apply" } else { "Update" };
+        json!({
+            "manager": entry.manager, "operation": operation, "apiVersion": entry.api_version,
+            "time": Seconds(entry.at).to_string(), "fieldsType": "FieldsV1", "fieldsV1": tree,
+        })
+    };
+    managers.iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn writer(manager: &str, now: i64) -> Writer<'_> {
+        Writer { manager, api_version: "coordination.k8s.io/v1", now: WallTime(now) }
+    }
+
+    fn spec(fields: &[(&str, i64)]) -> Leaves {
+        fields.iter().map(|(key, value)| (format!("spec.{key}"), Value::from(*value))).collect()
+    }
+
+    /// Who owns what, in short.
+    fn owners(managers: &[FieldManager]) -> Vec<(String, bool, Vec<&str>)> {
+        let fields = |entry: &FieldManager| {
+            entry.fields.iter().map(|f| f.trim_start_matches("spec.").to_owned()).collect::<Vec<_>>()
+        };
+        let _ = fields;
+        managers
+            .iter()
+            .map(|e| (e.manager.clone(), e.applied, e.fields.iter().map(|f| f.trim_start_matches("spec.")).collect()))
+            .collect()
+    }
+
+    fn owner<'a>(manager: &str, applied: bool, fields: &[&'a str]) -> (String, bool, Vec<&'a str>) {
+        (manager.to_owned(), applied, fields.to_vec())
+    }
+
+    #[test]
+    fn leaves_are_what_clients_write() {
+        let document = json!({
+            "kind": "Lease", "metadata": {
+                "name": "x", "uid": "u", "labels": {"app": "a", "a.b/c": "d"},
+                "annotations": {"muster.dev/fencing-token": "7", "": "odd"}, "ownerReferences": [{"uid": "o"}],
+            },
+            "spec": {"holderIdentity": "me"}, "data": {"k.json": "v"}, "immutable": true, "subsets": [],
+        });
+        let paths: Vec<String> = leaves(&document).into_keys().collect();
+        assert_eq!(
+            paths,
+            [
+                "data[\"k.json\"]",
+                "immutable",
+                "metadata.annotations[\"\"]",
+                "metadata.labels.app",
+                "metadata.labels[\"a.b/c\"]",
+                "metadata.ownerReferences",
+                "spec.holderIdentity",
+                "subsets",
+            ]
+        );
+    }
+
+    #[test]
+    fn whoever_changes_a_field_takes_it() {
+        let (before, after) = (spec(&[("a", 1), ("b", 1)]), spec(&[("a", 2), ("c", 1)]));
+        let first = after_update(&[], writer("one", 1), &Leaves::new(), &before);
+        assert_eq!(owners(&first), [owner("one", false, &["a", "b"])]);
+        let second = after_update(&first, writer("two", 2), &before, &after);
+        assert_eq!(owners(&second), [owner("two", false, &["a", "c"])], "one owns nothing any more");
+        let unchanged = after_update(&second, writer("three", 3), &after, &after);
+        assert_eq!(unchanged, second, "neither owners nor times");
+    }
+
+    #[test]
+    fn applying_over_others_fields_conflicts() {
+        let live = spec(&[("a", 1), ("b", 1)]);
+        let managers = after_update(&[], writer("one", 1), &Leaves::new(), &live);
+        let wanted = spec(&[("a", 2), ("b", 1)]);
+        let causes = after_apply(&managers, writer("two", 2), false, &live, &wanted).unwrap_err();
+        assert_eq!(causes.len(), 1, "the field with the same value is no conflict");
+        assert_eq!(causes[0].field, ".spec.a");
+        assert_eq!(causes[0].message, "conflict with \"one\" using coordination.k8s.io/v1");
+
+        let (after, managers) = after_apply(&managers, writer("two", 2), true, &live, &wanted).unwrap();
+        assert_eq!(after, wanted);
+        assert_eq!(owners(&managers), [owner("one", false, &["b"]), owner("two", true, &["a", "b"])]);
+    }
+
+    #[test]
+    fn what_is_applied_no_more_is_removed_unless_somebody_else_owns_it() {
+        let both = spec(&[("a", 1), ("b", 1)]);
+        let (live, managers) = after_apply(&[], writer("one", 1), false, &Leaves::new(), &both).unwrap();
+        let (live, managers) = after_apply(&managers, writer("two", 2), false, &live, &spec(&[("b", 1)])).unwrap();
+        let (live, managers) = after_apply(&managers, writer("one", 3), false, &live, &spec(&[("c", 1)])).unwrap();
+        assert_eq!(live, spec(&[("b", 1), ("c", 1)]), "a was one's alone, b is two's as well");
+        assert_eq!(owners(&managers), [owner("one", true, &["c"]), owner("two", true, &["b"])]);
+        let (live, _) = after_apply(&managers, writer("two", 4), false, &live, &Leaves::new()).unwrap();
+        assert_eq!(live, spec(&[("c", 1)]));
+    }
+
+    #[test]
+    fn applying_the_same_again_changes_nothing() {
+        let wanted = spec(&[("a", 1)]);
+        let (live, managers) = after_apply(&[], writer("one", 1), false, &Leaves::new(), &wanted).unwrap();
+        let again = after_apply(&managers, writer("one", 9), false, &live, &wanted).unwrap();
+        assert_eq!(again, (live, managers));
+    }
+
+    #[test]
+    fn an_updater_is_another_owner_than_the_applier_of_its_name() {
+        let live = spec(&[("renew", 1)]);
+        let (live, managers) = after_apply(&[], writer("me", 1), false, &Leaves::new(), &live).unwrap();
+        let renewed = spec(&[("renew", 2)]);
+        let managers = after_update(&managers, writer("me", 2), &live, &renewed);
+        assert_eq!(owners(&managers), [owner("me", false, &["renew"])]);
+        assert!(after_apply(&managers, writer("me", 3), false, &renewed, &live).is_err());
+    }
+
+    #[test]
+    fn ever_new_updaters_do_not_pile_up() {
+        let (mut managers, mut live) = (Vec::new(), Leaves::new());
+        for n in 0..50 {
+            let mut after = live.clone();
+            after.insert(format!("spec.f{n}"), Value::from(n));
+            managers = after_update(&managers, writer(&format!("m{n}"), n), &live, &after);
+            live = after;
+        }
+        assert_eq!(managers.len(), MOST_UPDATERS);
+        assert_eq!(managers.iter().map(|entry| entry.fields.len()).sum::<usize>(), 50, "no field loses its owner");
+        assert!(managers.iter().any(|entry| entry.manager == ANCIENT) && managers.iter().any(|e| e.manager == "m49"));
+    }
+
+    #[test]
+    fn owners_are_shown_as_trees() {
+        let fields = ["spec.renewTime", "metadata.labels[\"a.b/c\"]", "metadata.labels.app"];
+        let entry = writer("me", 1_700_000_000_000).entry(true, fields.map(str::to_owned).into());
+        assert_eq!(
+            to_json(&[entry]),
+            json!([{
+                "manager": "me", "operation": "Apply", "apiVersion": "coordination.k8s.io/v1",
+                "time": "2023-11-14T22:13:20Z", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:labels": {"f:a.b/c": {}, "f:app": {}}}, "f:spec": {"f:renewTime": {}}},
+            }])
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn paths_round_trip(keys_ in proptest::collection::vec(".{0,6}", 1..4)) {
+            prop_assert_eq!(keys(&path(keys_.iter().map(String::as_str))), keys_);
+        }
+        #[test]
+        fn no_text_breaks_a_path(text in ".{0,20}") {
+            let _keys = keys(&text);
+        }
+        #[test]
+        fn documents_become_what_their_leaves_say(labels in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5),
+                                                   others in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5)) {
+            let mut document = json!({"metadata": {"name": "x", "labels": labels}});
+            let wanted = leaves(&json!({"metadata": {"labels": others}}));
+            let before = leaves(&document);
+            assemble(&mut document, &before, &wanted);
+            let mut unknown = Vec::new();
+            let read = crate::document::Document::read(crate::resource::SERVED[0], document, &mut unknown).unwrap();
+            prop_assert_eq!(read.meta.labels, others);
+            prop_assert_eq!(read.meta.name, "x");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Patches: from what is stored, as a document, to what shall be stored.
+
+mod json_patch;
+mod strategic;
+
+use muster_messages::Object;
+use serde_json::Value;
+
+use crate::body;
+use crate::document::object_json;
+use crate::negotiate::PatchKind;
+use crate::resource::Resource;
+use crate::status::Status;
+
+/// A patch that is understood, not yet made.
+pub(crate) struct Patch {
+    change: Change,
+    /// The client named the revision that it means: the patch is guarded by it.
+    pub names_revision: bool,
+}
+
+enum Change {
+    Merge(Value),
+    Strategic(Value),
+    Json(json_patch::Operations),
+}
+
+impl Patch {
+    /// Reads a patch. (What is applied is no patch of this kind: it is a document.)
+    pub(crate) fn read(kind: PatchKind, body: &[u8]) -> Result<Self, Status> {
+        let json = body::json(body)?;
+        if kind == PatchKind::Json {
+            let operations = json_patch::Operations::read(json)?;
+            return Ok(Self { names_revision: operations.name_revision(), change: Change::Json(operations) });
+        }
+        if !json.is_object() {
+            return Err(Status::bad_request("the patch is not an object"));
+        }
+        let names_revision = json.pointer("/metadata/resourceVersion").is_some_and(|version| !version.is_null());
+        let change = if kind == PatchKind::Strategic { Change::Strategic(json) } else { Change::Merge(json) };
+        Ok(Self { change, names_revision })
+    }
+
+    /// The document that results from an object.
+    pub(crate) fn make(&self, object: &Object, resource: Resource) -> Result<Value, Status> {
+        let mut document = object_json(object, resource);
+        match &self.change {
+            Change::Merge(patch) => ::json_patch::merge(&mut document, patch),
+            Change::Strategic(patch) => strategic::merge(&mut document, patch)?,
+            Change::Json(operations) => operations.make(&mut document)?,
+        }
+        Ok(document)
+    }
+}

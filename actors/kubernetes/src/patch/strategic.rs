@@ -1,0 +1,226 @@
+//! Strategic merge patches: RFC 7386, but lists that have keys are merged by them, and directives (`$patch` …) say
+//! what merging cannot.
+//!
+//! Of the lists that our kinds have, finalizers are a set of texts and owner references go by their uid. All others are
+//! replaced.
+
+use serde_json::{Map, Value};
+
+use crate::status::Status;
+
+/// How two lists become one.
+enum Lists {
+    Replace,
+    Set,
+    ByKey(&'static str),
+}
+
+fn lists(key: &str) -> Lists {
+    match key {
+        "finalizers" => Lists::Set,
+        "ownerReferences" => Lists::ByKey("uid"),
+        _ => Lists::Replace,
+    }
+}
+
+/// Merges a patch, an object, into a document.
+pub(super) fn merge(document: &mut Value, patch: &Value) -> Result<(), Status> {
+    match (document, patch) {
+        (Value::Object(document), Value::Object(patch)) => merge_objects(document, patch),
+        (document, patch) => {
+            *document = without_directives(patch);
+            Ok(())
+        }
+    }
+}
+
+fn merge_objects(document: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), Status> {
+    match patch.get("$patch").map(|directive| directive.as_str().unwrap_or_default()) {
+        None | Some("merge") => {}
+        Some("replace") => document.clear(),
+        Some("delete") => {
+            document.clear();
+            return Ok(());
+        }
+        Some(other) => return Err(Status::bad_request(format!("$patch: {other:?} must be merge, replace or delete"))),
+    }
+    if let Some(Value::Array(kept)) = patch.get("$retainKeys") {
+        document.retain(|key, _| kept.iter().any(|name| name.as_str() == Some(key)));
+    }
+    for (key, value) in patch {
+        if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {
+            if let (Some(Value::Array(items)), Value::Array(gone)) = (document.get_mut(list), value) {
+                items.retain(|item| !gone.contains(item));
+            }
+            continue;
+        }
+        if key.starts_with('$') {
+            continue;
+        }
+        match (document.get_mut(key), value) {
+            (_, Value::Null) => {
+                document.remove(key);
+            }
+            (Some(Value::Array(items)), Value::Array(new)) => merge_lists(items, new, &lists(key))?,
+            (Some(old @ Value::Object(_)), Value::Object(_)) => merge(old, value)?,
+            // What was not there before still has its directives obeyed, and its nulls left out.
+            (_, Value::Object(_)) => {
+                let mut fresh = Value::Object(Map::new());
+                merge(&mut fresh, value)?;
+                document.insert(key.clone(), fresh);
+            }
+            (_, Value::Array(new)) => {
+                let mut items = Vec::new();
+                merge_lists(&mut items, new, &lists(key))?;
+                document.insert(key.clone(), Value::Array(items));
+            }
+            _ => {
+                document.insert(key.clone(), value.clone());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn merge_lists(items: &mut Vec<Value>, new: &[Value], how: &Lists) -> Result<(), Status> {
+    match how {
+        Lists::Replace => *items = new.iter().map(without_directives).collect(),
+        Lists::Set => {
+            for item in new {
+                if !items.contains(item) {
+                    items.push(item.clone());
+                }
+            }
+        }
+        Lists::ByKey(key) => {
+            if new.iter().any(|item| directive(item) == Some("replace")) {
+                items.clear();
+            }
+            for item in new {
+                let Some(id) = item.get(*key) else {
+                    if directive(item) == Some("replace") {
+                        continue;
+                    }
+                    return Err(Status::bad_request(format!("an item of the patch's list has no {key}")));
+                };
+                let place = items.iter().position(|old| old.get(*key) == Some(id));
+                match (place, directive(item)) {
+                    (Some(at), Some("delete")) => {
+                        items.remove(at);
+                    }
+                    (None, Some("delete")) => {}
+                    (Some(at), _) => merge(&mut items[at], item)?,
+                    (None, _) => items.push(without_directives(item)),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn directive(item: &Value) -> Option<&str> {
+    item.get("$patch").and_then(Value::as_str)
+}
+
+fn without_directives(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().filter(|(key, _)| !key.starts_with('$'));
+            Value::Object(kept.map(|(key, value)| (key.clone(), without_directives(value))).collect())
+        }
+        Value::Array(items) => items.iter().map(without_directives).collect(),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn merged(mut document: Value, patch: Value) -> Value {
+        merge(&mut document, &patch).unwrap();
+        document
+    }
+
+    #[test]
+    fn fields_are_merged_and_nulls_delete() {
+        assert_eq!(
+            merged(
+                json!({"spec": {"holderIdentity": "a", "renewTime": "t", "leaseTransitions": 3}}),
+                json!({"spec": {"holderIdentity": null, "renewTime": null, "leaseDurationSeconds": 5}})
+            ),
+            json!({"spec": {"leaseTransitions": 3, "leaseDurationSeconds": 5}})
+        );
+        assert_eq!(merged(json!({}), json!({"spec": {"a": null, "b": 1}})), json!({"spec": {"b": 1}}));
+    }
+
+    #[test]
+    fn directives_say_what_merging_cannot() {
+        let labels = || json!({"labels": {"a": "1", "b": "2"}});
+        assert_eq!(merged(labels(), json!({"labels": {"$patch": "replace", "c": "3"}})), json!({"labels": {"c": "3"}}));
+        assert_eq!(merged(labels(), json!({"labels": {"$patch": "delete"}})), json!({"labels": {}}));
+        assert_eq!(
+            merged(labels(), json!({"labels": {"$retainKeys": ["a", "c"], "c": "3"}})),
+            json!({"labels": {"a": "1", "c": "3"}})
+        );
+        assert!(merge(&mut labels(), &json!({"labels": {"$patch": "paint"}})).is_err());
+    }
+
+    #[test]
+    fn lists_with_keys_are_merged_by_them() {
+        let document = || json!({"ownerReferences": [{"uid": "1", "name": "a"}, {"uid": "2", "name": "b"}]});
+        assert_eq!(
+            merged(
+                document(),
+                json!({"ownerReferences": [{"uid": "2", "name": "c"}, {"uid": "3", "name": "d"}, {"uid": "1", "$patch": "delete"}],
+                                      "$setElementOrder/ownerReferences": [{"uid": "2"}]})
+            ),
+            json!({"ownerReferences": [{"uid": "2", "name": "c"}, {"uid": "3", "name": "d"}]})
+        );
+        assert_eq!(
+            merged(document(), json!({"ownerReferences": [{"$patch": "replace"}, {"uid": "9", "name": "z"}]})),
+            json!({"ownerReferences": [{"uid": "9", "name": "z"}]})
+        );
+        let finalizers = merged(
+            json!({"finalizers": ["a", "b"]}),
+            json!({"finalizers": ["b", "c"], "$deleteFromPrimitiveList/finalizers": ["a"]}),
+        );
+        assert_eq!(finalizers, json!({"finalizers": ["b", "c"]}));
+        assert_eq!(merged(json!({"subsets": [1, 2]}), json!({"subsets": [3]})), json!({"subsets": [3]}));
+    }
+
+    fn tree() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![Just(Value::Null), any::<bool>().prop_map(Value::from), (0..3i64).prop_map(Value::from)];
+        leaf.prop_recursive(3, 16, 4, |inner| {
+            prop_oneof![
+                proptest::collection::btree_map("[ab]|\\$patch|ownerReferences", inner.clone(), 0..3)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+                proptest::collection::vec(inner, 0..3).prop_map(Value::Array),
+            ]
+        })
+    }
+
+    /// Without lists and directives it is the other merge patch.
+    fn plain() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![Just(Value::Null), (0..3i64).prop_map(Value::from)];
+        let map = |inner| proptest::collection::btree_map("[abc]", inner, 0..4);
+        leaf.prop_recursive(3, 16, 4, move |inner| map(inner).prop_map(|m| Value::Object(m.into_iter().collect())))
+    }
+
+    proptest! {
+        #[test]
+        fn no_patch_breaks_a_document(mut document in tree(), patch in tree()) {
+            let _may_refuse = merge(&mut document, &patch);
+        }
+        #[test]
+        fn plain_patches_are_merge_patches(document in plain(), patch in plain()) {
+            let (mut ours, mut theirs) = (json!({"top": document}), json!({"top": document}));
+            let patch = json!({"top": patch});
+            merge(&mut ours, &patch).unwrap();
+            json_patch::merge(&mut theirs, &patch);
+            prop_assert_eq!(ours, theirs);
+        }
+    }
+}

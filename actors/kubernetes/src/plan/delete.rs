@@ -1,0 +1,90 @@
+//! Deletions: of one object, or of all that a selector finds.
+
+use muster_messages::{Change, Guard, Revision, Tables};
+use serde::Deserialize;
+
+use super::{Outcome, Plan};
+use crate::body;
+use crate::document::is_uid;
+use crate::query::{self, resource_version};
+use crate::resource::Resource;
+use crate::route::Ask;
+use crate::status::Status;
+
+/// Objects that one command deletes: some 100 KiB of keys.
+const MOST_AT_ONCE: usize = 500;
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Options {
+    preconditions: Option<Preconditions>,
+    dry_run: Option<Vec<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Preconditions {
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+/// The body is optional. What it says of propagation and grace is about things that are not here.
+fn options(ask: &Ask, body: &[u8]) -> Result<(Preconditions, bool), Status> {
+    if body.is_empty() {
+        return Ok((Preconditions::default(), ask.write.dry_run));
+    }
+    let json = body::read(ask.encoding, body, "DeleteOptions")?;
+    let options: Options = serde_json::from_value(json)
+        .map_err(|error| Status::bad_request(format!("the options of the deletion cannot be understood: {error}")))?;
+    let mut causes = Vec::new();
+    let dry = query::dry_run(options.dry_run.iter().flatten().map(String::as_str), &mut causes);
+    if !causes.is_empty() {
+        return Err(Status::invalid_options("DeleteOptions", causes));
+    }
+    Ok((options.preconditions.unwrap_or_default(), dry || ask.write.dry_run))
+}
+
+pub(super) fn one(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) -> Result<Plan, Status> {
+    let name = ask.name.clone().unwrap_or_default();
+    let key = ask.key().ok_or_else(Status::no_such_path)?;
+    let (preconditions, dry_run) = options(ask, body)?;
+    let object = tables.objects.get(&key).ok_or_else(|| Status::not_found(resource, &name))?;
+    let mut guards = Vec::new();
+    if let Some(uid) = preconditions.uid.filter(|uid| !uid.is_empty()) {
+        if !is_uid(&uid, object.meta.uid) {
+            return Err(Status::other_uid(resource, &name, &uid, &object.meta.uid.to_string()));
+        }
+        guards.push(Guard::ObjectUid { key: key.clone(), uid: object.meta.uid });
+    }
+    let version = preconditions.resource_version.unwrap_or_default();
+    let named =
+        resource_version(&version).ok_or_else(|| Status::bad_request("preconditions.resourceVersion is none"))?;
+    if let Some(revision) = named.map(Revision) {
+        if revision != object.meta.revision {
+            return Err(Status::modified(resource, &name));
+        }
+        guards.push(Guard::ObjectRevision { key: key.clone(), revision });
+    }
+    Ok(Plan {
+        // Whichever precondition fails later than now, the object has changed.
+        names_revision: !guards.is_empty(),
+        guards,
+        changes: vec![Change::DeleteObject { key, force: false }],
+        outcome: Outcome::Deleted(object.meta.uid),
+        ..Plan::empty(resource, name, dry_run)
+    })
+}
+
+pub(super) fn many(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) -> Result<Plan, Status> {
+    let (_, dry_run) = options(ask, body)?;
+    let selection = ask.selection(resource);
+    let mut found = selection.of(tables, None).filter_map(|(key, _)| tables.objects.get_key_value(key));
+    let (mut changes, mut objects) = (Vec::new(), Vec::new());
+    for (key, object) in found.by_ref().take(MOST_AT_ONCE) {
+        changes.push(Change::DeleteObject { key: key.clone(), force: false });
+        objects.push(object.clone());
+    }
+    let more = !dry_run && found.next().is_some();
+    let outcome = Outcome::Cleared(objects);
+    Ok(Plan { changes, more, outcome, ..Plan::empty(resource, String::new(), dry_run) })
+}

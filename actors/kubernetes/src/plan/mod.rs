@@ -1,0 +1,145 @@
+//! Writes: from a request and what is stored to a command, and from how that ended to an answer.
+//!
+//! Keeps  WRITE-1  an object is replaced only at the revision that the plan was made on, whoever writes meanwhile.
+//!        WRITE-2  a client that names a revision or a uid never writes to another one.
+//!        WRITE-3  the cluster learns of every update whether its client named a revision (`ClientWrite`).
+//! Why a plan and not a change alone: a patch without a revision is read, changed and written again until it succeeds,
+//! and only the plan knows whether that is allowed.
+
+mod delete;
+mod written;
+
+use std::sync::Arc;
+
+use muster_messages::wire::KubeAnswer;
+use muster_messages::{Change, CommandRefusal, Guard, Object, Tables, Uid, WallTime};
+use serde_json::json;
+
+use crate::answer::{json_answer, list_answer, object_answer};
+use crate::resource::Resource;
+use crate::route::{Ask, Verb};
+use crate::status::Status;
+
+/// What the proposer adds of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Context {
+    pub now: WallTime,
+    /// Random bits: a new object's uid, and the end of a generated name.
+    pub entropy: u128,
+}
+
+/// How a write is to be made.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub guards: Vec<Guard>,
+    pub changes: Vec<Change>,
+    /// An object comes into being. Where the verb is not `create`, that permission is needed as well.
+    pub creates: bool,
+    /// Nothing is to be proposed: [`Plan::done`] knows the answer already.
+    pub dry_run: bool,
+    /// There is more to delete than one command takes: plan again once this one is done.
+    pub more: bool,
+    resource: Resource,
+    name: String,
+    /// The client said which revision it means, so that a newer one is a conflict.
+    names_revision: bool,
+    /// The object was posted: that it exists is final, unless its name was made up.
+    posted: bool,
+    generated: bool,
+    warnings: Vec<String>,
+    outcome: Outcome,
+}
+
+/// What is answered when it is done.
+#[derive(Clone, Debug)]
+enum Outcome {
+    /// The object, should the command leave it so.
+    Written(Box<Object>),
+    Deleted(Uid),
+    Cleared(Vec<Arc<Object>>),
+}
+
+/// What follows from a refusal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Plan again, on a copy that has applied what refused this plan, until the client's time is over.
+    Again,
+    Finally(Status),
+}
+
+/// Plans a write on the leader's copy. A copy that lags behind what this client has been answered would refuse wrongly.
+pub fn plan(ask: &Ask, body: &[u8], tables: &Tables, context: Context) -> Result<Plan, Status> {
+    let resource = ask.resource.ok_or_else(Status::no_such_path)?;
+    match ask.verb {
+        Verb::Create => written::create(ask, resource, body, tables, context),
+        Verb::Update => written::update(ask, resource, body, tables, context),
+        Verb::Patch => written::patch(ask, resource, body, tables, context),
+        Verb::Delete => delete::one(ask, resource, body, tables),
+        Verb::DeleteCollection => delete::many(ask, resource, body, tables),
+        Verb::None | Verb::Get | Verb::List | Verb::Watch => Err(Status::bad_request("this request writes nothing")),
+    }
+}
+
+impl Plan {
+    fn empty(resource: Resource, name: String, dry_run: bool) -> Self {
+        Self {
+            guards: Vec::new(),
+            changes: Vec::new(),
+            creates: false,
+            dry_run,
+            more: false,
+            resource,
+            name,
+            names_revision: false,
+            posted: false,
+            generated: false,
+            warnings: Vec::new(),
+            outcome: Outcome::Cleared(Vec::new()),
+        }
+    }
+
+    /// What a refusal of the command means.
+    pub fn refused(&self, refusal: &CommandRefusal) -> Refused {
+        let (resource, name) = (self.resource, self.name.as_str());
+        let deleting = matches!(self.outcome, Outcome::Deleted(_));
+        Refused::Finally(match refusal {
+            CommandRefusal::Stale { .. } if !self.names_revision => return Refused::Again,
+            CommandRefusal::Stale { .. } => Status::modified(resource, name),
+            CommandRefusal::NotFound { .. } if deleting => Status::not_found(resource, name),
+            CommandRefusal::NotFound { .. } => return Refused::Again,
+            CommandRefusal::Exists { .. } if self.posted && !self.generated => Status::exists(resource, name),
+            CommandRefusal::Exists { .. } => return Refused::Again,
+            CommandRefusal::LeaseHeld { key, holder, token } => {
+                let why = format!("it is held by {holder:?} (fencing token {token}), whose time has not run out");
+                Status::conflict(resource, &key.name, &why)
+            }
+            other => Status::conflict(resource, name, &other.to_string()),
+        })
+    }
+
+    /// The answer to a dry run, or to a command that was applied. `stored` is the object as exactly this command left
+    /// it, from the history of changes: a later state, in the next writer's words, would hand this client a revision
+    /// that it must not write on. `None`: the command changed nothing.
+    pub fn done(&self, ask: &Ask, stored: Option<&Object>, now: WallTime) -> KubeAnswer {
+        let resource = self.resource;
+        let mut answer = match &self.outcome {
+            Outcome::Written(object) => {
+                let status = if self.creates { 201 } else { 200 };
+                object_answer(ask, resource, stored.unwrap_or(object), status, now)
+            }
+            Outcome::Deleted(uid) => {
+                let details = json!({"name": self.name, "group": resource.group, "kind": resource.plural(),
+                                     "uid": uid.to_string()});
+                let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
+                                    "details": details});
+                json_answer(200, &status)
+            }
+            Outcome::Cleared(objects) => {
+                let newest = objects.iter().map(|object| object.meta.revision).max().unwrap_or_default();
+                list_answer(ask, resource, objects.iter().map(AsRef::as_ref), newest, now)
+            }
+        };
+        answer.warnings = self.warnings.clone();
+        answer
+    }
+}

@@ -1,0 +1,104 @@
+//! Questions about oneself: who am I, and may I?
+
+use muster_messages::wire::KubeAnswer;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::answer::json_answer;
+use crate::body;
+use crate::route::Ask;
+use crate::status::Status;
+
+/// Answers a `SelfSubjectReview`.
+pub fn self_review(user: &str, groups: &[String]) -> KubeAnswer {
+    json_answer(
+        201,
+        &json!({
+            "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1", "metadata": {},
+            "status": {"userInfo": {"username": user, "groups": groups}},
+        }),
+    )
+}
+
+/// What a `SelfSubjectAccessReview` asks: may I do this? Texts as the client wrote them; `*` means any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct AccessQuestion {
+    /// As [`crate::Verb`] spells them, or anything else.
+    pub verb: String,
+    pub group: String,
+    /// The plural; empty when the question is about [`AccessQuestion::path`].
+    pub resource: String,
+    pub subresource: String,
+    /// Empty: all namespaces.
+    pub namespace: String,
+    /// Empty: any object.
+    pub name: String,
+    /// Of what is no resource.
+    pub path: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Spec {
+    resource_attributes: Option<AccessQuestion>,
+    non_resource_attributes: Option<AccessQuestion>,
+}
+
+/// Reads the body of a `SelfSubjectAccessReview`.
+pub fn access_review(ask: &Ask, body: &[u8]) -> Result<AccessQuestion, Status> {
+    let mut review = body::read(ask.encoding, body, "SelfSubjectAccessReview")?;
+    let spec = review.get_mut("spec").map(serde_json::Value::take).unwrap_or_default();
+    let spec: Option<Spec> = serde_json::from_value(spec)
+        .map_err(|error| Status::bad_request(format!("spec cannot be understood: {error}")))?;
+    let spec = spec.unwrap_or_default();
+    let question = spec.resource_attributes.or(spec.non_resource_attributes);
+    question.ok_or_else(|| Status::bad_request("spec asks neither about a resource nor about a path"))
+}
+
+/// Answers a `SelfSubjectAccessReview`.
+pub fn access_answer(question: &AccessQuestion, allowed: bool, reason: &str) -> KubeAnswer {
+    let AccessQuestion { verb, group, resource, subresource, namespace, name, path } = question;
+    let spec = if path.is_empty() {
+        json!({"resourceAttributes": {"verb": verb, "group": group, "resource": resource, "subresource": subresource,
+                                       "namespace": namespace, "name": name}})
+    } else {
+        json!({"nonResourceAttributes": {"verb": verb, "path": path}})
+    };
+    let review = json!({
+        "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": spec,
+        "status": {"allowed": allowed, "reason": reason},
+    });
+    json_answer(201, &review)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::{Head, Takes, route};
+    use serde_json::Value;
+
+    #[test]
+    fn whoever_asks_what_it_may_is_told() {
+        let target = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let ask = route(Head { method: "POST", target, ..Head::default() }).unwrap();
+        assert_eq!((ask.takes, ask.is_write()), (Takes::Authorization, false));
+        let body = json!({"kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes":
+            {"verb": "update", "group": "coordination.k8s.io", "resource": "leases", "namespace": "ns"}}});
+        let question = access_review(&ask, body.to_string().as_bytes()).unwrap();
+        assert_eq!(
+            (question.verb.as_str(), question.resource.as_str(), question.namespace.as_str()),
+            ("update", "leases", "ns")
+        );
+        let answer: Value = serde_json::from_str(&access_answer(&question, true, "because").body).unwrap();
+        assert_eq!(answer["status"], json!({"allowed": true, "reason": "because"}));
+
+        let body = json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/version"}}});
+        assert_eq!(access_review(&ask, body.to_string().as_bytes()).unwrap().path, "/version");
+        for bad in ["{}", "{\"spec\": {}}", "{\"spec\": 1}", "[]", ""] {
+            assert_eq!(access_review(&ask, bad.as_bytes()).unwrap_err().reason.code(), 400, "{bad}");
+        }
+        let me: Value = serde_json::from_str(&self_review("ann", &["g".to_owned()]).body).unwrap();
+        assert_eq!(me["status"]["userInfo"], json!({"username": "ann", "groups": ["g"]}));
+    }
+}

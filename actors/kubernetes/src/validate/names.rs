@@ -1,0 +1,102 @@
+//! Rules for names, keys and values of labels. Each says what is wrong, or nothing.
+
+/// Characters of a name's beginning and end, and those also allowed between.
+fn framed(text: &str, end: fn(u8) -> bool, between: &[u8]) -> bool {
+    let bytes = text.as_bytes();
+    let ends = bytes.first().is_some_and(|b| end(*b)) && bytes.last().is_some_and(|b| end(*b));
+    ends && bytes.iter().all(|b| end(*b) || between.contains(b))
+}
+
+fn lower(b: u8) -> bool {
+    b.is_ascii_lowercase() || b.is_ascii_digit()
+}
+
+fn alphanumeric(b: u8) -> bool {
+    b.is_ascii_alphanumeric()
+}
+
+/// RFC 1123: `my-name`.
+pub(crate) fn dns_label(name: &str) -> Option<&'static str> {
+    if name.len() > 63 {
+        return Some("must be no more than 63 bytes");
+    }
+    (!framed(name, lower, b"-")).then_some(
+        "must consist of lower case letters, digits and '-', and must begin and end with a letter or a digit",
+    )
+}
+
+/// RFC 1123: `my.name`.
+pub(crate) fn dns_subdomain(name: &str) -> Option<&'static str> {
+    if name.len() > 253 {
+        return Some("must be no more than 253 bytes");
+    }
+    (!name.split('.').all(|part| framed(part, lower, b"-"))).then_some(
+        "must consist of lower case letters, digits, '-' and '.', and each part between dots must begin and end with \
+         a letter or a digit",
+    )
+}
+
+/// Names of candidates, and keys of config maps.
+pub(crate) fn config_key(name: &str) -> Option<&'static str> {
+    if name.len() > 253 {
+        return Some("must be no more than 253 bytes");
+    }
+    if name == "." || name.starts_with("..") {
+        return Some("must not be '.' or begin with '..'");
+    }
+    let legal = !name.is_empty() && name.bytes().all(|b| alphanumeric(b) || b"-_.".contains(&b));
+    (!legal).then_some("must consist of letters, digits, '-', '_' and '.'")
+}
+
+/// Keys of labels and annotations, and strategies: `name` or `example.com/name`.
+pub(crate) fn qualified(key: &str) -> Option<&'static str> {
+    let name = match key.split_once('/') {
+        None => key,
+        Some((prefix, name)) => {
+            if dns_subdomain(prefix).is_some() || name.contains('/') {
+                return Some("must have one '/' at most, and a DNS subdomain before it");
+            }
+            name
+        }
+    };
+    if name.len() > 63 {
+        return Some("its name must be no more than 63 bytes");
+    }
+    (!framed(name, alphanumeric, b"-_.")).then_some(
+        "its name must consist of letters, digits, '-', '_' and '.', and must begin and end with a letter or a digit",
+    )
+}
+
+/// Values of labels, which may be empty.
+pub(crate) fn label_value(value: &str) -> Option<&'static str> {
+    if value.len() > 63 {
+        return Some("must be no more than 63 bytes");
+    }
+    (!value.is_empty() && !framed(value, alphanumeric, b"-_.")).then_some(
+        "must be empty or consist of letters, digits, '-', '_' and '.', and must begin and end with a letter or a digit",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rule: fn(&str) -> Option<&'static str>, good: &[&str], bad: &[&str]) {
+        for name in good {
+            assert_eq!(rule(name), None, "{name}");
+        }
+        for name in bad {
+            assert!(rule(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_are_judged() {
+        let (long, longest) = ("a".repeat(64), "a.".repeat(127));
+        check(dns_label, &["a", "a-b", "0"], &["", "-a", "a-", "A", "a.b", "a_b", "ä", &long]);
+        check(dns_subdomain, &["a", "a.b-c", &long, &longest[..253]], &["", ".", "a..b", "a.-b", "A", &longest]);
+        check(config_key, &["a", "A_b.c-", "-", ".a", "a.."], &["", ".", "..", "..a", "a/b", "a b"]);
+        check(qualified, &["a", "A_b.c", "a.b/C"], &["", "/a", "a/", "a/b/c", "A/b", "-a", &long]);
+        check(label_value, &["", "a", "A_b.c"], &["-", "a-", "a b", "a/b", &long]);
+    }
+}

@@ -1,0 +1,162 @@
+//! Watches: one client's view of a selection, event by event.
+//!
+//! Owns   what one stream has told: the objects it began with, the revision up to which it is complete.
+//! Hears  changes of objects in the order of the log.     Says  lines of JSON, one event each.
+//! Keeps  EVENTS-1  a client that applies all events has the objects of its selection, as of the revision it saw last.
+//!        EVENTS-2  the revisions of a stream never go back.
+//! Why the state before a change matters: an object that enters the selection is an addition to whoever watches, one
+//! that leaves it a deletion, whatever happened to the object itself.
+
+use muster_messages::{Object, ObjectChange, ObjectKey, Revision, Tables, WallTime};
+use serde_json::{Value, json};
+
+use crate::document::object_json;
+use crate::negotiate::Format;
+use crate::query::Include;
+use crate::resource::Resource;
+use crate::route::Ask;
+use crate::select::Selection;
+use crate::status::Status;
+use crate::table::{self, Rows};
+
+/// Tells a client that asked for initial events that it has them all.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// One watch stream. Drained with [`Watcher::initial`], then fed with what the history says came after
+/// [`Watcher::after`].
+#[derive(Debug)]
+pub struct Watcher {
+    resource: Resource,
+    selection: Selection,
+    format: Format,
+    include: Include,
+    /// The client takes bookmarks.
+    bookmarks: bool,
+    beginning: Option<Beginning>,
+    after: Revision,
+    /// A table's columns are told once.
+    columns: bool,
+}
+
+/// What a stream begins with.
+#[derive(Debug)]
+struct Beginning {
+    tables: Tables,
+    told: Option<ObjectKey>,
+    /// Its end is marked.
+    marked: bool,
+}
+
+impl Watcher {
+    /// Begins a watch on a copy that is as fresh as [`Ask::freshness`] says.
+    pub fn begin(ask: &Ask, tables: &Tables) -> Result<Self, Status> {
+        let resource = ask.resource.ok_or_else(Status::no_such_path)?;
+        let asked = ask.read.resource_version.filter(|revision| *revision > 0).map(Revision);
+        let marked = ask.read.initial_events == Some(true);
+        // Without a revision a client wants the present first, unless it says that it does not.
+        let begins = marked || ask.read.initial_events.is_none() && asked.is_none();
+        let beginning = begins.then(|| Beginning { tables: tables.clone(), told: None, marked });
+        Ok(Self {
+            resource,
+            selection: ask.selection(resource),
+            format: ask.format,
+            include: ask.read.include,
+            bookmarks: ask.read.bookmarks,
+            after: if begins { tables.revision } else { asked.unwrap_or(tables.revision) },
+            beginning,
+            columns: true,
+        })
+    }
+
+    /// The next events that the stream begins with, about `most` of them. `None`: it has told them all.
+    pub fn initial(&mut self, most: usize, now: WallTime) -> Option<String> {
+        let beginning = self.beginning.take()?;
+        let selection = self.selection.clone();
+        let (mut lines, mut told, mut count) = (String::new(), beginning.told, 0);
+        let mut last = None;
+        for (key, object) in selection.of(&beginning.tables, told.as_ref()).take(most) {
+            lines += &self.event("ADDED", self.shaped(object, now));
+            self.columns = false;
+            last = Some(key.clone());
+            count += 1;
+        }
+        told = last.or(told);
+        if count == most {
+            self.beginning = Some(Beginning { told, ..beginning });
+        } else if beginning.marked {
+            lines += &self.mark(true);
+        }
+        (!lines.is_empty()).then_some(lines)
+    }
+
+    /// Everything up to here is told: go on with what the history says came later.
+    pub fn after(&self) -> Revision {
+        self.after
+    }
+
+    /// The event that a change is to this client, if it is one. Changes come in the order of the log.
+    pub fn change(&mut self, change: &ObjectChange, now: WallTime) -> Option<String> {
+        debug_assert!(change.revision >= self.after, "EVENTS-2");
+        self.after = change.revision;
+        let visible = |object: &Option<std::sync::Arc<Object>>| object.clone().filter(|o| self.selection.includes(o));
+        let (kind, object) = match (visible(&change.before), visible(&change.after)) {
+            (None, None) => return None,
+            (None, Some(after)) => ("ADDED", self.shaped(&after, now)),
+            // Nothing that clients see: the leader found a lease expired.
+            (Some(before), Some(after)) if before.meta.revision == after.meta.revision => return None,
+            (Some(_), Some(after)) => ("MODIFIED", self.shaped(&after, now)),
+            (Some(before), None) => {
+                let mut last = Object::clone(&before);
+                last.meta.revision = change.revision;
+                ("DELETED", self.shaped(&last, now))
+            }
+        };
+        self.columns = false;
+        Some(self.event(kind, object))
+    }
+
+    /// The history has nothing more up to this revision.
+    pub fn caught_up(&mut self, revision: Revision) {
+        self.after = self.after.max(revision);
+    }
+
+    /// A bookmark, if the client takes them: where to go on from should the stream break. About once a minute, and
+    /// before it ends.
+    pub fn bookmark(&self) -> Option<String> {
+        (self.bookmarks && self.beginning.is_none()).then(|| self.mark(false))
+    }
+
+    /// The last event of a stream that cannot go on.
+    pub fn failed(&self, status: &Status) -> String {
+        self.event("ERROR", status.to_json())
+    }
+
+    fn mark(&self, ends_beginning: bool) -> String {
+        let (kind, api_version) = match self.format {
+            Format::Object => (self.resource.kind_name(), self.resource.api_version()),
+            Format::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1".to_owned()),
+            Format::Table(version) => ("Table", format!("meta.k8s.io/{version}")),
+        };
+        let mut metadata = json!({"resourceVersion": self.after.to_string()});
+        if ends_beginning {
+            metadata["annotations"] = json!({INITIAL_EVENTS_END: "true"});
+        }
+        self.event("BOOKMARK", json!({"kind": kind, "apiVersion": api_version, "metadata": metadata}))
+    }
+
+    fn shaped(&self, object: &Object, now: WallTime) -> Value {
+        match self.format {
+            Format::Object => object_json(object, self.resource),
+            Format::Metadata => table::metadata(object, self.resource, "v1"),
+            Format::Table(version) => {
+                let rows = Rows { version, include: self.include, now };
+                let revision = object.meta.revision.to_string();
+                rows.table(self.resource, vec![rows.row(object, self.resource)], self.columns, &revision)
+            }
+        }
+    }
+
+    fn event(&self, kind: &str, object: Value) -> String {
+        format!("{}\n", json!({"type": kind, "object": object}))
+    }
+}
