@@ -1,0 +1,150 @@
+//! What an elector is told, and what makes no sense.
+
+use std::time::Duration;
+
+use muster_messages::wire::LeaseRef;
+
+/// Followers of a Kubernetes lease look again after a period stretched by up to this factor, and a renew deadline must
+/// leave room for one such period.
+pub const JITTER: f64 = 1.2;
+
+/// client-go's configuration, under its names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElectorConfig {
+    pub lease: LeaseRef,
+    /// Who we are in the lease. Two processes must not share it.
+    pub identity: String,
+    /// How long the lease is good for after a renewal: the longest that others wait for a holder that died.
+    pub lease_duration: Duration,
+    /// How long leadership goes on after the last confirmed renewal. What is left of the lease duration is the time that
+    /// the guarded work has to end. The ratio of the two is the difference in clock rates that is survived.
+    pub renew_deadline: Duration,
+    /// How often the lease is renewed.
+    pub retry_period: Duration,
+    /// Whether the lease is given up at the end, once the guarded work has ended. Otherwise it runs out.
+    pub release_on_cancel: bool,
+    /// Whether to stand for election again after leadership was lost.
+    pub stand_again: bool,
+}
+
+impl ElectorConfig {
+    /// 15 s, 10 s and 2 s, as the components of Kubernetes have them; gives the lease up at the end and stands again
+    /// after a loss.
+    pub fn new(lease: LeaseRef, identity: impl Into<String>) -> Self {
+        Self {
+            lease,
+            identity: identity.into(),
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+            release_on_cancel: true,
+            stand_again: true,
+        }
+    }
+
+    /// The first thing wrong with it, in client-go's order. What client-go checks of callbacks and lock, types check here.
+    pub fn validate(&self) -> Result<(), ConfigRefusal> {
+        let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
+        if lease <= renew {
+            return Err(ConfigRefusal::LeaseTooShort { lease, renew });
+        }
+        if renew <= retry.mul_f64(JITTER) {
+            return Err(ConfigRefusal::RenewTooShort { renew, retry });
+        }
+        // The other two are longer than this one by now.
+        if retry.is_zero() {
+            return Err(ConfigRefusal::ZeroRetry);
+        }
+        if self.identity.is_empty() {
+            return Err(ConfigRefusal::NoIdentity);
+        }
+        Ok(())
+    }
+
+    /// [`ElectorConfig::validate`] for a Kubernetes lease, which counts in whole seconds: others would wait for a holder
+    /// less than it allows itself.
+    pub fn validate_for_kubernetes(&self) -> Result<(), ConfigRefusal> {
+        self.validate()?;
+        if self.lease_duration.subsec_nanos() != 0 {
+            return Err(ConfigRefusal::NotWholeSeconds { lease: self.lease_duration });
+        }
+        Ok(())
+    }
+}
+
+/// A configuration that nobody could be elected safely by.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigRefusal {
+    #[error("the lease duration ({lease:?}) must be longer than the renew deadline ({renew:?})")]
+    LeaseTooShort { lease: Duration, renew: Duration },
+    #[error("the renew deadline ({renew:?}) must be longer than {JITTER} times the retry period ({retry:?})")]
+    RenewTooShort { renew: Duration, retry: Duration },
+    #[error("the retry period must be longer than zero")]
+    ZeroRetry,
+    #[error("the identity must not be empty")]
+    NoIdentity,
+    #[error("a lease in Kubernetes lasts whole seconds, not {lease:?}")]
+    NotWholeSeconds { lease: Duration },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn valid() -> ElectorConfig {
+        ElectorConfig::new(LeaseRef { namespace: "foo".into(), name: "bar".into() }, "baz")
+    }
+    const ZERO: Duration = Duration::ZERO;
+
+    /// Case 17.
+    #[test]
+    fn the_usual_configuration_is_accepted() {
+        assert_eq!(valid().validate(), Ok(()));
+        assert_eq!(valid().validate_for_kubernetes(), Ok(()));
+    }
+
+    /// Case 18.
+    #[test]
+    fn an_empty_identity_is_rejected() {
+        assert_eq!(ElectorConfig { identity: String::new(), ..valid() }.validate(), Err(ConfigRefusal::NoIdentity));
+    }
+
+    #[test]
+    fn what_is_wrong_is_found_in_a_fixed_order() {
+        // Everything is wrong at first, then one thing less each time.
+        let mut config = ElectorConfig {
+            identity: String::new(),
+            lease_duration: ZERO,
+            renew_deadline: ZERO,
+            retry_period: ZERO,
+            ..valid()
+        };
+        let (lease, renew, retry) = (ZERO, ZERO, ZERO);
+        assert_eq!(config.validate(), Err(ConfigRefusal::LeaseTooShort { lease, renew }));
+        config.lease_duration = Duration::from_secs(15);
+        assert_eq!(config.validate(), Err(ConfigRefusal::RenewTooShort { renew, retry }));
+        config.renew_deadline = Duration::from_secs(10);
+        assert_eq!(config.validate(), Err(ConfigRefusal::ZeroRetry));
+        config.retry_period = Duration::from_secs(2);
+        assert_eq!(config.validate(), Err(ConfigRefusal::NoIdentity));
+    }
+
+    #[test]
+    fn the_renew_deadline_leaves_room_for_a_stretched_period() {
+        let at = |retry_ms| ElectorConfig { retry_period: Duration::from_millis(retry_ms), ..valid() };
+        assert!(at(8333).validate().is_ok(), "10 s are more than 1.2 times this");
+        assert!(at(8334).validate().is_err());
+    }
+
+    #[test]
+    fn less_than_a_second_is_for_native_leases_alone() {
+        let quick = ElectorConfig {
+            lease_duration: Duration::from_millis(300),
+            renew_deadline: Duration::from_millis(200),
+            retry_period: Duration::from_millis(50),
+            ..valid()
+        };
+        assert_eq!(quick.validate(), Ok(()));
+        assert!(matches!(quick.validate_for_kubernetes(), Err(ConfigRefusal::NotWholeSeconds { .. })));
+    }
+}

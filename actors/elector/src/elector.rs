@@ -1,0 +1,459 @@
+//! The elector as an actor, and the handle that a program keeps of it.
+//!
+//! Keeps  ELECTOR-1  the guarded work of one time of leading has returned, or was dropped and left alone until its lease was
+//!                   over, before the next begins: also when the actor crashed in between.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::{Address, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree};
+use muster_messages::protocol::Named;
+use muster_messages::{ErrorBody, FencingToken, MicroTime, Moment};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::clock::{BootTime, Timekeeper};
+use crate::config::{ConfigRefusal, ElectorConfig};
+use crate::core::native::{self, NativeElector, Owed};
+use crate::core::observed::{self, ObservedElector, What};
+use crate::core::{Effect, ElectorView, Hold, LockError, Signal};
+use crate::health::{Unhealthy, judge};
+use crate::ports::Lock;
+use crate::session::Session;
+use crate::work::{Candidate, Term};
+
+/// Messages that wait: an elector has a handful of questions open, each with one answer.
+const MAILBOX: usize = 256;
+
+/// Who decides.
+#[derive(Clone)]
+pub enum Election {
+    /// A Muster cluster.
+    Native(Session),
+    /// A record in Kubernetes; `coordinated` if a coordinator chooses the holder among candidates.
+    Kubernetes { lock: Arc<dyn Lock>, coordinated: bool },
+}
+
+/// What an elector is made of.
+#[derive(Clone)]
+pub struct Setup {
+    pub config: ElectorConfig,
+    pub election: Election,
+    pub candidate: Arc<dyn Candidate>,
+    pub clock: Arc<dyn Timekeeper>,
+}
+
+impl Setup {
+    /// With the clock in use.
+    pub fn new(config: ElectorConfig, election: Election, candidate: Arc<dyn Candidate>) -> Self {
+        Self { config, election, candidate, clock: Arc::new(BootTime) }
+    }
+}
+
+/// Where an elector stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Status {
+    pub view: ElectorView,
+    /// While leading: how long it is good for.
+    pub hold: Option<Hold>,
+    /// Set once nothing follows.
+    pub outcome: Option<Result<(), ErrorBody>>,
+}
+
+/// An elector, from outside. Cheap to clone.
+#[derive(Clone)]
+pub struct LeaderElector {
+    config: Arc<ElectorConfig>,
+    clock: Arc<dyn Timekeeper>,
+    status: watch::Receiver<Status>,
+    stop: CancellationToken,
+    /// Of an elector with a tree of its own.
+    _root: Option<Arc<Supervisor>>,
+}
+
+impl LeaderElector {
+    /// Starts an elector under a supervisor of its own. It ends with the last clone of the handle: then the work is dropped
+    /// and the lease runs out. To give it up, [`LeaderElector::stop`] it and wait until it has [`LeaderElector::ended`].
+    pub async fn start(setup: Setup) -> Result<Self, StartError> {
+        let (spec, mut elector) = Self::spec("elector", setup)?;
+        let root = Supervisor::root("elector", Tree::new(), Intensity::default()).await;
+        let root = root.map_err(|fault| StartError::Fault(fault.to_string()))?;
+        root.children().start(spec);
+        elector._root = Some(Arc::new(root));
+        Ok(elector)
+    }
+
+    /// An elector for a tree that is there already.
+    pub fn spec(name: &str, setup: Setup) -> Result<(Spec, Self), ConfigRefusal> {
+        match setup.election {
+            Election::Native(_) => setup.config.validate()?,
+            Election::Kubernetes { .. } => setup.config.validate_for_kubernetes()?,
+        }
+        let memory = Slot::new();
+        let view = Machine::new(&setup, None).view();
+        let status = watch::Sender::new(Status { view, hold: None, outcome: None });
+        let elector = Self {
+            config: Arc::new(setup.config.clone()),
+            clock: Arc::clone(&setup.clock),
+            status: status.subscribe(),
+            stop: CancellationToken::new(),
+            _root: None,
+        };
+        let stop = elector.stop.clone();
+        let status = Arc::new(status);
+        let make = move || Ok(ElectorShell::new(setup.clone(), memory.clone(), Arc::clone(&status), stop.clone()));
+        Ok((Spec::actor(name, Address::new(MAILBOX), make), elector))
+    }
+
+    /// Whether this process leads at this very moment, by the clock.
+    pub fn is_leader(&self) -> bool {
+        self.status.borrow().hold.is_some_and(|hold| self.clock.now() < hold.step_down_at)
+    }
+    /// Who leads, as far as is known.
+    pub fn leader(&self) -> Option<String> {
+        self.status.borrow().view.leader.clone()
+    }
+    /// Of the present time of leading.
+    pub fn token(&self) -> Option<FencingToken> {
+        self.status.borrow().view.token
+    }
+    /// Everything that is known, as a level to watch.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+    /// What it was told.
+    pub fn config(&self) -> &ElectorConfig {
+        &self.config
+    }
+    /// Fails only if this process believes to hold a lease whose time, and `tolerance` more, has passed without a renewal:
+    /// then it hangs, and should be restarted. Followers are always healthy.
+    pub fn check(&self, tolerance: Duration) -> Result<(), Unhealthy> {
+        judge(&self.status.borrow().view, &self.config, self.clock.now(), tolerance)
+    }
+
+    /// Asks it to end: the work is told, and once it has returned the lease is given up. Does not wait.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+    /// Waits until nothing follows.
+    pub async fn ended(&self) -> Result<(), ErrorBody> {
+        let mut status = self.status.clone();
+        let ended = status.wait_for(|status| status.outcome.is_some()).await;
+        // A tree that was taken down has ended as well.
+        ended.ok().and_then(|status| status.outcome.clone()).unwrap_or(Ok(()))
+    }
+}
+
+/// Why an elector did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Config(#[from] ConfigRefusal),
+    #[error("the elector cannot run: {0}")]
+    Fault(String),
+}
+
+/// What the actor hears. All of it is its own.
+pub enum Msg {
+    Woke,
+    Native(native::Answer),
+    Observed(observed::Answer),
+    Changed,
+    Drained,
+    Stop,
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Woke => "woke",
+            Self::Native(_) | Self::Observed(_) => "answer",
+            Self::Changed => "changed",
+            Self::Drained => "drained",
+            Self::Stop => "stop",
+        }
+    }
+}
+
+enum Machine {
+    Native(NativeElector),
+    Observed(ObservedElector),
+}
+
+impl Machine {
+    fn new(setup: &Setup, left: Option<Held>) -> Self {
+        let seed = rand::random();
+        match &setup.election {
+            Election::Native(_) => {
+                let owed = left.and_then(|held| Some(Owed { token: held.token?, until: held.hold.over_at }));
+                Self::Native(NativeElector::new(&setup.config, seed, owed))
+            }
+            Election::Kubernetes { coordinated, .. } => {
+                let quiet_until = left.map(|held| held.hold.over_at);
+                Self::Observed(ObservedElector::new(&setup.config, *coordinated, seed, quiet_until))
+            }
+        }
+    }
+    fn view(&self) -> ElectorView {
+        match self {
+            Self::Native(machine) => machine.view(),
+            Self::Observed(machine) => machine.view(),
+        }
+    }
+}
+
+/// What the next incarnation must know of this one's work.
+#[derive(Clone, Copy)]
+struct Held {
+    token: Option<FencingToken>,
+    hold: Hold,
+}
+
+/// The work in progress. Dropped, by a crash as well: it is told to end.
+struct Running {
+    hold: watch::Sender<Hold>,
+    ended: CancellationToken,
+}
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.ended.cancel();
+    }
+}
+
+/// One incarnation.
+struct ElectorShell {
+    setup: Setup,
+    machine: Machine,
+    memory: Slot<Option<Held>>,
+    status: Arc<watch::Sender<Status>>,
+    stop: CancellationToken,
+    running: Option<Running>,
+    /// While leading.
+    hold: Option<Hold>,
+    wake_at: watch::Sender<Option<Moment>>,
+}
+
+enum Input {
+    Signal(Signal),
+    Native(native::Answer),
+    Observed(observed::Answer),
+}
+
+impl ElectorShell {
+    fn new(
+        setup: Setup,
+        memory: Slot<Option<Held>>,
+        status: Arc<watch::Sender<Status>>,
+        stop: CancellationToken,
+    ) -> Self {
+        let machine = Machine::new(&setup, memory.get().flatten());
+        Self { setup, machine, memory, status, stop, running: None, hold: None, wake_at: watch::Sender::new(None) }
+    }
+
+    fn turn(&mut self, cx: &Cx<Msg>, input: Input) {
+        let now = self.setup.clock.now();
+        let wall = MicroTime::from(cx.wall());
+        let mut told = Vec::new();
+        match (&mut self.machine, input) {
+            (Machine::Native(machine), input) => {
+                let mut out = Vec::new();
+                match input {
+                    Input::Signal(signal) => machine.step(now, signal, &mut out),
+                    Input::Native(answer) => machine.answer(now, answer, &mut out),
+                    Input::Observed(_) => {}
+                }
+                for effect in out {
+                    effect.sort(&mut told, |ask| self.setup.ask_cluster(cx, ask));
+                }
+            }
+            (Machine::Observed(machine), input) => {
+                let mut out = Vec::new();
+                match input {
+                    Input::Signal(signal) => machine.step(now, wall, signal, &mut out),
+                    Input::Observed(answer) => machine.answer(now, wall, answer, &mut out),
+                    Input::Native(_) => {}
+                }
+                for effect in out {
+                    effect.sort(&mut told, |ask| self.setup.ask_lock(cx, ask));
+                }
+            }
+        }
+        let mut outcome = None;
+        let mut challenges = Vec::new();
+        for told in told {
+            match told {
+                Effect::Stopped(result) => outcome = Some(result),
+                Effect::Challenged { by } => challenges.push(by),
+                other => self.perform(cx, other),
+            }
+        }
+        self.status.send_modify(|status| {
+            status.view = self.machine.view();
+            status.hold = self.hold;
+            status.outcome = status.outcome.take().or(outcome);
+        });
+        for by in challenges {
+            let yields = self.setup.candidate.on_challenge(&by);
+            info!(challenger = %by, yields, "another candidate is preferred");
+            self.turn(cx, Input::Signal(Signal::Challenge { by, yields }));
+        }
+    }
+
+    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect<std::convert::Infallible>) {
+        let Setup { config, candidate, clock, .. } = &self.setup;
+        match effect {
+            Effect::Ask(never) => match never {},
+            Effect::Stopped(_) | Effect::Challenged { .. } => {}
+            Effect::Begin { token, hold } => {
+                info!(lease = %config.lease, ?token, "leading");
+                self.memory.set(Some(Held { token, hold }));
+                let (holds, seen) = watch::channel(hold);
+                let ended = CancellationToken::new();
+                let term = Term { token, ended: ended.clone(), hold: seen, clock: Arc::clone(clock) };
+                self.running = Some(Running { hold: holds, ended });
+                self.hold = Some(hold);
+                candidate.on_event(&format!("{} became leader", config.identity));
+                let (work, me) = (candidate.on_started_leading(term), cx.me().clone());
+                cx.spawn(async move {
+                    work.await;
+                    let _gone = me.tell(Msg::Drained);
+                });
+            }
+            Effect::Extend(hold) => {
+                let token = self.memory.get().flatten().and_then(|held| held.token);
+                self.memory.set(Some(Held { token, hold }));
+                if let Some(running) = &self.running {
+                    running.hold.send_replace(hold);
+                }
+                self.hold = self.hold.map(|_| hold);
+            }
+            Effect::End(ending) => {
+                info!(lease = %config.lease, why = %ending, "leading no more; the work is told to end");
+                self.hold = None;
+                if let Some(running) = &self.running {
+                    running.ended.cancel();
+                }
+            }
+            Effect::Overdue => {
+                error!(lease = %config.lease, "the guarded work outlives its lease, which can be another's now");
+                candidate.on_event(&format!("the work of {} outlives its lease", config.identity));
+            }
+            Effect::Leader(leader) => candidate.on_new_leader(leader.as_deref()),
+            Effect::Over(ending) => {
+                // Nothing of it runs any more, but its token is not settled yet.
+                let now = clock.now();
+                let token = self.memory.get().flatten().and_then(|held| held.token);
+                self.memory.set(Some(Held { token, hold: Hold { step_down_at: now, over_at: now } }));
+                self.running = None;
+                self.hold = None;
+                candidate.on_event(&format!("{} stopped leading", config.identity));
+                candidate.on_stopped_leading(&ending);
+            }
+            Effect::WakeAt(at) => drop(self.wake_at.send_replace(Some(at))),
+        }
+    }
+}
+
+impl Setup {
+    fn ask_cluster(&self, cx: &Cx<Msg>, ask: native::Ask) {
+        let Election::Native(session) = &self.election else { return };
+        let ElectorConfig { lease, identity, lease_duration, .. } = &self.config;
+        let (session, lease, holder, duration) = (session.clone(), lease.clone(), identity.clone(), *lease_duration);
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            let _gone = me.tell(Msg::Native(session.ask(lease, holder, duration, ask).await));
+        });
+    }
+
+    fn ask_lock(&self, cx: &Cx<Msg>, ask: observed::Ask) {
+        let Election::Kubernetes { lock, .. } = &self.election else { return };
+        let (lock, me) = (Arc::clone(lock), cx.me().clone());
+        cx.spawn(async move {
+            let asked = match ask.what {
+                What::Get => lock.get(),
+                What::Create(record) => lock.create(record),
+                What::Update(record) => lock.update(record),
+            };
+            let result = tokio::time::timeout(ask.patience, asked).await;
+            let result = result.unwrap_or_else(|_| Err(LockError::Other("no answer in time".to_owned())));
+            let _gone = me.tell(Msg::Observed(observed::Answer { number: ask.number, result }));
+        });
+    }
+}
+
+/// Between two looks at a lock that says it has changed: a lease that somebody writes all the time must not keep us busy.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// One alarm at a time, always the newest.
+async fn keep_time(clock: Arc<dyn Timekeeper>, mut wake_at: watch::Receiver<Option<Moment>>, me: Address<Msg>) {
+    loop {
+        let at = *wake_at.borrow_and_update();
+        let alarm = async {
+            match at {
+                Some(at) => clock.until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = wake_at.changed() => if changed.is_err() { return },
+            () = alarm => {
+                if me.tell(Msg::Woke).is_err() || wake_at.changed().await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Shell for ElectorShell {
+    type Msg = Msg;
+    const KIND: &'static str = "LeaderElector";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        if self.status.borrow().outcome.is_some() {
+            return Ok(()); // it was over before the crash
+        }
+        cx.spawn(keep_time(Arc::clone(&self.setup.clock), self.wake_at.subscribe(), cx.me().clone()));
+        let (stop, me) = (self.stop.clone(), cx.me().clone());
+        cx.spawn(async move {
+            stop.cancelled().await;
+            let _gone = me.tell(Msg::Stop);
+        });
+        if let Election::Kubernetes { lock, .. } = &self.setup.election {
+            let (lock, me) = (Arc::clone(lock), cx.me().clone());
+            cx.spawn(async move {
+                loop {
+                    lock.changed().await;
+                    if me.tell(Msg::Changed).is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(BETWEEN_LOOKS).await;
+                }
+            });
+        }
+        self.turn(cx, Input::Signal(Signal::Started));
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        let input = match msg {
+            Msg::Woke => Input::Signal(Signal::Woke),
+            Msg::Changed => Input::Signal(Signal::Nudged),
+            Msg::Native(answer) => Input::Native(answer),
+            Msg::Observed(answer) => Input::Observed(answer),
+            Msg::Stop => Input::Signal(Signal::Cancelled),
+            Msg::Drained => {
+                (self.running, self.hold) = (None, None);
+                Input::Signal(Signal::Drained)
+            }
+        };
+        self.turn(cx, input);
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        serde_json::to_value(self.machine.view()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,117 @@
+//! Whether an elector still does its work, for a health endpoint.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use muster_messages::Moment;
+use muster_messages::wire::LeaseRef;
+
+use crate::config::ElectorConfig;
+use crate::core::ElectorView;
+use crate::elector::LeaderElector;
+
+/// An elector that believes to lead on a lease that ran out long ago: its process hangs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the election for {lease} hangs: held, but not renewed for {since:?}")]
+pub struct Unhealthy {
+    pub lease: LeaseRef,
+    pub since: Duration,
+}
+
+pub(crate) fn judge(
+    view: &ElectorView,
+    config: &ElectorConfig,
+    now: Moment,
+    tolerance: Duration,
+) -> Result<(), Unhealthy> {
+    let Some(since) = view.renewed.map(|renewed| now.since(renewed)) else {
+        return Ok(()); // a follower's lease is somebody else's concern
+    };
+    if since <= config.lease_duration + tolerance {
+        return Ok(());
+    }
+    Err(Unhealthy { lease: config.lease.clone(), since })
+}
+
+/// A health check that can be wired before there is an elector.
+#[derive(Default)]
+pub struct HealthCheck {
+    elector: OnceLock<LeaderElector>,
+    tolerance: Duration,
+}
+
+impl HealthCheck {
+    /// Kubernetes' components tolerate 20 s.
+    pub fn new(tolerance: Duration) -> Self {
+        Self { elector: OnceLock::new(), tolerance }
+    }
+    /// From now on it is this elector's. The first one counts.
+    pub fn attach(&self, elector: LeaderElector) {
+        let _first = self.elector.set(elector);
+    }
+    /// Healthy while there is no elector.
+    pub fn check(&self) -> Result<(), Unhealthy> {
+        self.elector.get().map_or(Ok(()), |elector| elector.check(self.tolerance))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOLERANCE: Duration = Duration::from_secs(20);
+
+    fn config() -> ElectorConfig {
+        let lease = LeaseRef { namespace: "foo".into(), name: "bar".into() };
+        let config = ElectorConfig::new(lease, "baz");
+        ElectorConfig { lease_duration: Duration::from_secs(60), ..config }
+    }
+    /// Of a lease of a minute that was renewed so long ago, by us or by another.
+    fn after(secs: u64, ours: bool) -> Result<(), Unhealthy> {
+        let renewed = Moment(3_600_000_000);
+        let view = ElectorView {
+            phase: "leading",
+            leader: None,
+            token: None,
+            renewed: ours.then_some(renewed),
+            blocked: None,
+            terms: 1,
+            renewals: 0,
+            failures: 0,
+            slow_path: 0,
+        };
+        judge(&view, &config(), renewed + Duration::from_secs(secs), TOLERANCE)
+    }
+
+    /// Case 22.
+    #[test]
+    fn without_an_elector_all_is_well() {
+        assert_eq!(HealthCheck::new(TOLERANCE).check(), Ok(()));
+    }
+
+    /// Case 23.
+    #[test]
+    fn our_own_lease_an_hour_old_is_an_error_that_names_it() {
+        assert!(after(3600, true).unwrap_err().to_string().contains("foo/bar"));
+    }
+
+    /// Case 24.
+    #[test]
+    fn anothers_lease_as_old_is_not() {
+        assert_eq!(after(3600, false), Ok(()));
+    }
+
+    /// Case 25.
+    #[test]
+    fn a_fresh_lease_is_healthy() {
+        assert_eq!(after(0, true), Ok(()));
+    }
+
+    /// Case 26.
+    #[test]
+    fn a_second_past_its_time_is_tolerated() {
+        assert_eq!(after(61, true), Ok(()));
+        assert_eq!(after(80, true), Ok(()));
+        assert!(after(81, true).is_err());
+    }
+}

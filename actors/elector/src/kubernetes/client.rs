@@ -1,0 +1,1 @@
+//! The client of the `kube` crate as a [`KubeApi`].

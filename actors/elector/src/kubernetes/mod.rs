@@ -1,0 +1,164 @@
+//! A lease in a Kubernetes API as a lock: what a client of `coordination.k8s.io/v1` reads and writes, as JSON.
+//!
+//! Keeps  LOCK-1  nothing is overwritten that was not read or written here before, at that version.
+//!        LOCK-2  what others have put on the object (labels, annotations, owners) stays there.
+
+#[cfg(feature = "kube")]
+mod client;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_messages::FencingToken;
+use muster_messages::wire::LeaseRef;
+use serde_json::{Map, Value, json};
+
+use crate::core::{LockError, Record, Versioned};
+use crate::ports::Lock;
+
+#[cfg(feature = "kube")]
+pub use self::client::KubeClient;
+
+/// Where a Muster cluster writes the fencing token of a lease's holder. What clients write there counts for nothing.
+pub const FENCING_TOKEN: &str = "muster.dev/fencing-token";
+
+/// A request to an API server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ApiRequest {
+    Get { path: String },
+    Post { path: String, body: Value },
+    Put { path: String, body: Value },
+}
+
+/// An answer that is no object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// The HTTP status; 0 if there was no answer.
+    pub status: u16,
+    pub message: String,
+}
+
+/// Any Kubernetes API, however it is reached.
+pub trait KubeApi: Send + Sync + 'static {
+    /// The answer's object.
+    fn call(&self, request: ApiRequest) -> BoxFuture<'static, Result<Value, ApiError>>;
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct LeaseLock {
+    api: Arc<dyn KubeApi>,
+    lease: LeaseRef,
+    /// Put on the object with each write.
+    labels: BTreeMap<String, String>,
+    /// As it was read or written last.
+    seen: Arc<Mutex<Option<Value>>>,
+}
+
+impl LeaseLock {
+    /// A lock that has not looked yet.
+    pub fn new(api: Arc<dyn KubeApi>, lease: LeaseRef) -> Self {
+        Self { api, lease, labels: BTreeMap::new(), seen: Arc::default() }
+    }
+    /// With labels of its own.
+    #[must_use]
+    pub fn with_labels(mut self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.labels.extend(labels);
+        self
+    }
+
+    fn collection(&self) -> String {
+        format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.lease.namespace)
+    }
+    fn path(&self) -> String {
+        format!("{}/{}", self.collection(), self.lease.name)
+    }
+
+    fn call(&self, request: ApiRequest) -> BoxFuture<'static, Result<Versioned, LockError>> {
+        let (called, seen) = (self.api.call(request), Arc::clone(&self.seen));
+        async move {
+            let object = called.await.map_err(lock_error)?;
+            let versioned = read(&object)?;
+            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(object);
+            Ok(versioned)
+        }
+        .boxed()
+    }
+
+    /// The record on an object, with our labels.
+    fn write(&self, mut object: Value, record: &Record) -> Value {
+        let spec = object_in(&mut object, "spec");
+        record.write_to(spec);
+        if !self.labels.is_empty() {
+            let metadata = object_in(&mut object, "metadata");
+            let mut labels = metadata.remove("labels").unwrap_or_default();
+            if !labels.is_object() {
+                labels = json!({});
+            }
+            for (key, value) in &self.labels {
+                labels[key] = json!(value);
+            }
+            metadata.insert("labels".to_owned(), labels);
+        }
+        object
+    }
+}
+
+impl Lock for LeaseLock {
+    fn get(&self) -> BoxFuture<'static, Result<Versioned, LockError>> {
+        self.call(ApiRequest::Get { path: self.path() })
+    }
+
+    fn create(&self, record: Record) -> BoxFuture<'static, Result<Versioned, LockError>> {
+        let fresh = json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"namespace": self.lease.namespace, "name": self.lease.name},
+        });
+        self.call(ApiRequest::Post { path: self.collection(), body: self.write(fresh, &record) })
+    }
+
+    fn update(&self, record: Record) -> BoxFuture<'static, Result<Versioned, LockError>> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(object) = seen else {
+            let text = format!("{} was neither read nor created yet", self.lease);
+            return async move { Err(LockError::Other(text)) }.boxed();
+        };
+        self.call(ApiRequest::Put { path: self.path(), body: self.write(object, &record) })
+    }
+
+    fn describe(&self) -> String {
+        self.lease.to_string()
+    }
+}
+
+fn read(object: &Value) -> Result<Versioned, LockError> {
+    let record = Record::from_spec(&object["spec"]).map_err(LockError::Unreadable)?;
+    let metadata = &object["metadata"];
+    let version = metadata["resourceVersion"].as_str();
+    let version = version.ok_or_else(|| LockError::Unreadable("it has no resourceVersion".to_owned()))?;
+    let token = metadata["annotations"][FENCING_TOKEN].as_str().and_then(|text| text.parse().ok()).map(FencingToken);
+    Ok(Versioned { record, resource_version: version.to_owned(), token })
+}
+
+fn lock_error(error: ApiError) -> LockError {
+    match error.status {
+        404 => LockError::NotFound,
+        409 => LockError::Conflict,
+        0 => LockError::Other(error.message),
+        status => LockError::Other(format!("the API server answered {status}: {}", error.message)),
+    }
+}
+
+/// The object under this key, made if it is something else.
+fn object_in<'a>(object: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
+    if !object[key].is_object() {
+        object[key] = json!({});
+    }
+    object[key].as_object_mut().expect("it was just made an object")
+}
+
+#[cfg(test)]
+mod tests;
