@@ -2,7 +2,6 @@
 //!
 //! Plain lists alone. Clients that would rather have everything in one aggregated document fall back to them.
 
-use muster_messages::ObjectKind;
 use muster_messages::wire::KubeAnswer;
 use serde_json::{Value, json};
 
@@ -122,7 +121,7 @@ fn resource(resource: Resource) -> Value {
         "name": resource.plural(), "singularName": resource.singular(), "namespaced": true,
         "kind": resource.kind_name(), "verbs": verbs,
     });
-    if resource.kind == ObjectKind::ConfigMap || resource.kind == ObjectKind::Endpoints {
+    if !resource.short_names().is_empty() {
         json["shortNames"] = resource.short_names().into();
     }
     json

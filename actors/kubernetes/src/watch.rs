@@ -96,7 +96,7 @@ impl Watcher {
 
     /// The event that a change is to this client, if it is one. Changes come in the order of the log.
     pub fn change(&mut self, change: &ObjectChange, now: WallTime) -> Option<String> {
-        debug_assert!(change.revision >= self.after, "EVENTS-2");
+        debug_assert!(change.revision >= self.after, "EVENTS-2: changes come in the order of the log");
         self.after = change.revision;
         let visible = |object: &Option<std::sync::Arc<Object>>| object.clone().filter(|o| self.selection.includes(o));
         let (kind, object) = match (visible(&change.before), visible(&change.after)) {

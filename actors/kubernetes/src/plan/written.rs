@@ -99,8 +99,8 @@ impl<'a> Write<'a> {
     }
 
     /// Judges what the client says it writes to, against what is stored.
-    fn preconditions(&mut self, meta: &Meta, revision: &str) -> Result<(), Status> {
-        let (resource, name) = (self.resource, meta.name.as_str());
+    fn preconditions(&mut self, meta: &Meta) -> Result<(), Status> {
+        let (resource, name, revision) = (self.resource, meta.name.as_str(), meta.resource_version.as_str());
         let bad = || Status::bad_request(format!("metadata.resourceVersion: {revision:?} is no revision"));
         self.named = resource_version(revision).ok_or_else(bad)?.filter(|revision| *revision > 0).map(Revision);
         match self.old {
@@ -249,8 +249,7 @@ pub(super) fn update(
     if write.old.is_none() && !resource.put_creates() {
         return Err(Status::not_found(resource, &document.meta.name));
     }
-    let revision = document.meta.resource_version.clone();
-    write.preconditions(&document.meta, &revision)?;
+    write.preconditions(&document.meta)?;
     let managers = write.managers(&document);
     write.plan(document, managers)
 }
@@ -276,8 +275,7 @@ fn patch_stored(mut write: Write<'_>, kind: PatchKind, body: &[u8]) -> Result<Pl
     let old = write.old.ok_or_else(|| Status::not_found(resource, name))?;
     let patch = Patch::read(kind, body)?;
     let document = write.read(patch.make(old, resource)?)?;
-    let revision = document.meta.resource_version.clone();
-    write.preconditions(&document.meta, &revision)?;
+    write.preconditions(&document.meta)?;
     // The document carries the revision that it was made from. Only if the patch says so is it the client's.
     write.named = write.named.filter(|_| patch.names_revision);
     let managers = write.managers(&document);
@@ -287,8 +285,7 @@ fn patch_stored(mut write: Write<'_>, kind: PatchKind, body: &[u8]) -> Result<Pl
 fn apply(mut write: Write<'_>, body: &[u8]) -> Result<Plan, Status> {
     let resource = write.resource;
     let applied = write.read(body::yaml(body)?)?;
-    let revision = applied.meta.resource_version.clone();
-    write.preconditions(&applied.meta, &revision)?;
+    write.preconditions(&applied.meta)?;
     if write.old.is_none() && write.named.is_some() {
         return Err(Status::modified(resource, &applied.meta.name));
     }

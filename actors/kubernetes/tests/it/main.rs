@@ -1,0 +1,11 @@
+//! Requests as real clients send them, against the replicated state as it really is: everything but the network.
+
+mod applies;
+mod clients;
+mod patches;
+mod protocol;
+mod random;
+mod reads;
+mod watches;
+mod world;
+mod writes;
