@@ -23,7 +23,7 @@ pub struct Cli {
 }
 
 const EXITS: &str = "Exit status: 0 done · 1 unexpected failure · 2 usage · 3 gave up waiting · 4 no such object · \
-5 unreachable or no quorum · 6 refused, nothing changed · 8 changed meanwhile
+5 unreachable or no quorum · 6 refused, nothing changed · 7 the lease was lost while the command ran · 8 changed meanwhile
 
 First steps: `muster dev up` starts a real cluster on this machine, `muster status` shows it, `muster dev tour` \
 tells its story.";
@@ -78,6 +78,8 @@ pub enum Command {
     Blocklist(BlocklistCommand),
     /// Leases: who holds what, until when, under which fencing token
     Lease(LeaseArgs),
+    /// Run a command only while holding a lease
+    Elect(super::elect::ElectArgs),
     /// Print a kubeconfig: unmodified clients of Kubernetes use this cluster as their lock server
     Kubeconfig(KubeconfigArgs),
     /// The managers' consensus
@@ -404,11 +406,20 @@ mod tests {
 
     #[test]
     fn commands_of_later_issues_do_not_exist() {
-        for line in
-            ["lease ls", "elect x", "autolock on", "unlock", "ca rotate", "backup x", "kubeconfig", "wait-ready"]
-        {
+        for line in ["autolock on", "unlock", "ca rotate", "backup x", "wait-ready"] {
             assert!(parse(&format!("muster {line}")).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn a_guarded_command_follows_two_dashes_and_keeps_its_own_flags() {
+        let Command::Elect(args) = parse("muster elect job -n blue --lease-duration 1s -- run -o json -n 3").unwrap().command
+        else {
+            panic!("another command")
+        };
+        assert_eq!((args.lease.as_str(), args.namespace.as_str()), ("job", "blue"));
+        assert_eq!(args.command, ["run", "-o", "json", "-n", "3"]);
+        assert!(parse("muster elect job run").is_err() && parse("muster elect job").is_err());
     }
 
     #[test]

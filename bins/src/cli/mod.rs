@@ -14,6 +14,7 @@ pub mod connection;
 pub mod dev;
 mod discover;
 pub mod duration;
+pub mod elect;
 pub mod failure;
 mod identity;
 pub mod output;
@@ -41,6 +42,9 @@ use self::failure::{Failure, Outcome};
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     parent::obey();
     let args: Vec<OsString> = args.into_iter().collect();
+    if let Some(exit) = elect::hidden(&args) {
+        return exit;
+    }
     if let Some(args) = as_daemon(&args) {
         return crate::daemon::main(args.into_iter());
     }

@@ -16,7 +16,7 @@ use super::args::{Cli, Command, FreshArg};
 use super::client::{Client, parse};
 use super::failure::Outcome;
 use super::output::Out;
-use super::{bench, dev, render};
+use super::{bench, dev, elect, render};
 
 /// What a command that asks a daemon works with.
 pub(super) struct Asking {
@@ -45,6 +45,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
     match cli.command {
         Command::Dev(command) => return dev::run(command, out, &cli.global).await,
         Command::Bench(args) => return bench::run(args, out, &cli.global).await,
+        Command::Elect(args) => return elect::run(args, out, &cli.global).await,
         _ => {}
     }
     let client = Client::from_flags(&cli.global).await?;
@@ -62,7 +63,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Raft(command) => raft::run(&mut asking, command).await,
         Command::Actors(args) => actors::run(&mut asking, args).await,
         Command::Events(args) => events::run(&mut asking, args).await,
-        Command::Dev(_) | Command::Bench(_) => unreachable!("both returned above"),
+        Command::Dev(_) | Command::Bench(_) | Command::Elect(_) => unreachable!("these returned above"),
     }
 }
 

@@ -1,0 +1,35 @@
+//! What `muster elect` accepts.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::cli::duration::parse_duration;
+
+#[derive(Debug, Args)]
+#[command(after_help = "The command sees MUSTER_LEASE, MUSTER_NAMESPACE, MUSTER_HOLDER and MUSTER_FENCING_TOKEN. \
+When leadership is lost it gets TERM, then KILL before the lease can be another's, and muster exits 7; otherwise muster exits \
+as the command does, 128+n for a signal. What the command leaves behind when it ends is killed. Signals are passed on to it.")]
+pub struct ElectArgs {
+    /// The lease to hold; it is made if there is none
+    pub lease: String,
+    /// The lease's namespace
+    #[arg(short, long, value_name = "NS", default_value = "default")]
+    pub namespace: String,
+    /// Who we are; no two processes may share it [default: host name, pid and a random number]
+    #[arg(long)]
+    pub id: Option<String>,
+    /// How long the lease is good for without a renewal: the longest wait for the next holder when this one dies
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
+    pub lease_duration: Duration,
+    /// How long leadership goes on without a renewal; the rest is the command's time to end
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    pub renew_deadline: Duration,
+    /// How often the lease is renewed
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
+    pub retry_period: Duration,
+    /// What to run while holding the lease
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}

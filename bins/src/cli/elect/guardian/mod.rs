@@ -1,0 +1,216 @@
+//! The guardian process, and the last step before the command.
+//!
+//! ```text
+//! muster ── socket ── guardian ── command, in a group of its own
+//! ```
+//!
+//! Three ends, and what each leads to: `muster` killed or frozen: the guardian ends the command in time. The guardian
+//! killed: the kernel kills the command (its parent-death signal), `muster` the rest. The command ended: the guardian kills
+//! what it left behind, then says so. The guardian has a session of its own: neither Ctrl-C nor Ctrl-Z in a terminal reaches
+//! it or the command; `muster` passes on what is meant for the command.
+
+mod core;
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::future::pending;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+use muster_elector::{BootTime, Timekeeper};
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal, setsid};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+use tokio::sync::mpsc;
+
+pub use self::core::{AGAIN, Effect, Exit, Guardian, Input, Number, Report};
+use super::family;
+use super::line::{FRAME, News, news_frame, order_of, receive_input};
+
+/// The first argument that makes a process a guardian. The command follows.
+pub const GUARDIAN: &str = "elect-guardian";
+/// The first argument that makes a process the command, once it is tied to its guardian. The guardian's pid and the command follow.
+pub const COMMAND: &str = "elect-command";
+
+/// What a shell reports for a command that could not be run, and for one that is not there.
+const NOT_RUNNABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Runs the guardian of this command, until nothing is left to guard. Its standard input is the socket to `muster`.
+pub fn main(command: &[OsString]) -> ExitCode {
+    let guarded = || -> io::Result<()> {
+        // No terminal, no job control, no shared group: whoever stops or interrupts `muster` does not mean its guardian.
+        setsid()?;
+        family::adopt()?;
+        let socket = StdUnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        let Some(input) = receive_input(&socket)? else { return Ok(()) };
+        socket.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // One thread: the command dies with the thread that started it.
+        runtime.block_on(async { guard(UnixStream::from_std(socket)?, Stdio::from(input), command).await })
+    };
+    match guarded() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("muster: the guardian failed: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn guard(socket: UnixStream, input: Stdio, command: &[OsString]) -> io::Result<()> {
+    let _deaf = ignored()?;
+    let mut children = signal(SignalKind::child())?;
+    let (reader, mut writer) = socket.into_split();
+    let mut orders = Some(orders(reader));
+    let clock = BootTime;
+    let mut body = Body { command, input: Some(input), child: None };
+    let mut core = Guardian::default();
+    let mut wake_at = None;
+    loop {
+        let order = async {
+            match &mut orders {
+                Some(orders) => orders.recv().await,
+                None => pending().await,
+            }
+        };
+        let alarm = async {
+            match wake_at {
+                Some(at) => clock.until(at).await,
+                None => pending().await,
+            }
+        };
+        let mut inputs = VecDeque::new();
+        tokio::select! {
+            order = order => match order {
+                Some(order) => inputs.push_back(order),
+                None => {
+                    orders = None;
+                    inputs.push_back(Input::HungUp);
+                }
+            },
+            _ = children.recv() => inputs.extend(body.reap()),
+            () = alarm => {}
+        }
+        inputs.push_back(Input::Woke); // whatever it was, the clock is looked at
+        while let Some(input) = inputs.pop_front() {
+            let mut effects = Vec::new();
+            core.step(clock.now(), input, &mut effects);
+            wake_at = None;
+            for effect in effects {
+                match effect {
+                    Effect::Start => match body.start() {
+                        Ok(group) => tell(&mut writer, News::Started { group }).await,
+                        Err(error) => {
+                            eprintln!("muster: cannot start the command: {error}");
+                            inputs.extend([Input::Ended(Exit::Code(NOT_RUNNABLE)), Input::Gone]);
+                        }
+                    },
+                    Effect::Signal(number) => body.signal(Signal::from_named_raw(number.into())),
+                    Effect::Terminate => {
+                        body.signal(Some(Signal::TERM));
+                        body.signal(Some(Signal::CONT));
+                    }
+                    Effect::Kill => {
+                        body.kill();
+                        inputs.extend(body.reap());
+                    }
+                    Effect::Tell(report) => tell(&mut writer, News::Report(report)).await,
+                    Effect::WakeAt(at) => wake_at = Some(at),
+                    Effect::Leave => return Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// Signals that are not for the guardian. Held: none of them ends it.
+fn ignored() -> io::Result<Vec<Signals>> {
+    let kinds = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+        SignalKind::quit(),
+        SignalKind::user_defined1(),
+        SignalKind::user_defined2(),
+    ];
+    kinds.into_iter().map(signal).collect()
+}
+
+/// What the other side orders; ends with it. What is no order ends it as well.
+fn orders(mut reader: tokio::net::unix::OwnedReadHalf) -> mpsc::Receiver<Input> {
+    let (tell, orders) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut frame = [0; FRAME];
+        while reader.read_exact(&mut frame).await.is_ok() {
+            let Some(order) = order_of(&frame) else { return };
+            if tell.send(order).await.is_err() {
+                return;
+            }
+        }
+    });
+    orders
+}
+
+async fn tell(writer: &mut tokio::net::unix::OwnedWriteHalf, news: News) {
+    // Nobody may be there to hear it. That is heard from the other direction.
+    let _gone = writer.write_all(&news_frame(news)).await;
+}
+
+/// The command's processes.
+struct Body<'a> {
+    command: &'a [OsString],
+    input: Option<Stdio>,
+    child: Option<Pid>,
+}
+
+impl Body<'_> {
+    fn start(&mut self) -> io::Result<i32> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("muster").arg(COMMAND).arg(getpid().to_string()).args(self.command);
+        command.stdin(self.input.take().unwrap_or_else(Stdio::null)).process_group(0);
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+        self.child = Pid::from_raw(pid);
+        Ok(pid)
+    }
+
+    fn signal(&self, signal: Option<Signal>) {
+        if let (Some(group), Some(signal)) = (self.child, signal) {
+            family::signal(group, signal);
+        }
+    }
+
+    fn kill(&self) {
+        family::kill(self.child);
+    }
+
+    fn reap(&self) -> Vec<Input> {
+        let reaped = family::reap();
+        let ours = reaped.ended.into_iter().find(|(pid, _)| Some(*pid) == self.child);
+        let ended = ours.map(|(_, exit)| Input::Ended(exit));
+        ended.into_iter().chain((!reaped.left).then_some(Input::Gone)).collect()
+    }
+}
+
+/// Becomes the command: dies with the guardian that started it, from the first instruction on.
+pub fn become_command(args: &[OsString]) -> ExitCode {
+    let guardian = args.first().and_then(|pid| pid.to_str()?.parse::<i32>().ok());
+    let Some((program, rest)) = args.get(1..).and_then(|command| command.split_first()) else {
+        eprintln!("muster: no command");
+        return ExitCode::from(NOT_RUNNABLE);
+    };
+    let tied = set_parent_process_death_signal(Some(Signal::KILL));
+    // It may have died before the request took effect: then someone else is our parent by now.
+    let orphan = getppid().map(|pid| pid.as_raw_nonzero().get()) != guardian;
+    if orphan || tied.is_err() {
+        return ExitCode::from(NOT_RUNNABLE);
+    }
+    let error = Command::new(program).args(rest).exec();
+    eprintln!("muster: cannot run {}: {error}", program.display());
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
+}

@@ -1,0 +1,305 @@
+//! From the flags to the exit status.
+
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_elector::{
+    Candidate, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, Session, Setup, Socket, StartError, Term,
+};
+use muster_messages::ErrorCode;
+use muster_messages::wire::LeaseRef;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::args::ElectArgs;
+use super::family;
+use super::guarded::{Guarded, Launch};
+use super::guardian::{Exit, Number, Report};
+use super::line::News;
+use crate::cli::args::{Format, Global};
+use crate::cli::client::{Client, Target};
+use crate::cli::failure::{Failure, Outcome};
+use crate::cli::output::Out;
+
+/// The exit status of a command that lost its lease while it ran.
+const LOST: u8 = 7;
+
+pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
+    let lease = LeaseRef { namespace: args.namespace, name: args.lease };
+    let identity = args.id.unwrap_or_else(default_identity);
+    let config = ElectorConfig {
+        lease_duration: args.lease_duration,
+        renew_deadline: args.renew_deadline,
+        retry_period: args.retry_period,
+        stand_again: false,
+        ..ElectorConfig::new(lease, identity)
+    };
+    let invalid = |error: &dyn std::fmt::Display| Failure::new(ErrorCode::Invalid, error.to_string());
+    config.validate().map_err(|refusal| invalid(&refusal))?;
+    let mut signals = Forwarded::listen()?;
+    // What a killed guardian leaves behind becomes ours.
+    family::adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
+    let link = match Client::from_flags(global).await?.target() {
+        Target::Socket(path) => Link::new(Socket(path.clone())),
+        Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
+    };
+    let (pass_on, passed_on) = mpsc::channel(16);
+    let work = Arc::new(Work::new(args.command, &config, Speaker::new(out), passed_on));
+    let election = Election::Native(Session::new(Arc::new(link)));
+    let elector = LeaderElector::start(Setup::new(config, election, Arc::clone(&work) as Arc<dyn Candidate>)).await;
+    let elector = elector.map_err(|error| match error {
+        StartError::Config(refusal) => invalid(&refusal),
+        StartError::Fault(_) => Failure::internal(error),
+    })?;
+    let interrupted = watch_over(&elector, &work, &mut signals, &pass_on).await?;
+    work.outcome(interrupted)
+}
+
+/// Waits for the elector's end, passing signals on. What interrupted it before there was a command to have it, if anything.
+async fn watch_over(
+    elector: &LeaderElector,
+    work: &Work,
+    signals: &mut Forwarded,
+    pass_on: &mpsc::Sender<Number>,
+) -> Outcome<Option<Number>> {
+    let mut interrupted = None;
+    let mut status = elector.status();
+    let mut blocked = None;
+    loop {
+        tokio::select! {
+            ended = elector.ended() => {
+                let refused = ended.err().filter(|_| !work.has_run());
+                return refused.map_or(Ok(interrupted), |body| Err(body.into()));
+            }
+            Ok(()) = status.changed() => {
+                let now = status.borrow_and_update().view.blocked.clone();
+                if now.is_some() && now != blocked {
+                    work.speaker.say(&format!("{}; trying again", now.as_deref().unwrap_or_default()));
+                }
+                blocked = now;
+            }
+            number = signals.next() => match work.runs() {
+                // A command that takes no signals any more has ended.
+                true => drop(pass_on.try_send(number)),
+                false if !signals.ends(number) => {}
+                // The second time nothing is waited for any more.
+                false if interrupted.is_some() => return Ok(interrupted),
+                false => {
+                    interrupted = Some(number);
+                    elector.stop();
+                }
+            },
+        }
+    }
+}
+
+fn default_identity() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}-{}-{:08x}", std::process::id(), rand::random::<u32>())
+}
+
+/// What is said to people, on stderr: stdout is the command's.
+#[derive(Clone, Copy)]
+struct Speaker {
+    speaks: bool,
+}
+
+impl Speaker {
+    fn new(out: Out) -> Self {
+        Self { speaks: out.format == Format::Table && !out.quiet }
+    }
+    fn say(self, text: &str) {
+        if self.speaks {
+            eprintln!("muster: {text}");
+        }
+    }
+}
+
+/// How the command ended, in the end.
+#[derive(Clone, Debug)]
+enum End {
+    Exited(Exit),
+    /// Its guardian ended it, because time ran out.
+    Lapsed,
+    Failed(Failure),
+}
+
+/// The guarded command, as the elector's work.
+struct Work {
+    launch: Launch,
+    lease: LeaseRef,
+    identity: String,
+    speaker: Speaker,
+    signals: Mutex<Option<mpsc::Receiver<Number>>>,
+    running: AtomicBool,
+    end: Arc<Mutex<Option<End>>>,
+    ending: Mutex<Option<Ending>>,
+}
+
+impl Work {
+    fn new(command: Vec<OsString>, config: &ElectorConfig, speaker: Speaker, signals: mpsc::Receiver<Number>) -> Self {
+        let (lease, identity) = (config.lease.clone(), config.identity.clone());
+        let environment = vec![
+            ("MUSTER_LEASE".to_owned(), lease.name.clone()),
+            ("MUSTER_NAMESPACE".to_owned(), lease.namespace.clone()),
+            ("MUSTER_HOLDER".to_owned(), identity.clone()),
+        ];
+        Self {
+            launch: Launch::new(command, environment),
+            lease,
+            identity,
+            speaker,
+            signals: Mutex::new(Some(signals)),
+            running: AtomicBool::new(false),
+            end: Arc::default(),
+            ending: Mutex::default(),
+        }
+    }
+
+    fn runs(&self) -> bool {
+        self.running.load(Ordering::Relaxed)
+    }
+    fn has_run(&self) -> bool {
+        locked(&self.end).is_some()
+    }
+
+    /// The exit status of `muster`.
+    fn outcome(&self, interrupted: Option<Number>) -> Outcome<u8> {
+        let ending = locked(&self.ending).clone();
+        let lost = ending.filter(Ending::is_loss);
+        let end = locked(&self.end).clone();
+        match (end, lost, interrupted) {
+            (Some(End::Failed(failure)), ..) => Err(failure),
+            (Some(_), Some(ending), _) => Err(lost_lease(&self.lease, &ending)),
+            (Some(End::Lapsed), None, _) => Err(lost_lease(&self.lease, &Ending::Lapsed)),
+            (Some(End::Exited(exit)), None, _) => Ok(exit.status()),
+            (None, _, Some(number)) => Ok(Exit::Signal(number).status()),
+            (None, ..) => Err(Failure::internal("the election ended without a reason")),
+        }
+    }
+}
+
+fn lost_lease(lease: &LeaseRef, ending: &Ending) -> Failure {
+    let message = format!("{lease} was lost while the command ran: {ending}; the command was ended");
+    Failure { code: "leadership_lost".to_owned(), exit: LOST, message, details: serde_json::json!({}) }
+}
+
+impl Candidate for Work {
+    fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
+        self.running.store(true, Ordering::Relaxed);
+        let token = term.token().map(|token| token.to_string()).unwrap_or_default();
+        self.speaker.say(&format!("leading {} as {}, fencing token {token}", self.lease, self.identity));
+        let mut launch = self.launch.clone();
+        launch.environment.push(("MUSTER_FENCING_TOKEN".to_owned(), token));
+        let signals = locked(&self.signals).take();
+        let end = Arc::clone(&self.end);
+        async move {
+            let ended = guard(&launch, &term, signals).await;
+            *locked(&end) = Some(ended);
+        }
+        .boxed()
+    }
+
+    fn on_stopped_leading(&self, ending: &Ending) {
+        self.running.store(false, Ordering::Relaxed);
+        *locked(&self.ending) = Some(ending.clone());
+    }
+
+    fn on_new_leader(&self, leader: Option<&str>) {
+        match leader {
+            Some(leader) if leader == self.identity => {}
+            Some(leader) => self.speaker.say(&format!("{} is held by {leader}", self.lease)),
+            None => {}
+        }
+    }
+}
+
+/// Runs the command until nothing of it is left.
+async fn guard(launch: &Launch, term: &Term, signals: Option<mpsc::Receiver<Number>>) -> End {
+    let mut guarded = match Guarded::start(launch) {
+        Ok(guarded) => guarded,
+        Err(error) => return End::Failed(Failure::io("cannot start the guardian", &error)),
+    };
+    let (mut hold, mut signals) = (term.hold(), signals);
+    let (mut told, mut lapsed) = (false, false);
+    let first = *hold.borrow_and_update();
+    guarded.until(first).await;
+    loop {
+        let signalled = async {
+            match &mut signals {
+                Some(signals) => signals.recv().await,
+                None => None,
+            }
+        };
+        tokio::select! {
+            Ok(()) = hold.changed() => {
+                let later = *hold.borrow_and_update();
+                guarded.until(later).await;
+            }
+            () = term.ended(), if !told => {
+                told = true;
+                guarded.end().await;
+            }
+            Some(number) = signalled => guarded.signal(number).await,
+            news = guarded.next() => match news {
+                Some(News::Started { .. }) => {}
+                Some(News::Report(Report::Lapsed)) => lapsed = true,
+                Some(News::Report(Report::Ended(_))) if lapsed => return End::Lapsed,
+                Some(News::Report(Report::Ended(exit))) => return End::Exited(exit),
+                None if lapsed && guarded.group().is_none() => return End::Lapsed, // it was never started
+                None => {
+                    guarded.end_orphans().await;
+                    return End::Failed(Failure::internal("the guardian was killed, and the command with it"));
+                }
+            }
+        }
+    }
+}
+
+/// The signals that are meant for the command.
+struct Forwarded {
+    all: Vec<(Number, Signal)>,
+}
+
+/// Those that end a `muster` which has no command yet: HUP, INT, QUIT, TERM.
+const ENDING: [i32; 4] = [1, 2, 3, 15];
+
+impl Forwarded {
+    fn listen() -> Outcome<Self> {
+        let kinds = [
+            SignalKind::hangup(),
+            SignalKind::interrupt(),
+            SignalKind::quit(),
+            SignalKind::terminate(),
+            SignalKind::user_defined1(),
+            SignalKind::user_defined2(),
+            SignalKind::window_change(),
+        ];
+        let hear = |kind: SignalKind| Ok((u8::try_from(kind.as_raw_value()).unwrap_or(0), signal(kind)?));
+        let all: std::io::Result<_> = kinds.into_iter().map(hear).collect();
+        all.map(|all| Self { all }).map_err(|e| Failure::io("cannot listen for signals", &e))
+    }
+
+    fn ends(&self, number: Number) -> bool {
+        ENDING.contains(&number.into())
+    }
+
+    /// Waits for the next one.
+    async fn next(&mut self) -> Number {
+        let waits = self.all.iter_mut().map(|(number, signal)| {
+            async move {
+                let _heard = signal.recv().await;
+                *number
+            }
+            .boxed()
+        });
+        futures_util::future::select_all(waits).await.0
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

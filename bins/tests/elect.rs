@@ -1,0 +1,347 @@
+//! Guardians of real commands. `muster`'s part is played by this test program, started once more: so that it can be frozen and
+//! killed like any process.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use muster::cli::dev::process::ProcessId;
+use muster::cli::elect::guarded::{Guarded, Launch};
+use muster::cli::elect::guardian::{Exit, Report};
+use muster::cli::elect::line::News;
+use muster::cli::{elect, parent};
+use muster_elector::{BootTime, Hold, Timekeeper};
+use muster_messages::Moment;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// How long anything may take before a test fails; far above what it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What the issue grants a command after its guardian has thawed.
+const GONE_WITHIN: Duration = Duration::from_millis(100);
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// What the played `muster` is told, in the environment.
+#[derive(Clone, Copy)]
+struct Times {
+    step_down: Duration,
+    over: Duration,
+    /// How often it confirms a renewal; each counts from then.
+    renew: Option<Duration>,
+}
+
+const LONG: Times = Times { step_down: Duration::from_secs(300), over: Duration::from_secs(300), renew: None };
+
+/// The part of `muster`: starts a guardian, confirms renewals, and prints what it hears.
+#[test]
+#[ignore = "no test: it is started by the others"]
+fn played_muster() {
+    let var = |key: &str| std::env::var(key).expect("it is started by the others");
+    let number = |key: &str| var(key).parse().map(Duration::from_millis).expect("a number of milliseconds");
+    parent::obey();
+    elect::adopt().expect("a subreaper");
+    let (step_down, over, renew) = (number("STEP_DOWN"), number("OVER"), number("RENEW"));
+    let command = var("SCRIPT");
+    let launch = Launch {
+        program: env!("CARGO_BIN_EXE_muster").into(),
+        command: if command.starts_with('/') {
+            vec![command.into()]
+        } else {
+            vec!["sh".into(), "-c".into(), command.into()]
+        },
+        environment: vec![("MUSTER_FENCING_TOKEN".into(), "7".into())],
+    };
+    let hold = |now: Moment| Hold { step_down_at: now + step_down, over_at: now + over };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut guarded = Guarded::start(&launch).expect("a guardian");
+        println!("guardian {}", guarded.guardian());
+        let first = hold(BootTime.now());
+        println!("until {} {}", first.step_down_at.0, first.over_at.0);
+        guarded.until(first).await;
+        loop {
+            let renewal = async {
+                match renew {
+                    Duration::ZERO => std::future::pending().await,
+                    period => tokio::time::sleep(period).await,
+                }
+            };
+            let news = tokio::select! {
+                news = guarded.next() => news,
+                () = renewal => {
+                    guarded.until(hold(BootTime.now())).await;
+                    continue;
+                }
+            };
+            match news {
+                Some(News::Started { group }) => println!("started {group}"),
+                Some(News::Report(Report::Lapsed)) => println!("lapsed"),
+                Some(News::Report(Report::Ended(Exit::Code(code)))) => return println!("exited {code}"),
+                Some(News::Report(Report::Ended(Exit::Signal(number)))) => return println!("killed {number}"),
+                None => {
+                    guarded.end_orphans().await;
+                    return println!("orphans ended");
+                }
+            }
+        }
+    });
+}
+
+/// A played `muster` with its guardian and command.
+struct Play {
+    muster: Child,
+    lines: Receiver<String>,
+    input: Option<ChildStdin>,
+    folder: TempDir,
+}
+
+impl Play {
+    fn start(script: &str, times: Times) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "played_muster", "--ignored", "--nocapture"]).current_dir(folder.path());
+        let millis = |time: Duration| time.as_millis().to_string();
+        command.env("SCRIPT", script).env("STEP_DOWN", millis(times.step_down)).env("OVER", millis(times.over));
+        command.env("RENEW", millis(times.renew.unwrap_or_default()));
+        parent::tie(&mut command);
+        let mut muster = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let (tell, lines) = channel();
+        let stdout = muster.stdout.take().expect("stdout is piped");
+        std::thread::spawn(move || {
+            BufReader::new(stdout).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
+        });
+        let input = muster.stdin.take();
+        Self { muster, lines, input, folder }
+    }
+
+    /// Waits for a line that begins so, and returns the rest of it.
+    #[track_caller]
+    fn says(&self, word: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("it never said {word:?}"));
+            if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+    fn guardian(&self) -> ProcessId {
+        let pid = self.says("guardian ").parse().expect("a pid");
+        ProcessId::of(pid).expect("the guardian runs")
+    }
+    fn until(&self) -> Hold {
+        let text = self.says("until ");
+        let mut numbers = text.split(' ').map(|number| Moment(number.parse().expect("a moment")));
+        let mut next = || numbers.next().expect("two moments");
+        Hold { step_down_at: next(), over_at: next() }
+    }
+    fn muster(&self) -> ProcessId {
+        ProcessId::of(self.muster.id()).expect("it runs")
+    }
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+    /// The processes that have written their pids to `pids`, once there are so many.
+    #[track_caller]
+    fn family(&self, many: usize) -> Vec<ProcessId> {
+        let path = self.file("pids");
+        let mut found = Vec::new();
+        eventually("all of the command's processes run", || {
+            found = lines_of(&path).iter().filter_map(|line| ProcessId::of(line.parse().ok()?)).collect();
+            found.len() == many
+        });
+        found
+    }
+}
+
+impl Drop for Play {
+    fn drop(&mut self) {
+        let _ended = self.muster.kill();
+        let _status = self.muster.wait();
+    }
+}
+
+fn lines_of(path: &Path) -> Vec<String> {
+    std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+#[track_caller]
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Moment {
+    let end = BootTime.now() + PATIENCE;
+    while !holds() {
+        assert!(BootTime.now() < end, "not so within {PATIENCE:?}: {what}");
+        std::thread::park_timeout(ms(1));
+    }
+    BootTime.now()
+}
+
+#[track_caller]
+fn gone(family: &[ProcessId]) -> Moment {
+    eventually("nothing of the command is left", || !family.iter().any(|process| process.is_alive()))
+}
+
+/// Ignores TERM, starts something that ignores it as well, and something that leaves its group and session.
+const STUBBORN: &str = r#"
+    body='trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done'
+    sh -c "$body" & setsid sh -c "$body" &
+    eval "$body"
+"#;
+
+/// Notes that it was told to end, and ends.
+const POLITE: &str = r#"
+    trap 'echo told >> told; exit 5' TERM
+    echo $$ >> pids; while :; do sleep 0.01; done
+"#;
+
+#[test]
+fn the_commands_own_end_is_passed_on() {
+    for (script, told, rest) in [("exit 3", "exited", "3"), ("kill -KILL $$", "killed", "9")] {
+        assert_eq!(Play::start(script, LONG).says(told), rest);
+    }
+}
+
+#[test]
+fn the_command_has_our_input_output_environment_and_folder() {
+    let mut play = Play::start("cat > copy; echo token $MUSTER_FENCING_TOKEN; pwd", LONG);
+    let mut input = play.input.take().expect("stdin is piped");
+    input.write_all(b"through three processes\n").expect("somebody reads");
+    drop(input);
+    assert_eq!(play.says("token"), "7");
+    play.says("exited");
+    assert_eq!(lines_of(&play.file("copy")), ["through three processes"]);
+}
+
+#[test]
+fn a_command_that_is_not_there_ends_as_it_would_in_a_shell() {
+    assert_eq!(Play::start("/nowhere/nothing", LONG).says("exited"), "127");
+}
+
+#[test]
+fn without_renewals_the_command_is_told_at_the_deadline() {
+    let play = Play::start(POLITE, Times { step_down: ms(700), over: ms(60_000), renew: None });
+    let until = play.until();
+    let family = play.family(1);
+    play.says("lapsed");
+    let gone = gone(&family);
+    assert!(gone >= until.step_down_at && gone < until.over_at);
+    assert_eq!(lines_of(&play.file("told")), ["told"]);
+    assert_eq!(play.says("exited"), "5");
+}
+
+#[test]
+fn whatever_ignores_it_is_killed_before_the_lease_can_be_anothers_and_so_is_all_it_started() {
+    let play = Play::start(STUBBORN, Times { step_down: ms(600), over: ms(1200), renew: None });
+    let until = play.until();
+    let family = play.family(3);
+    let gone = gone(&family);
+    assert!(gone >= until.over_at && gone < until.over_at + GONE_WITHIN, "{:?}", gone.since(until.over_at));
+    assert_eq!(play.says("killed"), "9");
+}
+
+#[test]
+fn renewals_keep_the_command_running() {
+    let play = Play::start(STUBBORN, Times { step_down: ms(600), over: ms(1200), renew: Some(ms(100)) });
+    let until = play.until();
+    let family = play.family(3);
+    eventually("three deadlines have passed", || BootTime.now() > until.over_at + ms(2400));
+    assert!(family.iter().all(|process| process.is_alive()));
+}
+
+#[test]
+fn when_muster_is_killed_its_command_is_told_at_once_and_gone_in_time() {
+    let play = Play::start(POLITE, LONG);
+    let family = play.family(1);
+    play.muster().signal(Signal::KILL);
+    gone(&family); // long before its time is over
+    assert_eq!(lines_of(&play.file("told")), ["told"]);
+
+    let play = Play::start(STUBBORN, Times { step_down: ms(800), over: ms(1200), renew: Some(ms(50)) });
+    let family = play.family(3);
+    play.muster().signal(Signal::KILL);
+    let killed = BootTime.now();
+    assert!(gone(&family) <= killed + ms(1200) + GONE_WITHIN);
+}
+
+#[test]
+fn when_muster_is_frozen_its_command_is_gone_in_time() {
+    let play = Play::start(STUBBORN, Times { step_down: ms(800), over: ms(1200), renew: Some(ms(50)) });
+    let family = play.family(3);
+    play.muster().signal(Signal::STOP);
+    let frozen = BootTime.now();
+    assert!(gone(&family) <= frozen + ms(1200) + GONE_WITHIN);
+    play.muster().signal(Signal::CONT);
+    play.says("lapsed");
+    assert_eq!(play.says("killed"), "9");
+}
+
+#[test]
+fn after_a_freeze_of_everything_past_its_time_the_command_is_gone_in_a_tenth_of_a_second() {
+    let play = Play::start(STUBBORN, Times { step_down: ms(800), over: ms(1200), renew: Some(ms(50)) });
+    let guardian = play.guardian();
+    let family = play.family(3);
+    let all: Vec<ProcessId> = family.iter().copied().chain([play.muster(), guardian]).collect();
+    for process in &all {
+        process.signal(Signal::STOP);
+    }
+    let frozen = BootTime.now();
+    eventually("its time is over", || BootTime.now() > frozen + ms(1500));
+    assert!(all.iter().all(|process| process.is_alive()), "the dead do not thaw");
+    for process in &all {
+        process.signal(Signal::CONT); // the guardian last
+    }
+    let thawed = BootTime.now();
+    let took = gone(&family).since(thawed);
+    assert!(took <= GONE_WITHIN, "{took:?}");
+}
+
+#[test]
+fn when_the_guardian_is_killed_the_command_is_and_all_it_started() {
+    let play = Play::start(STUBBORN, LONG);
+    let guardian = play.guardian();
+    let family = play.family(3);
+    guardian.signal(Signal::KILL);
+    gone(&family);
+    play.says("orphans ended");
+}
+
+#[test]
+fn what_the_command_leaves_behind_is_killed_before_its_end_is_told() {
+    let script = r#"body='trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done'
+        sh -c "$body" & setsid sh -c "$body" & while [ "$(wc -l < pids)" != 2 ]; do sleep 0.01; done 2> errors; exit 4"#;
+    let play = Play::start(script, LONG);
+    play.says("started");
+    let family = {
+        let mut family = Vec::new();
+        eventually("both have said who they are", || {
+            family = lines_of(&play.file("pids"));
+            family.len() == 2
+        });
+        family
+    };
+    assert_eq!(play.says("exited"), "4");
+    for pid in family {
+        assert!(ProcessId::of(pid.parse().expect("a pid")).is_none(), "{pid} is left");
+    }
+}
+
+#[test]
+fn interrupting_everybody_in_the_terminal_reaches_neither_guardian_nor_command() {
+    let play = Play::start(POLITE, LONG);
+    let guardian = play.guardian();
+    let family = play.family(1);
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        guardian.signal(signal);
+    }
+    let session = |process: ProcessId| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid)).expect("it runs");
+        stat[stat.rfind(')').expect("a name in parentheses") + 1..].split_whitespace().nth(3).map(str::to_owned)
+    };
+    assert_eq!(session(guardian), session(family[0]));
+    assert_ne!(session(guardian), session(play.muster()), "a terminal's signals go to its own session");
+    family[0].signal(Signal::TERM);
+    assert_eq!(play.says("exited"), "5", "the guardian is still there to tell");
+}
