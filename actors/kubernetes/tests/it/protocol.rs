@@ -10,7 +10,7 @@ const RECORDED: &str = "6b3873000a1f0a16636f6f7264696e6174696f6e2e6b38732e696f2f
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 fn recorded() -> Vec<u8> {
-    let pair = |at: usize| u8::from_str_radix(&RECORDED[at..at + 2], 16).unwrap();
+    let pair = |at: usize| u8::from_str_radix(&RECORDED[at..at + 2], 16).expect("hexadecimal");
     (0..RECORDED.len()).step_by(2).map(pair).collect()
 }
 

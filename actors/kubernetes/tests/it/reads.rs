@@ -9,7 +9,7 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/js
 
 fn names(list: &Reply) -> Vec<String> {
     let items = list.at("/items").as_array().cloned().expect("a list");
-    items.iter().map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+    items.iter().map(|item| item["metadata"]["name"].as_str().expect("a name").to_owned()).collect()
 }
 
 fn filled() -> Server {

@@ -223,3 +223,53 @@ fn a_guarded_lease_is_not_taken_by_who_does_not_look() {
     server.put(&lease, looked).expect(409);
     assert!(server.object(ObjectKind::Lease, "x").is_some());
 }
+
+#[test]
+fn what_is_deleted_while_it_is_written_is_judged_as_missing() {
+    let mut server = Server::new();
+    let gone = |s: &mut Server| drop(s.delete(&format!("{BASE}/x"), Value::Null).expect(200));
+    let lease = server.held("x", "a");
+    server.meanwhile(gone);
+    server.merge(&lease, json!({"metadata": {"labels": {"a": "b"}}})).expect(404);
+
+    let lease = server.held("x", "a");
+    let seen = server.get(&*lease).json;
+    server.meanwhile(gone);
+    server.put(&lease, seen).expect(409);
+
+    let lease = server.held("x", "a");
+    server.meanwhile(gone);
+    server.delete(&lease, Value::Null).expect(404);
+    assert!(server.tables.objects.is_empty(), "nothing came back to life");
+}
+
+#[test]
+fn a_made_up_name_that_is_taken_is_made_up_again() {
+    use muster_kubernetes::{Context, Refused, plan};
+    let refusal = |meta: Value| {
+        let request = request("POST", BASE, json!({"metadata": meta}));
+        let context = Context { now: T0, entropy: 7 };
+        let plan = plan(&request.ask().unwrap(), &request.body, &Server::new().tables, context).unwrap();
+        plan.refused(&muster_messages::CommandRefusal::Exists { what: "object".into(), id: "x".into() })
+    };
+    assert_eq!(refusal(json!({"generateName": "x-"})), Refused::Again);
+    assert!(
+        matches!(refusal(json!({"name": "x"})), Refused::Finally(status) if status.reason.name() == "AlreadyExists")
+    );
+}
+
+#[test]
+fn a_large_collection_is_deleted_in_parts() {
+    use muster_kubernetes::{Context, plan};
+    let mut server = Server::new();
+    for n in 0..501 {
+        server.post(MAPS, json!({"metadata": {"name": format!("m{n}")}})).expect(201);
+    }
+    let request = request("DELETE", MAPS, Value::Null);
+    let plan = plan(&request.ask().unwrap(), &[], &server.tables, Context { now: T0, entropy: 7 }).unwrap();
+    assert_eq!((plan.changes.len(), plan.more), (500, true));
+    for change in plan.changes {
+        server.natively(change);
+    }
+    assert_eq!(server.delete(MAPS, Value::Null).expect(200).at("/items").as_array().unwrap().len(), 1);
+}
