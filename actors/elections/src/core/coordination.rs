@@ -94,10 +94,27 @@ pub struct Memory {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Under {
+struct Under {
+    what: What,
+    /// The revision that its object had; `None`: there was none.
+    based_on: Option<Revision>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum What {
     Lease { intent: Intent, skew: bool },
     Ping(String),
     CleanUp(String),
+}
+
+impl What {
+    /// The candidate that it is about, unless it is about the lease.
+    fn candidate(&self) -> Option<&String> {
+        match self {
+            What::Lease { .. } => None,
+            What::Ping(name) | What::CleanUp(name) => Some(name),
+        }
+    }
 }
 
 /// See the module.
@@ -213,35 +230,47 @@ impl Contest {
         if self.unseen.is_some_and(|(revision, _)| scene.revision >= revision) {
             self.unseen = None;
         }
-        self.scene = scene;
+        let before = std::mem::replace(&mut self.scene, scene);
+        let revision = |object: Option<&Arc<Object>>| object.map(|object| object.meta.revision);
+        // Whatever was in the way of a refused command may have been this change.
+        self.pauses.retain(|of, _| match of {
+            None => revision(before.lease.as_ref()) == revision(self.scene.lease.as_ref()),
+            Some(name) => revision(before.candidates.get(name)) == revision(self.scene.candidates.get(name)),
+        });
         self.looked = true;
     }
 
     fn ended(&mut self, now: Moment, step: StepId, outcome: Outcome, out: &mut Vec<Effect>) {
-        let Some(under) = self.under.remove(&step) else { return };
-        let again = now + self.config.retry;
-        match (under, outcome) {
-            (Under::Lease { intent, skew }, Outcome::Applied(revision)) => {
+        let Some(Under { what, based_on }) = self.under.remove(&step) else { return };
+        match (what, outcome) {
+            (What::Lease { intent, skew }, Outcome::Applied(revision)) => {
                 if self.scene.revision < revision {
                     self.unseen = Some((revision, now + self.config.requeue));
                 }
                 self.written(intent, skew, out);
             }
-            (Under::Ping(_), Outcome::Applied(_)) => {}
-            (Under::CleanUp(name), Outcome::Applied(_)) => out.push(Effect::Note(Note::CleanedUp { name })),
-            (Under::Lease { intent, .. }, Outcome::Failed) => {
-                self.pauses.insert(None, again);
-                out.push(Effect::Note(Note::Failed { why: format!("not written: {intent:?}") }));
-            }
-            (Under::Ping(name), Outcome::Failed) => {
-                // It was not asked, so that it owes no answer.
-                self.memory.signs.asked(&name, None);
-                self.pauses.insert(Some(name), again);
-            }
-            (Under::CleanUp(name), Outcome::Failed) => {
-                self.pauses.insert(Some(name), again);
+            (What::Ping(name), Outcome::Applied(_)) => self.memory.signs.asked(&name, now),
+            (What::CleanUp(name), Outcome::Applied(_)) => out.push(Effect::Note(Note::CleanedUp { name })),
+            (what, Outcome::Failed) => {
+                let candidate = what.candidate();
+                // What was refused because of a write that has been seen by now is worth another try at once.
+                if self.revision_of(candidate) == based_on {
+                    self.pauses.insert(candidate.cloned(), now + self.config.retry);
+                }
+                if let What::Lease { intent, .. } = what {
+                    out.push(Effect::Note(Note::Failed { why: format!("not written: {intent:?}") }));
+                }
             }
         }
+    }
+
+    /// Of the lease, or of a candidate, as last seen.
+    fn revision_of(&self, candidate: Option<&String>) -> Option<Revision> {
+        let object = match candidate {
+            None => self.scene.lease.as_ref(),
+            Some(name) => self.scene.candidates.get(name),
+        };
+        object.map(|object| object.meta.revision)
     }
 
     fn written(&mut self, intent: Intent, skew: bool, out: &mut Vec<Effect>) {
@@ -272,10 +301,10 @@ impl Contest {
             self.clean_up(wall, name, out);
         }
         for name in &decision.ping {
-            self.ping(now, wall, name, out);
+            self.ping(wall, name, out);
         }
         let free = self.unseen.is_none() && !self.pauses.contains_key(&None);
-        let writing = self.under.values().any(|under| matches!(under, Under::Lease { .. }));
+        let writing = self.under.values().any(|under| under.what.candidate().is_none());
         if let Some(intent) = decision.intent.clone().filter(|_| free && !writing) {
             self.write(wall, intent, decision.skew, out);
         }
@@ -292,11 +321,11 @@ impl Contest {
 
     /// Under way, or failed a moment ago.
     fn busy_with(&self, name: &str) -> bool {
-        let under = |under: &Under| matches!(under, Under::Ping(n) | Under::CleanUp(n) if n == name);
-        self.under.values().any(under) || self.pauses.contains_key(&Some(name.to_owned()))
+        let about = |under: &Under| under.what.candidate().is_some_and(|n| n == name);
+        self.under.values().any(about) || self.pauses.contains_key(&Some(name.to_owned()))
     }
 
-    fn ping(&mut self, now: Moment, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
+    fn ping(&mut self, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
         if self.under.len() >= self.config.pings {
             return; // the end of one of them brings the next
         }
@@ -309,8 +338,7 @@ impl Contest {
         spec.pinged = Some(last.map_or(wall.into(), |MicroTime(at)| MicroTime(at.saturating_add(1))));
         let change = Change::UpdateObject { object: Box::new(asked), write: ClientWrite::default() };
         let guard = Guard::ObjectRevision { key: object.key(), revision: object.meta.revision };
-        self.memory.signs.asked(name, Some(now));
-        self.propose(wall, "election: are you there", guard, change, Under::Ping(name.to_owned()), out);
+        self.propose(wall, "election: are you there", guard, change, What::Ping(name.to_owned()), out);
     }
 
     fn clean_up(&mut self, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
@@ -322,7 +350,7 @@ impl Contest {
         };
         let guard = Guard::ObjectRevision { key: key.clone(), revision: object.meta.revision };
         let change = Change::DeleteObject { key, force: false };
-        self.propose(wall, "election: candidate gone", guard, change, Under::CleanUp(name.to_owned()), out);
+        self.propose(wall, "election: candidate gone", guard, change, What::CleanUp(name.to_owned()), out);
     }
 
     fn write(&mut self, wall: WallTime, intent: Intent, skew: bool, out: &mut Vec<Effect>) {
@@ -381,7 +409,7 @@ impl Contest {
             Intent::Prefer { name: None, .. } => "prefers nobody else any more".to_owned(),
             Intent::Label { strategy } => format!("strategy {strategy}"),
         };
-        self.propose(wall, &format!("election: {reason}"), guard, change, Under::Lease { intent, skew }, out);
+        self.propose(wall, &format!("election: {reason}"), guard, change, What::Lease { intent, skew }, out);
     }
 
     fn propose(
@@ -390,12 +418,13 @@ impl Contest {
         reason: &str,
         guard: Guard,
         change: Change,
-        under: Under,
+        what: What,
         out: &mut Vec<Effect>,
     ) {
         self.next_step += 1;
         let step = StepId(self.next_step);
-        self.under.insert(step, under);
+        let based_on = self.revision_of(what.candidate());
+        self.under.insert(step, Under { what, based_on });
         // The guards make it happen once: it needs no remembered outcome.
         let command = Command::idempotent(wall, Principal::Cluster, reason).with_request(RequestId(0));
         let command = command.guard(Guard::InTerm(self.term)).guard(guard).change(change);

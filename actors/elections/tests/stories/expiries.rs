@@ -203,7 +203,7 @@ fn a_process_that_stood_still_gives_holders_that_time_back() {
     w.freeze(ms(5000));
     w.pass(ms(0));
     w.show();
-    assert_eq!(w.left("a"), Some(500));
+    assert!((500..=600).contains(&w.left("a").unwrap()), "the pause since its last beat, and not more");
     // The renewal that waited in a socket meanwhile is read now.
     assert_eq!(w.renew_now("a", ONE, token), renewed(1000));
     assert_eq!(w.keeper.tally().pauses, 1);

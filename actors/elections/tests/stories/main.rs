@@ -3,8 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
+mod coordination;
 mod expiries;
 mod load;
 mod random;
 mod renewals;
+mod rules;
+mod stage;
+mod weaknesses;
 mod world;

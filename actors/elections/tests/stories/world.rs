@@ -41,6 +41,7 @@ pub struct World {
     pub proposed: Vec<Command>,
     pub reads_asked: usize,
     next: u64,
+    beat: Moment,
 }
 
 impl World {
@@ -58,6 +59,7 @@ impl World {
             proposed: Vec::new(),
             reads_asked: 0,
             next: 0,
+            beat: now,
         };
         world.show();
         world
@@ -191,15 +193,17 @@ impl World {
     /// Time passes, and the clock beats, at least every `tick` and when it wants to.
     pub fn pass(&mut self, time: Duration) {
         let end = self.now + time;
-        let mut beat = self.now + self.config.tick;
         if self.keeper.wake_at().is_some_and(|at| at <= self.now) {
             self.step(Input::Tick);
         }
         while self.now < end {
+            self.beat = self.beat.max(self.now + ms(1));
             let wake = self.keeper.wake_at().filter(|at| *at > self.now);
-            self.now = [Some(end), Some(beat), wake].into_iter().flatten().min().unwrap();
-            if self.now == beat || wake == Some(self.now) {
-                beat = self.now + self.config.tick;
+            self.now = [Some(end), Some(self.beat), wake].into_iter().flatten().min().unwrap();
+            if self.now == self.beat {
+                self.beat = self.now + self.config.tick;
+                self.step(Input::Tick);
+            } else if wake == Some(self.now) {
                 self.step(Input::Tick);
             }
         }

@@ -16,10 +16,11 @@ use crate::config::CoordinationConfig;
 pub struct Sign {
     uid: Uid,
     renewed: Option<MicroTime>,
+    pinged: Option<MicroTime>,
     pub first_seen: Moment,
     /// The last sign of life; `None`: it was there before this leader, and has given none since.
     pub alive_at: Option<Moment>,
-    /// When it was last asked for one.
+    /// When it was last asked for one, as the copy shows: a ping that did not come through asks for nothing.
     pub asked_at: Option<Moment>,
 }
 
@@ -58,6 +59,10 @@ impl Signs {
             let Some(spec) = object.candidate() else { continue };
             match self.signs.get_mut(name).filter(|sign| sign.uid == object.meta.uid) {
                 Some(sign) => {
+                    if sign.pinged != spec.pinged {
+                        sign.pinged = spec.pinged;
+                        sign.asked_at = Some(now);
+                    }
                     if sign.renewed != spec.renewed {
                         sign.renewed = spec.renewed;
                         sign.alive_at = Some(now);
@@ -65,8 +70,8 @@ impl Signs {
                 }
                 None => {
                     let alive_at = new(object).then_some(now);
-                    let (uid, renewed) = (object.meta.uid, spec.renewed);
-                    let sign = Sign { uid, renewed, first_seen: now, alive_at, asked_at: None };
+                    let (uid, renewed, pinged) = (object.meta.uid, spec.renewed, spec.pinged);
+                    let sign = Sign { uid, renewed, pinged, first_seen: now, alive_at, asked_at: None };
                     self.signs.insert(name.clone(), sign);
                 }
             }
@@ -79,9 +84,10 @@ impl Signs {
     pub fn iter(&self) -> impl Iterator<Item = (&String, &Sign)> {
         self.signs.iter()
     }
-    pub fn asked(&mut self, name: &str, at: Option<Moment>) {
+    /// It was asked; the copy will show it.
+    pub fn asked(&mut self, name: &str, at: Moment) {
         if let Some(sign) = self.signs.get_mut(name) {
-            sign.asked_at = at;
+            sign.asked_at = Some(at);
         }
     }
 
