@@ -35,6 +35,7 @@ mod sabotage {
         SkipNodeGuard,
         RecordAnyCertificate,
         ApplyByMood,
+        TakeLiveLeases,
     }
     pub fn mood() -> bool {
         false

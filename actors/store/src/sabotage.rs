@@ -14,6 +14,8 @@ pub enum Sabotage {
     RecordAnyCertificate,
     /// Now and then a command is applied as nothing, by whoever happens to apply it then (breaks APPLY-1).
     ApplyByMood,
+    /// A live lease passes to whoever asks for it (breaks HELD-1).
+    TakeLiveLeases,
 }
 
 thread_local! {

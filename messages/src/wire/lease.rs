@@ -39,7 +39,8 @@ pub enum LeaseRequest {
     /// in the order asked. Not an entry in the log: answered once a quorum has confirmed the leader after the request
     /// came. Count the lease's time from before the call. Lost: renew again. Repeated: renewed twice.
     Renew { session: SessionId, held: Vec<(LeaseRef, FencingToken)> },
-    /// LEASE. Given up already: the same.
+    /// LEASE. Given up already: the same. Late: it ends whatever this session holds under this token; so whoever has
+    /// asked for this acquires the lease again through another session only.
     Release { lease: LeaseRef, session: SessionId, token: FencingToken },
     /// `{"revision","lease":LEASE|null}` once the lease has changed after `seen` (also: expired), or after `wait_ms`.
     /// Go on with the revision of the answer.

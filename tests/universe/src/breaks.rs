@@ -24,10 +24,14 @@ pub enum Break {
     JudgeOnOldCopies,
     /// A manager that lost its disk takes its old seat again.
     TakeLostSeat,
+    /// A leader renews leases without asking anybody whether it still leads.
+    RenewUnconfirmed,
+    /// A lease passes to whoever asks, alive or not.
+    TakeLiveLeases,
 }
 
 impl Break {
-    pub const ALL: [Break; 14] = [
+    pub const ALL: [Break; 16] = [
         Break::AckBeforeSync,
         Break::VoteBeforeSync,
         Break::VoteAgain,
@@ -42,6 +46,8 @@ impl Break {
         Break::AnswerBeforeWritten,
         Break::JudgeOnOldCopies,
         Break::TakeLostSeat,
+        Break::RenewUnconfirmed,
+        Break::TakeLiveLeases,
     ];
 
     /// What the universe must find broken.
@@ -61,6 +67,7 @@ impl Break {
             Break::AnswerBeforeWritten => &["WISH-1"],
             Break::JudgeOnOldCopies => &["TOLD-1"],
             Break::TakeLostSeat => &["WRITE-1", "READ-1", "APPLY-1"],
+            Break::RenewUnconfirmed | Break::TakeLiveLeases => &["HOLD-1"],
         }
     }
 
@@ -71,6 +78,7 @@ impl Break {
             Some(Break::SkipNodeGuard) => Some(store::Sabotage::SkipNodeGuard),
             Some(Break::ApplyByMood) => Some(store::Sabotage::ApplyByMood),
             Some(Break::RecordAnyCertificate) => Some(store::Sabotage::RecordAnyCertificate),
+            Some(Break::TakeLiveLeases) => Some(store::Sabotage::TakeLiveLeases),
             _ => None,
         };
         store::set(in_store);

@@ -104,7 +104,7 @@ impl Universe {
     }
 
     /// Some machine with a manager half; it need not lead.
-    fn some_manager(&mut self) -> Option<Place> {
+    pub(crate) fn some_manager(&mut self) -> Option<Place> {
         let managers: Vec<Place> = (0..self.machines.len()).filter(|p| self.machines[*p].half.is_some()).collect();
         self.dice.pick(&managers)
     }

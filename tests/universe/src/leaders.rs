@@ -31,11 +31,18 @@ impl Universe {
         let replica = half.core.replica().clone();
         let wanted = replica.raft.leading.then_some(replica.raft.term);
         if half.leader.as_ref().map(|l| l.term) != wanted {
-            half.leader =
-                wanted.map(|term| Leader { term, slot: None, roles: None, authority: None, heard: BTreeMap::new() });
+            half.leader = wanted.map(|term| Leader {
+                term,
+                slot: None,
+                roles: None,
+                authority: None,
+                clock: None,
+                heard: BTreeMap::new(),
+            });
             let number = half.number;
-            if wanted.is_some() {
+            if let Some(term) = wanted {
                 self.start_leader(place, number);
+                self.clock_back(place, term, BTreeMap::new());
             }
         }
         if let Some(half) = self.machines[place].half.as_mut().filter(|h| h.leader.is_some() && !h.look_due) {
@@ -121,6 +128,7 @@ impl Universe {
         if h.leader.is_some() {
             self.roles_step(place, roles::Input::Seen(replica.clone()));
             self.authority_step(place, authority::Input::Copy(replica.tables.clone()));
+            self.clock_step(place, muster_elections::core::keeper::Input::Copy(replica));
         }
     }
 

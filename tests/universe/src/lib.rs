@@ -11,6 +11,7 @@
 mod agents;
 mod authority;
 mod breaks;
+mod candidates;
 mod checks;
 mod clients;
 mod dice;
@@ -33,6 +34,6 @@ mod world;
 pub use self::breaks::Break;
 pub use self::clients::OpNumber;
 pub use self::report::{Failure, MUST_HAPPEN, Report, Totals};
-pub use self::run::{ROLE_CHANGES, run};
+pub use self::run::{ROLE_CHANGES, run, run_leases};
 pub use self::story::Link;
 pub use self::world::Universe;

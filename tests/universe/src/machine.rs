@@ -8,6 +8,9 @@ use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RefusalReason,
 use muster_raft_member::core::RaftCore;
 use muster_role_manager::core as roles;
 
+use muster_elections::core::keeper::ReadId;
+
+use crate::candidates::{Asked, Clock};
 use crate::clients::{OpNumber, Try};
 use crate::disk::Disk;
 use crate::model::Floor;
@@ -85,6 +88,7 @@ pub struct Leader {
     pub slot: Option<roles::Checkpoint>,
     pub roles: Option<Roles>,
     pub authority: Option<Authority>,
+    pub clock: Option<Clock>,
     /// When each node was last heard, by anybody.
     pub heard: BTreeMap<NodeId, Moment>,
 }
@@ -132,6 +136,15 @@ pub enum Asker {
     Authority {
         incarnation: u32,
         step: authority::StepId,
+    },
+    Candidate(Asked),
+    ClockRead {
+        incarnation: u32,
+        read: ReadId,
+    },
+    Expiry {
+        incarnation: u32,
+        request: RequestId,
     },
     /// Nobody in particular: founding, liveness, outdated commands.
     House,

@@ -244,6 +244,13 @@ impl Universe {
             (Asker::Authority { incarnation, step }, Answer::Proposed(_, result)) => {
                 self.authority_step_ended(place, incarnation, step, result);
             }
+            (Asker::Candidate(asked), Answer::Proposed(_, result)) => self.candidate_ended(place, asked, result),
+            (Asker::ClockRead { incarnation, read }, Answer::Read(_, result)) => {
+                self.clock_read_ended(place, incarnation, read, result);
+            }
+            (Asker::Expiry { incarnation, request }, Answer::Proposed(_, result)) => {
+                self.expiry_ended(place, incarnation, request, result);
+            }
             (Asker::House, _) => {}
             (_, answer) => self.hold_to(Err(broken(PROPOSE_1, format!("an answer of another kind: {answer:?}")))),
         }

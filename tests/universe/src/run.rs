@@ -29,12 +29,54 @@ pub fn run(seed: u64, broken: Option<Break>, aloud: bool) -> Result<Report, Fail
     outcome
 }
 
+/// One seed with many candidates for few leases on three managers that are hurt all the time. `Err`: an invariant is
+/// broken.
+pub fn run_leases(seed: u64, broken: Option<Break>, aloud: bool) -> Result<Report, Failure> {
+    let mut universe = Universe::with_break(seed, broken);
+    universe.trace.aloud = aloud;
+    let outcome = universe.contend();
+    Break::engage(None, &mut universe.settings);
+    outcome
+}
+
+/// How many candidates there are for how many leases.
+const CANDIDATES: usize = 20;
+const LEASES: usize = 2;
+/// When the hurting of candidates and managers begins and ends, and by when every lease has a holder again.
+const CONTENDED: Moment = Moment(2 * SECOND);
+const SPARED: Moment = Moment(14 * SECOND);
+const HELD_AGAIN: Moment = Moment(40 * SECOND);
+
 impl Universe {
+    fn contend(&mut self) -> Result<Report, Failure> {
+        self.found();
+        self.start_clients(1);
+        for _ in 0..2 {
+            self.join_machine(Role::Manager);
+        }
+        self.start_candidates(CANDIDATES, LEASES);
+        self.run_to(CONTENDED)?;
+        self.faults.active = true;
+        self.time.after(Duration::from_millis(1), Event::Fault);
+        self.run_to(SPARED)?;
+        self.heal();
+        while let Some(lease) = (0..LEASES).find(|lease| self.holder_of(*lease).is_none()) {
+            if self.now() >= HELD_AGAIN {
+                return Err(self.failure(&broken(CONVERGE_1, format!("nobody takes lease {lease}"))));
+            }
+            let next = self.now() + Duration::from_millis(100);
+            self.run_to(next)?;
+        }
+        let simulated_secs = self.now().0 as f64 / 1e6;
+        Ok(Report { seed: self.seed, hash: self.trace.hash(), simulated_secs, totals: self.totals.clone() })
+    }
+
     fn live(&mut self) -> Result<Report, Failure> {
         let managers = 3 + self.dice.below(3);
         let workers = (5usize.saturating_sub(managers)).max(1 + self.dice.below(2));
         self.found();
         self.start_clients(2);
+        self.start_candidates(3, 1);
         for place in 1..managers + workers {
             let role = if place < managers { Role::Manager } else { Role::Worker };
             self.join_machine(role);

@@ -11,6 +11,7 @@ use muster_role_manager::core::{StepId, Wish};
 use muster_store::invariants::Broken;
 
 use crate::breaks::Break;
+use crate::candidates::{Asked, Candidates, Told};
 use crate::checks::Checks;
 use crate::clients::{Clients, OpNumber, Try, Written};
 use crate::dice::Dice;
@@ -143,6 +144,27 @@ pub enum Event {
     WishAgain(OpNumber),
     Wish(NodeId, Role),
 
+    Candidate {
+        candidate: usize,
+        life: u32,
+    },
+    CandidateAsks {
+        place: Place,
+        asked: Asked,
+    },
+    CandidateTold {
+        asked: Asked,
+        told: Told,
+    },
+    Beat {
+        place: Place,
+        incarnation: u32,
+    },
+    ClockWoke {
+        place: Place,
+        incarnation: u32,
+    },
+
     Fault,
     Over(Injury),
 }
@@ -179,6 +201,7 @@ pub struct Universe {
     pub(crate) net: Network,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
+    pub(crate) candidates: Candidates,
     pub(crate) faults: Faults,
     pub(crate) model: Model,
     pub(crate) checks: Checks,
@@ -219,6 +242,7 @@ impl Universe {
             net: Network::default(),
             settings,
             clients: Clients::default(),
+            candidates: Candidates::default(),
             faults: Faults::default(),
             model: Model::default(),
             checks: Checks::default(),
@@ -316,8 +340,12 @@ impl Universe {
             | E::Question { to: place, .. }
             | E::AskSeat { place, .. }
             | E::WriteArrives { place, .. }
-            | E::WishArrives { place, .. } => *place,
+            | E::WishArrives { place, .. }
+            | E::CandidateAsks { place, .. }
+            | E::Beat { place, .. }
+            | E::ClockWoke { place, .. } => *place,
             E::Writer(_) | E::Reader | E::Operator | E::WriteAnswered { .. } | E::WishAnswered { .. } => return None,
+            E::Candidate { .. } | E::CandidateTold { .. } => return None,
             E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) => return None,
         };
         self.machines[place].thaws
@@ -359,6 +387,11 @@ impl Universe {
             E::Wish(node, role) => {
                 let _then = self.wish(node, Wish::Role(role));
             }
+            E::Candidate { candidate, life } => self.candidate(candidate, life),
+            E::CandidateAsks { place, asked } => self.candidate_arrives(place, asked),
+            E::CandidateTold { asked, told } => self.candidate_told(asked, told),
+            E::Beat { place, incarnation } => self.beat(place, incarnation),
+            E::ClockWoke { place, incarnation } => self.clock_woke(place, incarnation),
             E::Fault => self.fault(),
             E::Over(injury) => self.over(injury),
         }

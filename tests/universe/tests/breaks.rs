@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use muster_universe::{Break, run};
+use muster_universe::{Break, run, run_leases};
 
 const SEEDS: u64 = 200;
 
@@ -38,10 +38,31 @@ macro_rules! each_is_noticed {
 
         #[test]
         fn every_break_is_tried() {
-            // Losing a seat's data is told as a story.
-            assert_eq!([$(Break::$broken,)* Break::TakeLostSeat].as_slice(), Break::ALL.as_slice());
+            // Losing a seat's data is told as a story; leases have universes of their own.
+            let others = [Break::TakeLostSeat, Break::RenewUnconfirmed, Break::TakeLiveLeases];
+            assert_eq!([[$(Break::$broken,)*].as_slice(), others.as_slice()].concat(), Break::ALL.as_slice());
         }
     };
+}
+
+/// Leases are contended for in universes of their own.
+fn check_leases(broken: Break) {
+    let found = (1..=SEEDS).find(|seed| match run_leases(*seed, Some(broken), false) {
+        Ok(_) => false,
+        Err(failure) => broken.breaks().contains(&failure.name.as_str()),
+    });
+    let seed = found.unwrap_or_else(|| panic!("{broken:?}: {:?} is not found broken", broken.breaks()));
+    println!("{broken:?}: seed {seed} finds that {:?} is broken", broken.breaks());
+}
+
+#[test]
+fn renewals_by_a_leader_that_asks_nobody() {
+    check_leases(Break::RenewUnconfirmed);
+}
+
+#[test]
+fn leases_that_pass_while_their_holder_lives() {
+    check_leases(Break::TakeLiveLeases);
 }
 
 each_is_noticed! {

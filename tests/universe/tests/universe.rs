@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use muster_universe::{Break, Failure, ROLE_CHANGES, Report, Totals, run};
+use muster_universe::{Break, Failure, ROLE_CHANGES, Report, Totals, run, run_leases};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|v| v.parse().ok())
@@ -13,7 +13,11 @@ fn number(name: &str) -> Option<u64> {
 
 /// One seed; a panic of a core is a failure like any other.
 fn one(seed: u64, broken: Option<Break>) -> Result<Report, Failure> {
-    catch_unwind(AssertUnwindSafe(|| run(seed, broken, false))).unwrap_or_else(|panic| {
+    one_of(|| run(seed, broken, false), seed)
+}
+
+fn one_of(run: impl FnOnce() -> Result<Report, Failure>, seed: u64) -> Result<Report, Failure> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let detail = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default();
         Err(Failure { seed, name: "PANIC".to_owned(), detail, tail: String::new() })
@@ -72,6 +76,49 @@ fn no_seed_breaks_an_invariant_and_everything_happens() {
     assert!(failures.is_empty(), "{} of {count} seeds failed", failures.len());
     if count >= 100 {
         assert!(totals.missing().is_empty(), "never happened: {:?}", totals.missing());
+    }
+}
+
+/// Twenty candidates for two leases: nobody holds one while another does, and every grant's token is greater than those
+/// before it.
+#[test]
+fn no_lease_is_held_twice_whatever_happens_to_managers_and_candidates() {
+    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_LEASE_SEEDS").unwrap_or(2000));
+    let (began, all) = (Instant::now(), Mutex::new((Totals::default(), 0.0, Vec::new())));
+    each(first..first + count, |seed| {
+        let outcome = one_of(|| run_leases(seed, None, false), seed);
+        let mut all = all.lock().unwrap();
+        match outcome {
+            Ok(report) => {
+                all.0.merge(&report.totals);
+                all.1 += report.simulated_secs;
+            }
+            Err(failure) => all.2.push(failure),
+        }
+    });
+    let (totals, simulated, failures) = all.into_inner().unwrap();
+    let wall = began.elapsed().as_secs_f64();
+    println!("{count} contests, {simulated:.0} simulated seconds in {wall:.1} s\n{totals}");
+    for failure in failures.iter().take(3) {
+        println!("{failure}\n");
+    }
+    assert!(failures.is_empty(), "{} of {count} seeds failed", failures.len());
+    if count >= 100 {
+        for what in
+            ["leases acquired", "leases renewed", "leases expired", "leases given up", "fault: elections crashed"]
+        {
+            assert!(totals.of(what) > 0, "never happened: {what}");
+        }
+    }
+}
+
+/// `MUSTER_SEED=7 cargo test -p muster-universe --test universe replay_leases -- --nocapture`
+#[test]
+fn replay_leases() {
+    let Some(seed) = number("MUSTER_SEED") else { return };
+    match run_leases(seed, None, std::env::var("MUSTER_ALOUD").is_ok()) {
+        Ok(report) => println!("{}seed {seed} holds after {:.1} s", report.totals, report.simulated_secs),
+        Err(failure) => panic!("{failure}"),
     }
 }
 
