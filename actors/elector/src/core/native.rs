@@ -1,12 +1,12 @@
 //! The elector of a Muster cluster. The cluster says who holds the lease and until when; this machine keeps asking.
 //!
 //! Hears  answers to what it asked, the lease as watchers see it, the work's end.   Says  acquire, renew, release, watch.
-//! Keeps  ELECT-1  it leads only between an acquisition and the earliest of: its renew deadline, a refused renewal, a watch
+//! Keeps  ELECTOR-2  it leads only between an acquisition and the earliest of: its renew deadline, a refused renewal, a watch
 //!                 that shows the lease under another token, or under none.
-//!        ELECT-2  it gives a lease up only when the guarded work has returned, and renews it until then.
-//!        ELECT-3  it asks for the lease anew only when it is known what became of its last token: so two times of leading
+//!        ELECTOR-3  it gives a lease up only when the guarded work has returned, and renews it until then.
+//!        ELECTOR-4  it asks for the lease anew only when it is known what became of its last token: so two times of leading
 //!                 never share one.
-//!        ELECT-4  a lease lost to somebody of our own name is waited for like anybody's: two processes with one name do
+//!        ELECTOR-5  a lease lost to somebody of our own name is waited for like anybody's: two processes with one name do
 //!                 not take it from each other in turns.
 //! Why renewals overlap: one that a frozen manager swallowed must not keep the next from being sent elsewhere. Each
 //! counts from when it was sent, so the order of their answers does not matter.
@@ -349,7 +349,7 @@ impl NativeElector {
         let token = token.expect("a native lease is held under a token");
         let ending = ending.unwrap_or(Ending::Done);
         self.cancelled |= ending == Ending::Done;
-        // A lease that ran out is lost, but would be given to us again under the same token (ELECT-3).
+        // A lease that ran out is lost, but would be given to us again under the same token (ELECTOR-4).
         let owes =
             ending.may_hold() || matches!(ending, Ending::Overtaken { .. }) && !self.cancelled && self.stand_again;
         let gives_up = owes && !holding.passed && (self.release_on_cancel || !self.cancelled);
@@ -492,7 +492,7 @@ impl NativeElector {
                 }
             }
             Phase::Leaving(leaving) if leaving.asked.is_some() => {}
-            // Whoever stands again must know (ELECT-3); anybody else need not wait for what runs out by itself, of an
+            // Whoever stands again must know (ELECTOR-4); anybody else need not wait for what runs out by itself, of an
             // incarnation that crashed above all.
             Phase::Leaving(leaving)
                 if (self.cancelled || !self.stand_again)

@@ -1,8 +1,8 @@
 //! Writes: from a request and what is stored to a command, and from how that ended to an answer.
 //!
-//! Keeps  WRITE-1  an object is replaced only at the revision that the plan was made on, whoever writes meanwhile.
-//!        WRITE-2  a client that names a revision or a uid never writes to another one.
-//!        WRITE-3  the cluster learns of every update whether its client named a revision (`ClientWrite`).
+//! Keeps  PLAN-1  an object is replaced only at the revision that the plan was made on, whoever writes meanwhile.
+//!        PLAN-2  a client that names a revision or a uid never writes to another one.
+//!        PLAN-3  the cluster learns of every update whether its client named a revision (`ClientWrite`).
 //! Why a plan and not a change alone: a patch without a revision is read, changed and written again until it succeeds,
 //! and only the plan knows whether that is allowed.
 
