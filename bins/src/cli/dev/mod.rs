@@ -4,6 +4,7 @@
 //!        DEV-2  one folder, one cluster: a second `dev up` says what runs and changes nothing.
 
 pub mod cluster;
+mod contest;
 pub mod process;
 pub mod state;
 pub mod story;

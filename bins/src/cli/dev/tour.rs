@@ -1,5 +1,6 @@
 //! `muster dev tour`: founds a cluster, changes it, hurts it, and shows what happens, each step with its time.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
@@ -7,6 +8,7 @@ use muster_messages::{CrashHow, ErrorCode, Membership, Role};
 use serde_json::{Value, json};
 
 use super::cluster::LocalCluster;
+use super::contest::{Handover, contend};
 use super::process::free_address;
 use super::state::State;
 use super::story::{
@@ -24,7 +26,8 @@ pub async fn run(out: Out) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
     let folder = temporary_folder("tour")?;
     let state = State::plan(3, 2, free_address)?;
-    let mut tour = Tour { cluster: LocalCluster::prepare(folder.path(), state, true)?, out, steps: Vec::new() };
+    let cluster = LocalCluster::prepare(folder.path(), state, true)?;
+    let mut tour = Tour { folder: folder.path().to_owned(), cluster, out, steps: Vec::new() };
     let told = tokio::select! {
         told = tour.tell() => told,
         word = interrupts.next() => Err(Failure::internal(format!("{word}; everything was cleaned up"))),
@@ -46,6 +49,7 @@ pub async fn run(out: Out) -> Outcome<u8> {
 }
 
 struct Tour {
+    folder: PathBuf,
     cluster: LocalCluster,
     out: Out,
     steps: Vec<Value>,
@@ -110,6 +114,20 @@ impl Tour {
         .await?;
         self.step("remove a worker by force", remove_worker).await?;
         self.step("let the removed worker try again", refuse_removed).await?;
+        let folder = self.folder.clone();
+        self.step("kill -9 the holder of a lease", async |cluster| {
+            let Handover { from, to, took } = contend(cluster, &folder).await?;
+            let text = format!(
+                "of two candidates {} held it under token {}; {} after it was killed, its command gone, {} holds it under {}",
+                from.holder,
+                from.token,
+                spoken(took),
+                to.holder,
+                to.token
+            );
+            Told::timed(took, text)
+        })
+        .await?;
         self.step("crash the role manager with work pending", crash_role_manager).await
     }
 }
