@@ -311,6 +311,7 @@ section! {
     Api of ApiLimits {
         longest_request: Span = longest,
         max_in_progress: u64 = in_progress,
+        max_watches: u64 = watches,
         max_in_flight: usize = in_flight,
         max_body: usize = body,
         max_socket_connections: usize = socket_connections,
