@@ -10,6 +10,7 @@ use axum::routing::get;
 use muster_messages::{ActorState, Liveness};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -73,6 +74,7 @@ async fn render(shared: Shared) -> impl IntoResponse {
     let mut registry = Registry::with_prefix("muster");
     actors(&mut registry, &shared);
     replica(&mut registry, &shared);
+    elections(&mut registry, &shared).await;
     let mut text = String::new();
     let status = match encode(&mut text, &registry) {
         Ok(()) => StatusCode::OK,
@@ -129,4 +131,63 @@ fn replica(registry: &mut Registry, shared: &Shared) {
         nodes.get_or_create(&State { state }).set(count as u64);
     }
     registry.register("nodes", "Nodes by state", nodes);
+}
+
+/// Of the leader's elections: where in their view, the name, and what it counts. Those of the second part have the names
+/// that Kubernetes gives them.
+const ELECTIONS: [(&str, &str, &str); 13] = [
+    ("/counters/renewals_total", "lease_renewals", "Leases renewed without an entry in the log"),
+    (
+        "/counters/renewals_lost_total",
+        "lease_renewals_lost",
+        "Leases whose renewal came too late, or from somebody else",
+    ),
+    ("/counters/renewals_unconfirmed_total", "lease_renewals_unconfirmed", "Leases whose renewal no quorum confirmed"),
+    (
+        "/counters/renewals_turned_away_total",
+        "lease_renewals_turned_away",
+        "Leases whose renewal found too many waiting",
+    ),
+    ("/counters/reads_total", "lease_reads", "Reads that confirmed renewals"),
+    ("/counters/expired_total", "lease_expiries", "Leases whose holder's time ran out"),
+    ("/counters/expiries_failed_total", "lease_expiries_failed", "Expiries that were refused or not proposed"),
+    ("/counters/pauses_total", "lease_clock_pauses", "Times that this process was found to have stood still"),
+    ("/coordinated/leader_changes_total", "coordinated_leader_election_leader_changes", "Holders elected"),
+    (
+        "/coordinated/leader_preemptions_total",
+        "coordinated_leader_election_leader_preemptions",
+        "Holders asked to make room",
+    ),
+    ("/coordinated/failures_total", "coordinated_leader_election_failures", "Elections that came to nothing"),
+    (
+        "/coordinated/skew_preventions_total",
+        "coordinated_leader_election_skew_preventions",
+        "Elected or preferred although a newer candidate was there",
+    ),
+    (
+        "/coordinated/candidates_cleaned_up_total",
+        "coordinated_leader_election_candidates_cleaned_up",
+        "Dead candidates deleted",
+    ),
+];
+
+/// While this manager leads.
+async fn elections(registry: &mut Registry, shared: &Shared) {
+    let Ok(actor) = shared.tree.inspect("node/manager/leader/elections").await else { return };
+    let value = |pointer: &str| actor.view.pointer(pointer).and_then(serde_json::Value::as_u64);
+    for (pointer, name, help) in ELECTIONS {
+        let counter = Counter::<u64>::default();
+        counter.inc_by(value(pointer).unwrap_or(0));
+        registry.register(name, help, counter);
+    }
+    let gauges = [
+        ("/leases", "leases_held", "Leases with a clock"),
+        ("/waiting", "lease_renewals_waiting", "Leases whose renewal waits for its confirmation"),
+        ("/contests", "leases_contested", "Leases with candidates"),
+    ];
+    for (pointer, name, help) in gauges {
+        let gauge = Number::default();
+        gauge.set(value(pointer).unwrap_or(0));
+        registry.register(name, help, gauge);
+    }
 }

@@ -319,16 +319,17 @@ impl Contest {
         self.wake = times.filter(|at| *at > now).min();
     }
 
-    /// Under way, or failed a moment ago.
+    /// A command about this candidate is under way or failed a moment ago, or there are too many of others; the end of one
+    /// of them brings the next.
     fn busy_with(&self, name: &str) -> bool {
+        if self.under.len() >= self.config.pings {
+            return true;
+        }
         let about = |under: &Under| under.what.candidate().is_some_and(|n| n == name);
         self.under.values().any(about) || self.pauses.contains_key(&Some(name.to_owned()))
     }
 
     fn ping(&mut self, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
-        if self.under.len() >= self.config.pings {
-            return; // the end of one of them brings the next
-        }
         let Some(object) = self.scene.candidates.get(name).filter(|_| !self.busy_with(name)) else { return };
         let mut asked = Object::clone(object);
         let ObjectBody::LeaseCandidate(spec) = &mut asked.body else { return };

@@ -30,8 +30,8 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use muster_messages::protocol::Renewal;
 use muster_messages::{
-    Command, ErrorBody, ErrorCode, FencingToken, Moment, Object, ObjectKey, ObjectKind, Replica, RequestId, Revision,
-    SessionId, Term, WallTime,
+    Command, ErrorBody, ErrorCode, FencingToken, Lease, Moment, Object, ObjectKey, ObjectKind, Replica, RequestId,
+    Revision, SessionId, Term, WallTime,
 };
 
 use self::clocks::Clocks;
@@ -265,6 +265,9 @@ impl Keeper {
                 DiffItem::Remove(key, was) => (key, Some(was), None),
             };
             if key.kind == ObjectKind::Lease {
+                let lives = |o: Option<&Arc<Object>>| o.and_then(|o| o.lease()).is_some_and(Lease::is_live);
+                let expired = is.and_then(|o| o.lease()).is_some_and(|l| l.holding.expired);
+                self.tally.expired += u64::from(lives(was) && expired);
                 self.clocks.see(now, key, was.map(|o| &**o), is.map(|o| &**o));
                 self.expiries.see(key, is.map(|o| &**o));
             }
@@ -332,10 +335,7 @@ impl Keeper {
     fn proposed(&mut self, now: Moment, request: RequestId, outcome: Outcome) {
         let again = now + self.config.retry;
         match self.expiries.end(request, outcome, again) {
-            Some(key) if outcome == Outcome::Applied => {
-                self.tally.expired += 1;
-                self.clocks.remove(&key);
-            }
+            Some(key) if outcome == Outcome::Applied => self.clocks.remove(&key),
             // It was renewed by a write that this copy does not have yet, or the log was full: look again in a while.
             Some(key) => {
                 self.tally.expiries_failed += 1;

@@ -45,7 +45,10 @@ fn a_single_candidate_is_elected_with_its_strategy() {
     let spec = s.spec();
     assert_eq!(spec.strategy.as_deref(), Some("OldestEmulationVersion"));
     assert_eq!((spec.duration_ms, spec.transitions, spec.preferred_holder), (Some(5000), Some(0), None));
-    assert!(spec.renewed.is_some() && spec.acquired.is_some(), "clients that read it by wall clock find what they need");
+    assert!(
+        spec.renewed.is_some() && spec.acquired.is_some(),
+        "clients that read it by wall clock find what they need"
+    );
     assert_eq!(s.pings, 0, "it has just shown that it lives");
     s.pass(ms(1000));
     assert_eq!(s.contest.as_ref().unwrap().stance(), &Stance::Settled);
@@ -62,7 +65,8 @@ fn a_better_candidate_is_named_and_the_holder_stays_until_it_yields() {
     s.until("preferred", ms(100), |s| s.preferred().as_deref() == Some("old"));
     assert_eq!(s.holder().as_deref(), Some("new"));
     assert_eq!(s.spec().strategy.as_deref(), Some("OldestEmulationVersion"));
-    let noted: Vec<_> = s.notes.iter().filter(|n| matches!(n, Note::Preferred { .. } | Note::SkewPrevented { .. })).collect();
+    let noted: Vec<_> =
+        s.notes.iter().filter(|n| matches!(n, Note::Preferred { .. } | Note::SkewPrevented { .. })).collect();
     assert_eq!(noted.len(), 2, "{noted:?}");
 }
 

@@ -9,6 +9,7 @@ mod load;
 mod random;
 mod renewals;
 mod rules;
+mod shell;
 mod stage;
 mod weaknesses;
 mod world;

@@ -7,6 +7,7 @@ use muster_elections::core::keeper::{AskId, Input, Keeper, Outcome};
 use muster_messages::protocol::Renewal;
 use muster_messages::*;
 
+use crate::stage::{self, Elector, USUAL};
 use crate::world::*;
 
 /// SplitMix64.
@@ -169,4 +170,56 @@ fn no_order_of_events_takes_a_promise_back() {
     }
     // Otherwise the stories have shown nothing.
     assert!(acknowledged > 10_000 && expired > 1_000, "{acknowledged} acknowledged, {expired} expired");
+}
+
+/// Candidates that come and go, with clocks that are wrong by minutes, coordinators that crash and change.
+#[test]
+fn whatever_happens_the_best_candidate_that_is_left_leads() {
+    for seed in 0..150 {
+        let (mut dice, mut s, mut started) = (Dice(seed), stage::Stage::new(), 0);
+        for _ in 0..60 {
+            let alive: Vec<String> = s.clients.iter().filter(|(_, c)| c.alive).map(|(name, _)| name.clone()).collect();
+            let some = (!alive.is_empty()).then(|| alive[dice.roll(alive.len() as u64) as usize].clone());
+            match (dice.roll(10), some) {
+                (0 | 1, _) if alive.len() < 6 => {
+                    let version = format!("1.{}.0", 28 + dice.roll(4));
+                    let elector = if dice.roll(2) == 0 { USUAL } else { Elector::Muster { duration: 3000 } };
+                    let offset = (dice.roll(600) as i64 - 300) * 1_000_000;
+                    started += 1;
+                    s.start_with(&format!("c{started:02}"), elector, offset, |object| {
+                        let ObjectBody::LeaseCandidate(spec) = &mut object.body else { panic!("a candidate") };
+                        (spec.binary_version, spec.emulation_version) = (version.clone(), version);
+                    });
+                }
+                (2, Some(name)) => s.kill(&name),
+                (3, Some(name)) => s.stop(&name),
+                (4, _) => s.change_leader(),
+                (5, _) if s.led && s.contest.is_some() => s.crash(),
+                (6, _) => s.fail = !s.fail,
+                (7, _) if dice.roll(4) == 0 => s.nobody_leads(),
+                (8, Some(name)) if dice.roll(3) == 0 && s.candidate(&name).is_some() => {
+                    s.kill(&name);
+                    s.delete_candidate(&name);
+                }
+                _ => {}
+            }
+            let time = ms(dice.roll(8000));
+            s.pass(time);
+        }
+        for pair in s.holders.windows(2) {
+            let [(_, before), (_, after)] = pair else { panic!("two") };
+            assert!(before.is_none() || after.is_none(), "seed {seed}: {after:?} replaced {before:?} while it held");
+        }
+        s.fail = false;
+        if !s.led {
+            s.change_leader();
+        }
+        s.pass(ms(120_000));
+        let alive = s.clients.iter().filter(|(_, c)| c.alive);
+        let versions: BTreeMap<String, String> =
+            alive.filter_map(|(name, _)| Some((name.clone(), s.candidate(name)?.binary_version))).collect();
+        let Some(best) = versions.values().min() else { continue };
+        let holder = s.holder().unwrap_or_default();
+        assert_eq!(versions.get(&holder), Some(best), "seed {seed}: {holder:?} of {versions:?}, {:?}", s.contest);
+    }
 }

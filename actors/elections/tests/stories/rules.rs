@@ -84,7 +84,11 @@ fn of_two_the_lower_version_leads_and_what_cannot_be_read_is_lowest() {
         let (left, right) = (candidate("a", 2, a, a), candidate("b", 1, b, b));
         assert_eq!(compare(OLDEST_EMULATION_VERSION, &left, &right), first, "{a:?} {b:?}");
     }
-    assert_eq!(winner(&[candidate("a", 9, "1.20", "1.20"), candidate("b", 3, "1.20", "1.20")], None).unwrap(), "b", "K50");
+    assert_eq!(
+        winner(&[candidate("a", 9, "1.20", "1.20"), candidate("b", 3, "1.20", "1.20")], None).unwrap(),
+        "b",
+        "K50"
+    );
 }
 
 #[test]
@@ -151,7 +155,9 @@ fn priorities_end_when_they_say() {
         Object { namespace: "default".to_owned(), name: "a".to_owned(), meta, body }
     };
     let priority = |annotations: &[(&str, &str)]| {
-        Candidate::of(&object(annotations), WallTime(1_700_000_000_000)).map(|c| (c.priority, c.priority_until)).unwrap()
+        Candidate::of(&object(annotations), WallTime(1_700_000_000_000))
+            .map(|c| (c.priority, c.priority_until))
+            .unwrap()
     };
     assert_eq!(priority(&[]), (0, None));
     assert_eq!(priority(&[("muster.dev/priority", "5")]), (5, None));

@@ -234,7 +234,10 @@ impl Stage {
     }
     /// Whom the contest has elected, in order.
     pub fn elected(&self) -> Vec<&str> {
-        self.notes.iter().filter_map(|n| if let Note::Elected { name } = n { Some(name.as_str()) } else { None }).collect()
+        self.notes
+            .iter()
+            .filter_map(|n| if let Note::Elected { name } = n { Some(name.as_str()) } else { None })
+            .collect()
     }
 
     /// Writes the lease as a client does that read it before.
@@ -367,7 +370,8 @@ impl Stage {
                 continue;
             }
             let object = self.tables.objects.get(&candidate_key(&name));
-            let ping = object.and_then(|o| o.candidate()).filter(|spec| spec.pinged > spec.renewed).and_then(|s| s.pinged);
+            let ping =
+                object.and_then(|o| o.candidate()).filter(|spec| spec.pinged > spec.renewed).and_then(|s| s.pinged);
             if ping.is_some() && ping != client.answering && client.answers {
                 self.jobs.push_back((self.now + LOG, Job::Ack(name.clone())));
                 self.clients.get_mut(&name).unwrap().answering = ping;

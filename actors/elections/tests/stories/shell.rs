@@ -1,0 +1,272 @@
+//! The actors themselves, before a raft member that is a probe: a mailbox without behaviour.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_elections::{ElectionsConfig, ElectionsPorts, Msg, elections_address, elections_spec};
+use muster_kernel::{Address, AskError, Intensity, Recipient, Supervisor, Tree, Undeliverable};
+use muster_messages::protocol::{Applied, ElectionsMsg, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
+use muster_messages::*;
+use muster_store::Place;
+use tokio::sync::{mpsc, watch};
+
+use crate::world::{ONE, lease};
+
+const LONG: Duration = Duration::from_secs(20);
+const PATH: &str = "node/elections";
+
+struct Stage {
+    tables: Tables,
+    publish: watch::Sender<Arc<Replica>>,
+    raft: mpsc::UnboundedReceiver<RaftMemberMsg>,
+    elections: Address<Msg>,
+    tree: Tree,
+    root: Supervisor,
+}
+
+type Renewed = Result<Result<Vec<Renewal>, ErrorBody>, AskError>;
+
+impl Stage {
+    async fn set() -> Self {
+        let (publish, replica) = watch::channel(Arc::default());
+        let (tx, raft) = mpsc::unbounded_channel();
+        let to_raft = Recipient::new(move |m| tx.send(m).map_err(|_| Undeliverable::Down));
+        let (config, tree) = (ElectionsConfig::default(), Tree::new());
+        let elections = elections_address(&config);
+        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+        let tables = Tables { revision: Revision(10), ..Tables::default() };
+        let stage = Self { tables, publish, raft, elections, tree, root };
+        stage.show();
+        let ports = ElectionsPorts::new(config, Term(5), replica, to_raft);
+        stage.root.children().start(elections_spec(stage.elections.clone(), ports));
+        stage.healthy(PATH, 1).await;
+        stage
+    }
+    async fn healthy(&self, path: &str, incarnation: u64) {
+        self.until(path, |actor| (actor.incarnation, actor.state) == (incarnation, ActorState::Healthy)).await;
+    }
+    async fn until(&self, path: &str, holds: impl Fn(&ActorNode) -> bool) {
+        for _ in 0..4000 {
+            if let Ok(actor) = self.tree.inspect(path).await
+                && holds(&actor)
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("never at {path}: {:?}", self.tree.inspect(path).await);
+    }
+    fn replica(&self) -> Arc<Replica> {
+        let raft = RaftStatus { term: Term(5), leading: true, ..RaftStatus::default() };
+        Arc::new(Replica { tables: self.tables.clone(), raft })
+    }
+    fn show(&self) {
+        self.publish.send_replace(self.replica());
+    }
+    fn apply(&mut self, command: &Command) -> Result<Applied, ProposeError> {
+        let at = Place { revision: self.tables.revision.next(), term: Term(5) };
+        let result = muster_store::apply(&mut self.tables, at, command);
+        self.show();
+        result.map(|()| Applied { revision: at.revision }).map_err(ProposeError::Refused)
+    }
+    fn change(&mut self, change: Change) {
+        let command = Command::idempotent(WallTime(1), Principal::Operator, "test").change(change);
+        self.apply(&command).unwrap();
+    }
+    fn acquire(&mut self, name: &str, duration_ms: u64) -> FencingToken {
+        let key = lease(name);
+        let holder = "x".to_owned();
+        self.change(Change::AcquireLease { key, holder, session: ONE, duration_ms, uid: Uid(1) });
+        self.tables.objects[&lease(name)].lease().unwrap().holding.token
+    }
+    fn renew(&self, name: &str, token: FencingToken) -> impl Future<Output = Renewed> + 'static {
+        let (to, held) = (self.elections.clone(), vec![(lease(name), token)]);
+        let make = move |reply| ElectionsMsg::Renew { session: ONE, held, deadline_ms: 5000, reply }.into();
+        async move { to.ask(LONG, make).await }
+    }
+    async fn heard(&mut self) -> RaftMemberMsg {
+        tokio::time::timeout(LONG, self.raft.recv()).await.expect("something is said to the raft member").unwrap()
+    }
+    async fn read(&mut self) -> Reply<Result<Arc<Replica>, ReadError>> {
+        match self.heard().await {
+            RaftMemberMsg::Read { reply, .. } => reply,
+            RaftMemberMsg::Propose { command, .. } => panic!("a read first, not {command:?}"),
+            _ => panic!("a read first"),
+        }
+    }
+    async fn proposal(&mut self) -> (Box<Command>, Reply<Result<Applied, ProposeError>>) {
+        match self.heard().await {
+            RaftMemberMsg::Propose { command, reply, .. } => (command, reply),
+            _ => panic!("a proposal first"),
+        }
+    }
+    /// Applies the next proposal and answers it.
+    async fn go_along(&mut self) -> Command {
+        let (command, reply) = self.proposal().await;
+        let result = self.apply(&command);
+        let _gone = reply.send(result);
+        *command
+    }
+    fn candidate(&mut self, name: &str) {
+        let spec = CandidateSpec {
+            lease_name: "lk".to_owned(),
+            renewed: Some(MicroTime(1)),
+            binary_version: "1.30.0".to_owned(),
+            emulation_version: "1.30.0".to_owned(),
+            strategy: "OldestEmulationVersion".to_owned(),
+            ..CandidateSpec::default()
+        };
+        let (namespace, name) = ("default".to_owned(), name.to_owned());
+        let meta = ObjectMeta::fresh(Uid(3));
+        let object = Object { namespace, name, meta, body: ObjectBody::LeaseCandidate(spec) };
+        self.change(Change::CreateObject(Box::new(object)));
+    }
+    /// The one contest there is.
+    async fn contest(&self) -> String {
+        for _ in 0..4000 {
+            let paths = self.tree.flat().into_iter().map(|actor| actor.path);
+            if let Some(path) = paths.into_iter().find(|path| path.contains("/election-")) {
+                return path;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("no contest was started");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_is_answered_once_the_raft_member_has_confirmed_the_leader() {
+    let mut stage = Stage::set().await;
+    let token = stage.acquire("a", 60_000);
+    let ask = tokio::spawn(stage.renew("a", token));
+    let read = stage.read().await;
+    assert!(!ask.is_finished());
+    let _gone = read.send(Ok(stage.replica()));
+    assert_eq!(ask.await.unwrap(), Ok(Ok(vec![Renewal::Renewed { expires_in_ms: 60_000 }])));
+
+    let refused = tokio::spawn(stage.renew("a", token));
+    let read = stage.read().await;
+    let _gone = read.send(Err(ReadError::NoQuorum { missing: vec![] }));
+    let error = refused.await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.code, ErrorCode::NoQuorum);
+    assert!(error.retry_after_ms.is_some());
+
+    let lost = tokio::spawn(stage.renew("a", token));
+    drop(stage.read().await);
+    let error = lost.await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.code, ErrorCode::UnknownOutcome, "a raft member that went away has confirmed nothing");
+    stage.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_that_runs_out_is_written_down() {
+    let mut stage = Stage::set().await;
+    let token = stage.acquire("a", 1000);
+    stage.until(PATH, |actor| actor.view["leases"] == 1).await;
+    let command = stage.go_along().await;
+    assert_eq!(command.changes, [Change::ExpireLease(lease("a"))]);
+    assert!(command.guards.contains(&Guard::InTerm(Term(5))));
+    let ask = tokio::spawn(stage.renew("a", token));
+    let read = stage.read().await;
+    let _gone = read.send(Ok(stage.replica()));
+    assert!(matches!(ask.await.unwrap().unwrap().unwrap()[..], [Renewal::Lost { .. }]));
+    stage.until(PATH, |actor| actor.view["leases"] == 0 && actor.view["counters"]["expired_total"] == 1).await;
+    stage.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_left_is_told() {
+    let mut stage = Stage::set().await;
+    stage.acquire("a", 60_000);
+    stage.until(PATH, |actor| actor.view["soonest"][0]["name"] == "a").await;
+    let leases = vec![lease("a"), lease("b")];
+    let left = stage.elections.ask(LONG, |reply| ElectionsMsg::Remaining { leases, reply }.into()).await.unwrap();
+    assert!(left[&lease("a")] > 30_000 && left.len() == 1, "{left:?}");
+    stage.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_forgets_no_expiry_and_costs_no_holder_its_lease() {
+    for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
+        let mut stage = Stage::set().await;
+        stage.acquire("a", 1000);
+        let (first, _never_answered) = stage.proposal().await;
+        let token = stage.acquire("b", 1000);
+        let ask = tokio::spawn(stage.renew("b", token));
+        let _never_read = stage.read().await;
+
+        stage.tree.crash(PATH, how).unwrap();
+        assert_eq!(ask.await.unwrap(), Err(AskError::Closed), "whoever asked sees a closed port");
+        stage.healthy(PATH, 2).await;
+        let (again, reply) = stage.proposal().await;
+        assert_eq!((again.request, again.changes.clone()), (first.request, first.changes.clone()));
+        let result = stage.apply(&again);
+        let _gone = reply.send(result);
+        // The other lease starts over in full: it is not due before the clock has seen it for a second.
+        let ask = tokio::spawn(stage.renew("b", token));
+        let read = stage.read().await;
+        let _gone = read.send(Ok(stage.replica()));
+        assert_eq!(ask.await.unwrap(), Ok(Ok(vec![Renewal::Renewed { expires_in_ms: 1000 }])));
+        stage.root.shut_down().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_contested_lease_has_an_actor_as_long_as_it_is_contested() {
+    let mut stage = Stage::set().await;
+    stage.candidate("c1");
+    let path = stage.contest().await;
+    stage.until(&path, |actor| actor.kind == "Election" && actor.view["state"] == "settling").await;
+    let actor = stage.tree.inspect(&path).await.unwrap();
+    assert_eq!((&actor.view["lease"], &actor.view["candidates"][0]["state"]), (&"lk".into(), &"fresh".into()));
+    let command = stage.go_along().await;
+    assert_eq!((command.reason.as_str(), &command.by), ("election: elected c1", &Principal::Cluster));
+    stage.until(&path, |actor| actor.view["holder"] == "c1" && actor.view["state"] == "settled").await;
+    stage.until(PATH, |actor| actor.view["coordinated"]["leader_changes_total"] == 1).await;
+    let name = "c1".to_owned();
+    let key = ObjectKey { kind: ObjectKind::LeaseCandidate, namespace: "default".to_owned(), name };
+    stage.change(Change::DeleteObject { key, force: false });
+    stage.until(PATH, |actor| actor.view["contests"] == 0).await;
+    for _ in 0..4000 {
+        if !stage.tree.flat().iter().any(|actor| actor.path == path) {
+            return stage.root.shut_down().await;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("the contest's actor stayed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_contest_that_crashes_goes_on_and_leaves_the_clock_alone() {
+    for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
+        let mut stage = Stage::set().await;
+        stage.candidate("c1");
+        let path = stage.contest().await;
+        let (first, _never_answered) = stage.proposal().await;
+        stage.tree.crash(&path, how).unwrap();
+        stage.healthy(&path, 2).await;
+        let (second, reply) = stage.proposal().await;
+        assert_eq!(second.guards, first.guards, "guards make it happen once, whoever comes first");
+        let result = stage.apply(&second);
+        let _gone = reply.send(result);
+        assert!(matches!(stage.apply(&first), Err(ProposeError::Refused(_))));
+        stage.until(&path, |actor| actor.view["holder"] == "c1").await;
+        assert_eq!(stage.tree.inspect(PATH).await.unwrap().incarnation, 1);
+        stage.root.shut_down().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn elections_that_crash_bring_their_contests_back() {
+    let mut stage = Stage::set().await;
+    stage.candidate("c1");
+    let path = stage.contest().await;
+    stage.go_along().await;
+    stage.until(&path, |actor| actor.view["holder"] == "c1").await;
+    stage.tree.crash(PATH, CrashHow::Panic).unwrap();
+    stage.healthy(PATH, 2).await;
+    let path = stage.contest().await;
+    stage.until(&path, |actor| actor.view["state"] == "settled").await;
+    stage.until(PATH, |actor| actor.view["coordinated"]["leader_changes_total"] == 1).await;
+    stage.root.shut_down().await;
+}
