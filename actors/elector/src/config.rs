@@ -25,6 +25,10 @@ pub struct ElectorConfig {
     pub release_on_cancel: bool,
     /// Whether to stand for election again after leadership was lost.
     pub stand_again: bool,
+    /// A coordinator chooses the holder among [candidates](crate::Candidacy): do not take the lease without being chosen.
+    /// In Kubernetes that means never; in a Muster cluster, where a lease that nobody coordinates must not stay empty
+    /// for ever, not before it has been free for a lease duration.
+    pub coordinated: bool,
 }
 
 impl ElectorConfig {
@@ -39,6 +43,7 @@ impl ElectorConfig {
             retry_period: Duration::from_secs(2),
             release_on_cancel: true,
             stand_again: true,
+            coordinated: false,
         }
     }
 

@@ -32,8 +32,8 @@ const MAILBOX: usize = 256;
 pub enum Election {
     /// A Muster cluster.
     Native(Session),
-    /// A record in Kubernetes; `coordinated` if a coordinator chooses the holder among candidates.
-    Kubernetes { lock: Arc<dyn Lock>, coordinated: bool },
+    /// A record in Kubernetes.
+    Kubernetes(Arc<dyn Lock>),
 }
 
 /// What an elector is made of.
@@ -89,7 +89,7 @@ impl LeaderElector {
     pub fn spec(name: &str, setup: Setup) -> Result<(Spec, Self), ConfigRefusal> {
         match setup.election {
             Election::Native(_) => setup.config.validate()?,
-            Election::Kubernetes { .. } => setup.config.validate_for_kubernetes()?,
+            Election::Kubernetes(_) => setup.config.validate_for_kubernetes()?,
         }
         let memory = Slot::new();
         let view = Machine::new(&setup, None).view();
@@ -190,9 +190,9 @@ impl Machine {
                 let owed = left.and_then(|held| Some(Owed { token: held.token?, until: held.hold.over_at }));
                 Self::Native(NativeElector::new(&setup.config, seed, owed))
             }
-            Election::Kubernetes { coordinated, .. } => {
+            Election::Kubernetes(_) => {
                 let quiet_until = left.map(|held| held.hold.over_at);
-                Self::Observed(ObservedElector::new(&setup.config, *coordinated, seed, quiet_until))
+                Self::Observed(ObservedElector::new(&setup.config, seed, quiet_until))
             }
         }
     }
@@ -368,7 +368,7 @@ impl Setup {
     }
 
     fn ask_lock(&self, cx: &Cx<Msg>, ask: observed::Ask) {
-        let Election::Kubernetes { lock, .. } = &self.election else { return };
+        let Election::Kubernetes(lock) = &self.election else { return };
         let (lock, me) = (Arc::clone(lock), cx.me().clone());
         cx.spawn(async move {
             let asked = match ask.what {
@@ -421,7 +421,7 @@ impl Shell for ElectorShell {
             stop.cancelled().await;
             let _gone = me.tell(Msg::Stop);
         });
-        if let Election::Kubernetes { lock, .. } = &self.setup.election {
+        if let Election::Kubernetes(lock) = &self.setup.election {
             let (lock, me) = (Arc::clone(lock), cx.me().clone());
             cx.spawn(async move {
                 loop {

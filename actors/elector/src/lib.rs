@@ -6,6 +6,7 @@
 //!
 //! See `OVERVIEW.md`.
 
+mod candidacy;
 pub mod clock;
 pub mod config;
 pub mod core;
@@ -18,6 +19,7 @@ mod ports;
 mod session;
 mod work;
 
+pub use self::candidacy::{BY_OLDEST_VERSION, BY_PRIORITY, BY_RELEASE, Candidacy, PRIORITY, Standing};
 pub use self::clock::{BootTime, Timekeeper};
 pub use self::config::{ConfigRefusal, ElectorConfig};
 pub use self::core::{ElectorView, Ending, Hold};

@@ -18,13 +18,15 @@ use futures_util::{FutureExt, StreamExt};
 use muster_gateway::{BoxStream, Dialer, Framed, FramedReader, FramedWriter};
 use muster_kernel::Clock;
 use muster_messages::protocol::Service;
-use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, Request};
+use muster_messages::wire::{ApiAnswer, ApiCall, KubeAnswer, KubeCall, LeaseRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, RequestId};
+use serde_json::{Value, json};
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
+use crate::kubernetes::{ApiError, ApiRequest, KubeApi};
 use crate::ports::Cluster;
 
 /// Questions without an answer on one connection; a manager takes some 256.
@@ -45,6 +47,9 @@ const TRIES: u32 = 4;
 
 /// How long a connection that nobody asks on any more may still answer. The longest a question is of use.
 const LINGER: Duration = Duration::from_secs(30);
+
+/// How long a request to the Kubernetes subset may take: what client-go gives one of a 15 s lease.
+const KUBE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How much later the next manager is dialled while one has not answered the call.
 const STAGGER: Duration = Duration::from_millis(150);
@@ -92,32 +97,32 @@ impl Managers {
 impl Connect for Managers {
     fn connect(&self) -> BoxFuture<'static, Result<Framed<BoxStream>, ErrorBody>> {
         let (dialer, order) = (self.dialer.clone(), Arc::clone(&self.addrs));
-        let addrs = locked(&order).clone();
+        let mut addrs = locked(&order).clone().into_iter();
         async move {
             let mut trouble = unreachable("no manager is known".to_owned());
-            // One after the other, without waiting long for any: a frozen one accepts and never greets.
-            let mut dials: FuturesUnordered<_> = (0u32..)
-                .zip(addrs)
-                .map(|(place, addr)| {
-                    let dialer = &dialer;
-                    async move {
-                        tokio::time::sleep(STAGGER * place).await;
-                        (dialer.dial(&addr, Service::Api, None).await, addr)
-                    }
-                })
-                .collect();
-            while let Some((dialed, addr)) = dials.next().await {
-                match dialed {
-                    Ok(dialed) => {
-                        let mut order = locked(&order);
-                        order.retain(|known| *known != addr);
-                        order.push_back(addr); // the last to be asked next time
-                        return Ok(dialed.stream);
-                    }
-                    Err(error) => {
-                        let code = error.refusal().map_or(ErrorCode::Unreachable, |refusal| refusal.reason.code());
-                        trouble = ErrorBody::new(code, format!("{addr}: {error}"));
-                    }
+            let dial = |addr: String| {
+                let dialer = &dialer;
+                async move { (dialer.dial(&addr, Service::Api, None).await, addr) }
+            };
+            let mut dials: FuturesUnordered<_> = addrs.next().map(dial).into_iter().collect();
+            while !dials.is_empty() {
+                tokio::select! {
+                    Some((dialed, addr)) = dials.next() => match dialed {
+                        Ok(dialed) => {
+                            let mut order = locked(&order);
+                            order.retain(|known| *known != addr);
+                            order.push_back(addr); // the last to be asked next time
+                            return Ok(dialed.stream);
+                        }
+                        Err(error) => {
+                            let code = error.refusal().map_or(ErrorCode::Unreachable, |refusal| refusal.reason.code());
+                            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                            trouble = ErrorBody::new(code, format!("{error}{}", cause.unwrap_or_default()));
+                            dials.extend(addrs.next().map(dial));
+                        }
+                    },
+                    // Without waiting long for any: a frozen manager accepts and never greets.
+                    () = tokio::time::sleep(STAGGER), if addrs.len() > 0 => dials.extend(addrs.next().map(dial)),
                 }
             }
             Err(trouble)
@@ -189,15 +194,21 @@ impl Link {
         let mut tries = FuturesUnordered::from_iter([self.put(call(), None, &used)]);
         let mut left = TRIES - 1;
         let mut doubt_at = Instant::now() + doubt;
+        let mut trouble = ErrorBody::new(ErrorCode::TimedOut, format!("no answer within {patience:?}"));
         loop {
             tokio::select! {
                 Some(tried) = tries.next() => match tried {
                     Tried::Answered(answer) => return answer,
-                    Tried::Failed(because) if left == 0 && tries.is_empty() => return Err(because),
-                    Tried::Failed(_) if left == 0 => {}
-                    Tried::Failed(_) => {
-                        left -= 1;
-                        tries.push(self.put(call(), None, &used));
+                    Tried::Failed(because) => {
+                        trouble = because;
+                        match left.checked_sub(1) {
+                            Some(fewer) => {
+                                left = fewer;
+                                tries.push(self.put(call(), None, &used));
+                            }
+                            None if tries.is_empty() => return Err(trouble),
+                            None => {}
+                        }
                     }
                 },
                 () = sleep_until(doubt_at), if left > 0 => {
@@ -205,9 +216,7 @@ impl Link {
                     doubt_at += doubt;
                     tries.push(self.put(call(), Some(used.load(Ordering::Relaxed)), &used));
                 }
-                () = sleep_until(until) => {
-                    return Err(ErrorBody::new(ErrorCode::TimedOut, format!("no answer within {patience:?}")));
-                }
+                () = sleep_until(until) => return Err(trouble),
             }
         }
     }
@@ -267,6 +276,41 @@ impl Cluster for Link {
     fn ask(&self, request: LeaseRequest, patience: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
         let link = self.clone();
         async move { link.request(Request::Lease(request), patience).await }.boxed()
+    }
+}
+
+/// A Muster cluster's own Kubernetes subset. Only writes travel over `muster-api/1`; a change of nothing that is not even made
+/// shows the object as the leader has it.
+impl KubeApi for Link {
+    fn call(&self, request: ApiRequest) -> BoxFuture<'static, Result<Value, ApiError>> {
+        let json = "application/json";
+        let (method, target, content_type, body) = match request {
+            ApiRequest::Get { path } => ("PATCH", path + "?dryRun=All", "application/merge-patch+json", json!({})),
+            ApiRequest::Post { path, body } => ("POST", path, json, body),
+            ApiRequest::Put { path, body } => ("PUT", path, json, body),
+            ApiRequest::Delete { path } => ("DELETE", path, json, json!({})),
+        };
+        let call = KubeCall {
+            method: method.to_owned(),
+            target,
+            content_type: Some(content_type.to_owned()),
+            accept: Some(json.to_owned()),
+            user_agent: Some("muster/leader-election".to_owned()),
+            body: body.to_string().into_bytes(),
+        };
+        let link = self.clone();
+        async move {
+            let failed = |message: String| ApiError { status: 0, message };
+            let text = link.request(Request::Kube(call), KUBE_PATIENCE).await.map_err(|body| failed(body.message))?;
+            let answer: KubeAnswer = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+            let object: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+            if answer.status < 300 {
+                return Ok(object);
+            }
+            let message = object["message"].as_str().unwrap_or("it did not say why").to_owned();
+            Err(ApiError { status: answer.status, message })
+        }
+        .boxed()
     }
 }
 

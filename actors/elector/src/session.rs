@@ -22,7 +22,9 @@ const MOST: usize = 1024;
 const MOST_BYTES: usize = 32 * 1024;
 /// Renewals waiting to be sent; further ones wait to wait.
 const QUEUE: usize = 1024;
-/// What an answer may take on its way beyond the time that the cluster was given.
+/// A cluster ends a question by itself, and knows better why there is no answer. This is for one that does not.
+const GRACE: Duration = Duration::from_millis(100);
+/// What the answer to a watch may take on its way, beyond the time that it waits.
 const ON_THE_WAY: Duration = Duration::from_secs(2);
 
 /// See the module. Cheap to clone.
@@ -93,7 +95,7 @@ async fn request_of<T: DeserializeOwned>(
     request: LeaseRequest,
     patience: Duration,
 ) -> Result<T, Trouble> {
-    let asked = tokio::time::timeout(patience, cluster.ask(request, patience)).await;
+    let asked = tokio::time::timeout(patience + GRACE, cluster.ask(request, patience)).await;
     let text = asked.map_err(|_| silence())?.map_err(Trouble::Error)?;
     serde_json::from_str(&text).map_err(|error| Trouble::Unreadable(error.to_string()))
 }

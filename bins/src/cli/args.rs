@@ -413,7 +413,8 @@ mod tests {
 
     #[test]
     fn a_guarded_command_follows_two_dashes_and_keeps_its_own_flags() {
-        let Command::Elect(args) = parse("muster elect job -n blue --lease-duration 1s -- run -o json -n 3").unwrap().command
+        let Command::Elect(args) =
+            parse("muster elect job -n blue --lease-duration 1s -- run -o json -n 3").unwrap().command
         else {
             panic!("another command")
         };

@@ -6,6 +6,7 @@
 
 pub mod native;
 pub mod observed;
+mod questions;
 pub mod record;
 mod tenure;
 

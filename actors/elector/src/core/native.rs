@@ -20,83 +20,14 @@ use super::tenure::Tenure;
 use super::{Dice, Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
 use crate::ElectorConfig;
 
+pub use super::questions::{Answer, Ask, Seen, Trouble, Verdict};
+
 /// Renewals without an answer at one time: more would only queue up behind the same obstacle.
 const MOST_UNANSWERED: usize = 4;
 
 /// How long a watch waits for a change; then it is asked again. As long as the lease lasts, within these bounds: a manager
 /// that has frozen with a watch delays the next holder by no more than that.
 const WATCH: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(20);
-
-/// What is asked of the cluster. `number` comes back with the answer; `patience` is how long an answer is of use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
-    Acquire { number: u64, patience: Duration },
-    Renew { number: u64, token: FencingToken, patience: Duration },
-    Release { number: u64, token: FencingToken, patience: Duration },
-    Watch { number: u64, seen: Revision, wait: Duration },
-}
-
-/// An answer, or why there is none.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
-    Acquired { number: u64, result: Result<LeaseView, Trouble> },
-    Renewed { number: u64, result: Result<Verdict, Trouble> },
-    Released { number: u64, result: Result<(), Trouble> },
-    Watched { number: u64, result: Result<Seen, Trouble> },
-}
-
-/// What became of a renewal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Renewed,
-    /// Final.
-    Lost,
-}
-
-/// The lease as a watch shows it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
-    pub revision: Revision,
-    pub lease: Option<LeaseView>,
-}
-
-/// Why there is no answer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Trouble {
-    /// The cluster said no, or could not be asked.
-    Error(ErrorBody),
-    /// It said something that nobody here understands.
-    Unreadable(String),
-}
-
-impl Trouble {
-    /// The same question will not fare better.
-    fn is_final(&self) -> bool {
-        use ErrorCode as C;
-        match self {
-            Trouble::Unreadable(_) => false,
-            Trouble::Error(body) => matches!(
-                body.code,
-                C::Invalid | C::Unauthenticated | C::Forbidden | C::Blocked | C::Demoted | C::Removed | C::TooLarge
-            ),
-        }
-    }
-    fn is_held(&self) -> bool {
-        matches!(self, Trouble::Error(body) if body.code == ErrorCode::Conflict)
-    }
-    fn text(&self) -> String {
-        match self {
-            Trouble::Error(body) => body.message.clone(),
-            Trouble::Unreadable(why) => format!("the lease cannot be read: {why}"),
-        }
-    }
-    fn body(self) -> ErrorBody {
-        match self {
-            Trouble::Error(body) => body,
-            Trouble::Unreadable(why) => ErrorBody::new(ErrorCode::Internal, why),
-        }
-    }
-}
 
 /// A token whose lease may still be held when an incarnation starts, because the one before crashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +101,7 @@ pub struct NativeElector {
     me: String,
     release_on_cancel: bool,
     stand_again: bool,
+    coordinated: bool,
     dice: Dice,
     asked: u64,
     phase: Phase,
@@ -177,6 +109,8 @@ pub struct NativeElector {
     leader: Option<String>,
     blocked: Option<String>,
     cancelled: bool,
+    /// Under which token somebody of our own name has taken the lease from us.
+    namesake: Option<FencingToken>,
     tally: Tally,
 }
 
@@ -186,6 +120,8 @@ impl NativeElector {
     /// An elector that has not started yet. `owed` is what an incarnation before this one may have held.
     pub fn new(config: &ElectorConfig, seed: u64, owed: Option<Owed>) -> Self {
         let phase = match owed {
+            // Whoever is chosen is told by the watch.
+            None if config.coordinated => Phase::Standing(Standing::default()),
             None => Phase::Standing(Standing { fresh: true, try_at: Some(Moment(0)), ..Standing::default() }),
             Some(Owed { token, until }) => Phase::Leaving(Leaving {
                 token,
@@ -201,6 +137,7 @@ impl NativeElector {
             me: config.identity.clone(),
             release_on_cancel: config.release_on_cancel,
             stand_again: config.stand_again,
+            coordinated: config.coordinated,
             dice: Dice(seed),
             asked: 0,
             phase,
@@ -208,6 +145,7 @@ impl NativeElector {
             leader: None,
             blocked: None,
             cancelled: false,
+            namesake: None,
             tally: Tally::default(),
         }
     }
@@ -429,16 +367,29 @@ impl NativeElector {
         let live = seen.lease.as_ref().filter(|lease| lease.holder.is_some() && !lease.expired);
         self.watch.free = Some(live.is_none());
         match &mut self.phase {
-            Phase::Holding(holding) => holding.judge(&self.me, seen.lease.as_ref(), out),
-            Phase::Standing(standing) => {
-                if live.is_some() {
+            Phase::Holding(holding) => {
+                holding.judge(&self.me, seen.lease.as_ref(), out);
+                let after = live.filter(|lease| lease.holder.as_deref() == Some(&self.me));
+                let after = after.map(|lease| lease.fencing_token);
+                self.namesake = after.filter(|token| Some(*token) > holding.tenure.token).or(self.namesake);
+            }
+            Phase::Standing(standing) => match live {
+                Some(lease) => {
                     standing.defers_until = None;
                     standing.failures = 0;
                     standing.try_at = standing.try_at.filter(|_| standing.fresh);
-                } else if standing.asked.is_none() && standing.try_at.is_none() {
-                    standing.try_at = Some(standing.defers_until.unwrap_or(now));
+                    // Chosen, unless it is the other one of our name.
+                    let chosen = self.coordinated && lease.holder.as_deref() == Some(&self.me);
+                    if chosen && self.namesake != Some(lease.fencing_token) && standing.asked.is_none() {
+                        standing.try_at = Some(now);
+                    }
                 }
-            }
+                None if standing.asked.is_none() && standing.try_at.is_none() => {
+                    let freely = if self.coordinated { now + self.timing.lease } else { now };
+                    standing.try_at = Some(standing.defers_until.unwrap_or(freely));
+                }
+                None => {}
+            },
             Phase::Leaving(_) | Phase::Stopped => {}
         }
         let holder = live.and_then(|lease| lease.holder.as_deref());

@@ -104,11 +104,11 @@ type Out = Vec<Effect<Ask>>;
 
 impl ObservedElector {
     /// An elector that has not started yet. `quiet_until`: work of an incarnation before it may still be running down.
-    pub fn new(config: &ElectorConfig, coordinated: bool, seed: u64, quiet_until: Option<Moment>) -> Self {
+    pub fn new(config: &ElectorConfig, seed: u64, quiet_until: Option<Moment>) -> Self {
         Self {
             timing: Timing::of(config),
             me: config.identity.clone(),
-            coordinated,
+            coordinated: config.coordinated,
             release_on_cancel: config.release_on_cancel,
             stand_again: config.stand_again,
             dice: Dice(seed),

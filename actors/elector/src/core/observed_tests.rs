@@ -43,7 +43,7 @@ impl World {
     fn new(config: &ElectorConfig) -> Self {
         Self {
             now: Moment(3_600_000_000),
-            elector: ObservedElector::new(config, false, 7, None),
+            elector: ObservedElector::new(config, 7, None),
             server: None,
             revision: 40,
             verbs: Vec::new(),
@@ -55,7 +55,7 @@ impl World {
         }
     }
     fn coordinated() -> Self {
-        Self { elector: ObservedElector::new(&config(), true, 7, None), ..Self::new(&config()) }
+        Self::new(&ElectorConfig { coordinated: true, ..config() })
     }
     /// A lease that somebody wrote.
     fn with(record: Record) -> Self {

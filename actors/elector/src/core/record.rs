@@ -68,9 +68,12 @@ impl Record {
 }
 
 fn parse_time(key: &str, text: &str) -> Result<MicroTime, String> {
-    let at =
-        OffsetDateTime::parse(text, &Rfc3339).map_err(|_| format!("{key} is {text:?}, which is no RFC 3339 time"))?;
-    i64::try_from(at.unix_timestamp_nanos().div_euclid(1000)).map(MicroTime).map_err(|_| format!("{key} is {text:?}"))
+    read_time(text).ok_or_else(|| format!("{key} is {text:?}, which is no RFC 3339 time"))
+}
+
+pub(crate) fn read_time(text: &str) -> Option<MicroTime> {
+    let at = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+    i64::try_from(at.unix_timestamp_nanos().div_euclid(1000)).ok().map(MicroTime)
 }
 
 /// Six digits, always: candidates in Go read nothing else.

@@ -3,9 +3,6 @@
 //! Keeps  LOCK-1  nothing is overwritten that was not read or written here before, at that version.
 //!        LOCK-2  what others have put on the object (labels, annotations, owners) stays there.
 
-#[cfg(feature = "kube")]
-mod client;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,9 +15,6 @@ use serde_json::{Map, Value, json};
 use crate::core::{LockError, Record, Versioned};
 use crate::ports::Lock;
 
-#[cfg(feature = "kube")]
-pub use self::client::KubeClient;
-
 /// Where a Muster cluster writes the fencing token of a lease's holder. What clients write there counts for nothing.
 pub const FENCING_TOKEN: &str = "muster.dev/fencing-token";
 
@@ -30,10 +24,12 @@ pub enum ApiRequest {
     Get { path: String },
     Post { path: String, body: Value },
     Put { path: String, body: Value },
+    Delete { path: String },
 }
 
 /// An answer that is no object.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the API server answered {status}: {message}")]
 pub struct ApiError {
     /// The HTTP status; 0 if there was no answer.
     pub status: u16,
@@ -148,7 +144,7 @@ fn lock_error(error: ApiError) -> LockError {
         404 => LockError::NotFound,
         409 => LockError::Conflict,
         0 => LockError::Other(error.message),
-        status => LockError::Other(format!("the API server answered {status}: {}", error.message)),
+        _ => LockError::Other(error.to_string()),
     }
 }
 

@@ -26,7 +26,9 @@ impl Server {
         let error = |status| Err(ApiError { status, message: "no".into() });
         let version = |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
         let mut body = match (request, &*lease) {
-            (ApiRequest::Get { .. }, None) | (ApiRequest::Put { .. }, None) => return error(404),
+            (ApiRequest::Delete { .. }, _) | (ApiRequest::Get { .. }, None) | (ApiRequest::Put { .. }, None) => {
+                return error(404);
+            }
             (ApiRequest::Get { .. }, Some(object)) => return Ok(object.clone()),
             (ApiRequest::Post { .. }, Some(_)) => return error(409),
             (ApiRequest::Put { body, .. }, Some(object)) if version(&body) != version(object) => return error(409),

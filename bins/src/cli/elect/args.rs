@@ -29,6 +29,10 @@ pub struct ElectArgs {
     /// How often the lease is renewed
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
     pub retry_period: Duration,
+    /// Stand as a candidate with this priority: the cluster has the highest one lead, and asks one that leads to make room
+    /// (then its command is ended as after a loss)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub priority: Option<i32>,
     /// What to run while holding the lease
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,

@@ -1,5 +1,6 @@
 //! From the flags to the exit status.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::{
-    Candidate, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, Session, Setup, Socket, StartError, Term,
+    BY_PRIORITY, Candidacy, Candidate, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, PRIORITY,
+    Session, Setup, Socket, Standing, StartError, Term,
 };
-use muster_messages::ErrorCode;
 use muster_messages::wire::LeaseRef;
+use muster_messages::{ErrorCode, Name};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::args::ElectArgs;
 use super::family;
@@ -35,6 +37,7 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
         renew_deadline: args.renew_deadline,
         retry_period: args.retry_period,
         stand_again: false,
+        coordinated: args.priority.is_some(),
         ..ElectorConfig::new(lease, identity)
     };
     let invalid = |error: &dyn std::fmt::Display| Failure::new(ErrorCode::Invalid, error.to_string());
@@ -47,6 +50,7 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };
     let (pass_on, passed_on) = mpsc::channel(16);
+    let standing = args.priority.map(|priority| candidacy(&config, priority).stand(Arc::new(link.clone())));
     let work = Arc::new(Work::new(args.command, &config, Speaker::new(out), passed_on));
     let election = Election::Native(Session::new(Arc::new(link)));
     let elector = LeaderElector::start(Setup::new(config, election, Arc::clone(&work) as Arc<dyn Candidate>)).await;
@@ -54,14 +58,31 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
         StartError::Config(refusal) => invalid(&refusal),
         StartError::Fault(_) => Failure::internal(error),
     })?;
-    let interrupted = watch_over(&elector, &work, &mut signals, &pass_on).await?;
-    work.outcome(interrupted)
+    let trouble = standing.as_ref().map(Standing::trouble);
+    let interrupted = watch_over(&elector, &work, trouble, &mut signals, &pass_on).await;
+    if let Some(standing) = standing {
+        standing.end().await;
+    }
+    work.outcome(interrupted?)
+}
+
+/// By priority, and as this release of muster: what the command is, it alone knows.
+fn candidacy(config: &ElectorConfig, priority: i32) -> Candidacy {
+    Candidacy {
+        name: config.identity.clone(),
+        lease: config.lease.clone(),
+        strategy: BY_PRIORITY.to_owned(),
+        binary_version: env!("CARGO_PKG_VERSION").to_owned(),
+        emulation_version: env!("CARGO_PKG_VERSION").to_owned(),
+        annotations: BTreeMap::from([(PRIORITY.to_owned(), priority.to_string())]),
+    }
 }
 
 /// Waits for the elector's end, passing signals on. What interrupted it before there was a command to have it, if anything.
 async fn watch_over(
     elector: &LeaderElector,
     work: &Work,
+    mut trouble: Option<watch::Receiver<Option<String>>>,
     signals: &mut Forwarded,
     pass_on: &mpsc::Sender<Number>,
 ) -> Outcome<Option<Number>> {
@@ -69,6 +90,13 @@ async fn watch_over(
     let mut status = elector.status();
     let mut blocked = None;
     loop {
+        let stands_badly = async {
+            let Some(trouble) = &mut trouble else { return std::future::pending().await };
+            match trouble.changed().await {
+                Ok(()) => trouble.borrow_and_update().clone(),
+                Err(_) => std::future::pending().await,
+            }
+        };
         tokio::select! {
             ended = elector.ended() => {
                 let refused = ended.err().filter(|_| !work.has_run());
@@ -76,11 +104,15 @@ async fn watch_over(
             }
             Ok(()) = status.changed() => {
                 let now = status.borrow_and_update().view.blocked.clone();
-                if now.is_some() && now != blocked {
-                    work.speaker.say(&format!("{}; trying again", now.as_deref().unwrap_or_default()));
+                // One line for one trouble, however often it is met.
+                if let (Some(why), None) = (&now, &blocked) {
+                    work.speaker.say(&format!("{why}; trying again"));
                 }
                 blocked = now;
             }
+            why = stands_badly => if let Some(why) = why {
+                work.speaker.say(&format!("not a candidate: {why}"));
+            },
             number = signals.next() => match work.runs() {
                 // A command that takes no signals any more has ended.
                 true => drop(pass_on.try_send(number)),
@@ -97,7 +129,8 @@ async fn watch_over(
 }
 
 fn default_identity() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    // A candidate is named like its identity: the name must be one that objects may have.
+    let host = Name::sanitized(&rustix::system::uname().nodename().to_string_lossy());
     format!("{host}-{}-{:08x}", std::process::id(), rand::random::<u32>())
 }
 

@@ -1,1 +1,0 @@
-//! The client of the `kube` crate as a [`KubeApi`].
