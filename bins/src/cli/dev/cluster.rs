@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::process::{Daemon, Entry, Launch, free_address};
 use super::state::{NodeState, State};
+use super::story::nodes;
 use crate::cli::client::{Client, parse};
 use crate::cli::failure::{Failure, Outcome};
 
@@ -114,8 +115,9 @@ impl LocalCluster {
     async fn entry(&self, role: Role) -> Outcome<Entry> {
         let shown = self.ask(Request::TokenShow { role }).await?;
         let token = shown["token"].as_str().ok_or_else(|| Failure::internal("the cluster shows no token"))?.to_owned();
-        let seeds = self.state.nodes.iter().filter(|n| n.joined && n.role == Role::Manager);
-        Ok(Entry::Join { seeds: seeds.map(|n| n.listen.to_string()).collect(), token })
+        // As the cluster sees them now: roles change, and those who were managers first may be gone.
+        let managers = nodes(self).await?.into_iter().filter(|node| node.role == Role::Manager);
+        Ok(Entry::Join { seeds: managers.map(|node| node.addr).collect(), token })
     }
 
     async fn start_all(&mut self, indices: &[usize], entry: &Entry, report: Report<'_>) -> Outcome {
