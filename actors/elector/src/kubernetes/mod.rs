@@ -3,17 +3,25 @@
 //! Keeps  LOCK-1  nothing is overwritten that was not read or written here before, at that version.
 //!        LOCK-2  what others have put on the object (labels, annotations, owners) stays there.
 
+#[cfg(feature = "kube")]
+mod client;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::stream::{BoxStream, pending};
+use futures_util::{FutureExt, StreamExt};
 use muster_messages::FencingToken;
 use muster_messages::wire::LeaseRef;
 use serde_json::{Map, Value, json};
 
 use crate::core::{LockError, Record, Versioned};
 use crate::ports::Lock;
+
+#[cfg(feature = "kube")]
+pub use self::client::KubeClient;
 
 /// Where a Muster cluster writes the fencing token of a lease's holder. What clients write there counts for nothing.
 pub const FENCING_TOKEN: &str = "muster.dev/fencing-token";
@@ -40,7 +48,18 @@ pub struct ApiError {
 pub trait KubeApi: Send + Sync + 'static {
     /// The answer's object.
     fn call(&self, request: ApiRequest) -> BoxFuture<'static, Result<Value, ApiError>>;
+    /// The events of a watch, as they travel: `{"type","object"}`. Ends when the server ends it, or refuses. An API without
+    /// watches is silent.
+    fn watch(&self, path: String) -> BoxStream<'static, Value> {
+        let _ = path;
+        pending().boxed()
+    }
 }
+
+/// Between two watches: one that is refused at once must not keep the server busy.
+const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
+/// How long one watch lasts. Below the five minutes after which proxies like to cut what is silent.
+const WATCH_SECS: u64 = 290;
 
 /// See the module.
 #[derive(Clone)]
@@ -81,6 +100,19 @@ impl LeaseLock {
             Ok(versioned)
         }
         .boxed()
+    }
+
+    /// The version that was seen last, and who held it.
+    fn sight(&self) -> Option<(String, [Value; 2])> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let object = seen.as_ref()?;
+        Some((object["metadata"]["resourceVersion"].as_str()?.to_owned(), holders(object)))
+    }
+    fn watch_path(&self, version: &str) -> String {
+        let (collection, name) = (self.collection(), &self.lease.name);
+        format!(
+            "{collection}?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={version}&timeoutSeconds={WATCH_SECS}"
+        )
     }
 
     /// The record on an object, with our labels.
@@ -128,6 +160,41 @@ impl Lock for LeaseLock {
     fn describe(&self) -> String {
         self.lease.to_string()
     }
+
+    /// When a watch shows another holder, or another preferred one, than was seen. Renewals, our own above all, are nobody's
+    /// concern.
+    fn changed(&self) -> BoxFuture<'static, ()> {
+        let lock = self.clone();
+        async move {
+            loop {
+                if let Some((version, _)) = lock.sight() {
+                    let mut events = lock.api.watch(lock.watch_path(&version));
+                    while let Some(event) = events.next().await {
+                        match event["type"].as_str() {
+                            Some("DELETED") => return,
+                            Some("ADDED" | "MODIFIED")
+                                if lock.sight().is_none_or(|(_, s)| s != holders(&event["object"])) =>
+                            {
+                                return;
+                            }
+                            Some("ERROR") => break, // too old, for one: what was seen meanwhile is newer
+                            _ => {}
+                        }
+                    }
+                }
+                tokio::time::sleep(BETWEEN_WATCHES).await;
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Who holds it and who is preferred.
+fn holders(object: &Value) -> [Value; 2] {
+    ["holderIdentity", "preferredHolder"].map(|key| {
+        let value = &object["spec"][key];
+        if *value == "" { Value::Null } else { value.clone() }
+    })
 }
 
 fn read(object: &Value) -> Result<Versioned, LockError> {

@@ -2,17 +2,26 @@
 
 use std::time::Duration;
 
+use tokio::sync::broadcast;
+
 use super::*;
 
 #[derive(Default)]
 struct Server {
     lease: Mutex<Option<Value>>,
     requests: Mutex<Vec<ApiRequest>>,
+    watchers: Mutex<Vec<broadcast::Sender<Value>>>,
 }
 
 impl Server {
     fn stored(&self) -> Value {
         self.lease.lock().unwrap().clone().expect("there is a lease")
+    }
+    /// Shows an object to those who watch.
+    fn show(&self, kind: &str, object: &Value) {
+        for watcher in self.watchers.lock().unwrap().iter() {
+            let _gone = watcher.send(json!({"type": kind, "object": object}));
+        }
     }
     /// Somebody else's write.
     fn change(&self, change: impl FnOnce(&mut Value)) {
@@ -45,6 +54,12 @@ impl KubeApi for Arc<Server> {
     fn call(&self, request: ApiRequest) -> BoxFuture<'static, Result<Value, ApiError>> {
         let answer = self.answer(request);
         async move { answer }.boxed()
+    }
+    fn watch(&self, _path: String) -> BoxStream<'static, Value> {
+        let (tell, events) = broadcast::channel(8);
+        self.watchers.lock().unwrap().push(tell);
+        let next = |mut events: broadcast::Receiver<Value>| async move { Some((events.recv().await.ok()?, events)) };
+        futures_util::stream::unfold(events, next).boxed()
     }
 }
 
@@ -169,4 +184,35 @@ async fn an_object_that_cannot_be_read_is_not_overwritten() {
     let lock = lock(&server);
     assert!(matches!(lock.get().await, Err(LockError::Unreadable(_))));
     assert!(matches!(lock.update(record()).await, Err(LockError::Other(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_tells_of_another_holder_and_not_of_renewals() {
+    let server = Arc::default();
+    let lock = lock(&server);
+    lock.create(record()).await.unwrap();
+    let changed = tokio::spawn(lock.changed());
+    tokio::task::yield_now().await;
+    server.change(|object| object["metadata"]["resourceVersion"] = json!("8"));
+    server.show("MODIFIED", &server.stored());
+    server.show("BOOKMARK", &json!({}));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!changed.is_finished());
+    server.change(|object| object["spec"]["holderIdentity"] = json!(""));
+    server.show("MODIFIED", &server.stored());
+    changed.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_is_begun_again_from_what_was_seen_by_then() {
+    let server: Arc<Server> = Arc::default();
+    let lock = lock(&server);
+    lock.create(record()).await.unwrap();
+    let changed = tokio::spawn(lock.changed());
+    tokio::task::yield_now().await;
+    server.show("ERROR", &json!({"code": 410}));
+    tokio::time::sleep(BETWEEN_WATCHES * 2).await;
+    assert_eq!(server.watchers.lock().unwrap().len(), 2);
+    server.show("DELETED", &server.stored());
+    changed.await.unwrap();
 }
