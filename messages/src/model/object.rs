@@ -233,7 +233,7 @@ impl Lease {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CandidateSpec {
     pub lease_name: String,
-    /// When the coordinator asked for a sign of life, by its clock.
+    /// Later than `renewed` while the coordinator waits for a sign of life; not a time of anybody's clock.
     pub pinged: Option<MicroTime>,
     /// As the candidate wrote it. Nothing is decided by it.
     pub renewed: Option<MicroTime>,

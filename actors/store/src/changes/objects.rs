@@ -39,7 +39,7 @@ pub(super) fn update(
     let old = object(tables, &key)?.clone();
     let mut body = new.body.clone();
     if let (Some(was), ObjectBody::Lease(lease)) = (old.lease(), &mut body) {
-        allowed(tables, &key, was, &lease.spec, write)?;
+        allowed(tables, &key, (&old.meta, was), &lease.spec, write)?;
         lease.holding = holding_after(stamp, was, &lease.spec);
     }
     let meta = ObjectMeta {
@@ -61,11 +61,14 @@ pub(super) fn update(
     Ok(())
 }
 
+/// The holder's field, as [`FieldManager::fields`](muster_messages::FieldManager) names it.
+const HOLDER: &str = "spec.holderIdentity";
+
 /// HELD-1, and the guard that the operator chose.
 fn allowed(
     tables: &Tables,
     key: &ObjectKey,
-    was: &Lease,
+    (meta, was): (&ObjectMeta, &Lease),
     spec: &LeaseSpec,
     write: &ClientWrite,
 ) -> Result<(), CommandRefusal> {
@@ -80,7 +83,10 @@ fn allowed(
     } else {
         // A renewal of somebody else's lease keeps a dead holder alive.
         let renews_only = LeaseSpec { renewed: spec.renewed, ..was.spec.clone() } == *spec;
-        let others = write.manager.as_deref().is_some_and(|manager| Some(manager) != was.spec.held_by());
+        // Whoever wrote the holder down renews for it, under whatever name.
+        let wrote = |manager: &str| meta.managers.iter().any(|m| m.manager == manager && m.fields.contains(HOLDER));
+        let others =
+            write.manager.as_deref().is_some_and(|manager| Some(manager) != was.spec.held_by() && !wrote(manager));
         guarded && write.blind && renews_only && spec.renewed != was.spec.renewed && others
     };
     if refused { Err(held(key, was)) } else { Ok(()) }

@@ -211,6 +211,23 @@ fn the_default_guard_stops_blind_writes_and_lets_careful_ones_pass() {
 }
 
 #[test]
+fn whoever_wrote_the_holder_down_renews_under_a_name_of_its_own() {
+    let mut world = created(Some("a"));
+    let owns = |manager: &str| FieldManager {
+        manager: manager.to_owned(),
+        applied: true,
+        api_version: "coordination.k8s.io/v1".to_owned(),
+        at: T0,
+        fields: ["spec.holderIdentity".to_owned()].into(),
+    };
+    let mut owned = object(&world);
+    owned.meta.managers = vec![owns("manager-of-a")];
+    world.must(command([Change::UpdateObject { object: Box::new(owned), write: ClientWrite::default() }]));
+    world.must(blind(&world, "manager-of-a", |spec| spec.renewed = Some(MicroTime(7))));
+    assert!(is_held(&world.refused(blind(&world, "manager-of-b", |spec| spec.renewed = Some(MicroTime(8))))));
+}
+
+#[test]
 fn the_strictest_guard_lets_nobody_take_a_live_lease_and_may_be_set_for_one() {
     let mut world = created(Some("a"));
     let scope = GuardScope { namespace: "default".to_owned(), lease: Some("l".to_owned()) };
