@@ -162,6 +162,10 @@ impl Status {
         status.message = invalid_message(&resource.qualified_kind(), name, &causes);
         status.with_causes(causes)
     }
+    /// The request is understood and cannot be carried out. (kubectl prints why only where there are details, if empty.)
+    pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
+        Self { reason: Reason::Invalid, message: message.into(), details: Some(Box::default()) }
+    }
     /// The request's parameters break rules. `kind` as Kubernetes names the parameters: `ListOptions`.
     pub(crate) fn invalid_options(kind: &'static str, causes: Vec<Cause>) -> Self {
         let message = invalid_message(&format!("{kind}.meta.k8s.io"), "", &causes);

@@ -29,13 +29,16 @@ use crate::ports::ManagerPorts;
 /// How long a client waits that does not say so, and the longest that any may wait for one answer.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The most that is left of a client's time for an answer's way: one that comes when the client has given up is none.
+const LONGEST_WAY: Duration = Duration::from_secs(1);
 /// How long a quorum is waited for: longer than a leader change, shorter than clients wait.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Whether a path belongs to the subset.
+/// Whether a path belongs to the subset, or is one that its clients try: what they are told of a path that is not there
+/// must be a `Status` too. (kubectl 1.20 looks for `/swagger-2.0.0.pb-v1` where there is no `/openapi/v2`.)
 pub(crate) fn serves(path: &str) -> bool {
     let first = path.strip_prefix('/').unwrap_or(path).split('/').next();
-    matches!(first, Some("api" | "apis" | "version" | "healthz" | "readyz" | "openapi"))
+    matches!(first, Some("api" | "apis" | "version" | "healthz" | "readyz" | "openapi" | "swagger-2.0.0.pb-v1"))
 }
 
 /// Answers one request.
@@ -102,9 +105,10 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
     {
         return Err(Status::new(muster_kubernetes::Reason::Forbidden, refusal.message.clone()));
     }
+    let patience = ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(LONGEST_TIMEOUT);
+    let deadline = Instant::now() + patience - (patience / 10).min(LONGEST_WAY);
     // Before the body is read: nobody who will be refused costs more than a header.
     let caller = who.known(service, &manager).await?;
-    let deadline = Instant::now() + ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(LONGEST_TIMEOUT);
     match ask.takes {
         Takes::Document => Ok(respond(muster_kubernetes::document(&ask, env!("CARGO_PKG_VERSION")))),
         Takes::Identity => Ok(respond(muster_kubernetes::self_review(&name_of(&caller), &groups_of(&caller)))),

@@ -1,7 +1,8 @@
 //! Watch streams, from this member's own copy and its feed of changes.
 //!
 //! A stream is driven by its reader: it holds one portion of lines at a time, and a reader that stops reading costs that
-//! and its place. One that falls behind the history is told to list again.
+//! and its place. One that falls behind the history is told to list again. Whoever loses the right to it hears no more,
+//! also when nothing happens to any object.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use axum::response::Response;
 use futures_util::stream;
 use muster_kernel::Clock;
 use muster_kubernetes::{Ask, Status, Watcher};
-use muster_messages::{ErrorBody, ErrorCode, Revision, Tables};
+use muster_messages::{ErrorBody, ErrorCode, Replica, Revision, Tables};
 use rand::Rng;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -46,9 +47,9 @@ struct Stream {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Woke {
-    ToLook,
-    ToBookmark,
-    ToEnd,
+    Look,
+    Bookmark,
+    End,
 }
 
 /// Begins a stream.
@@ -104,7 +105,7 @@ impl Stream {
             if let Some(lines) = self.changes() {
                 return Some(lines);
             }
-            if self.wait().await == Woke::ToBookmark
+            if self.wait().await == Woke::Bookmark
                 && let Some(line) = self.bookmark()
             {
                 return Some(line);
@@ -116,15 +117,27 @@ impl Stream {
     /// Waits for something to tell, or for the end.
     async fn wait(&mut self) -> Woke {
         let Self { half, manager, news, .. } = self;
+        let mut copies = manager.replica.clone();
+        let (users, tokens) = {
+            let copy = copies.borrow_and_update();
+            if self.who.may(&self.ask, &copy.tables).is_err() {
+                return Woke::Look;
+            }
+            (copy.tables.users.clone(), copy.tables.access_tokens.clone())
+        };
+        // Every copy wakes every watch: whether anybody's rights may have changed must cost next to nothing.
+        let rights =
+            |copy: &Arc<Replica>| !copy.tables.users.ptr_eq(&users) || !copy.tables.access_tokens.ptr_eq(&tokens);
         let replaced = |now: &Option<Arc<ManagerPorts>>| !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, manager));
         let woke = tokio::select! {
             biased;
-            _ = half.wait_for(replaced) => Woke::ToEnd,
-            () = sleep_until(self.until) => Woke::ToEnd,
-            () = sleep_until(self.bookmark_at), if self.bookmark_at < self.until => Woke::ToBookmark,
-            changed = news.changed() => if changed.is_ok() { Woke::ToLook } else { Woke::ToEnd },
+            _ = half.wait_for(replaced) => Woke::End,
+            () = sleep_until(self.until) => Woke::End,
+            () = sleep_until(self.bookmark_at), if self.bookmark_at < self.until => Woke::Bookmark,
+            changed = copies.wait_for(rights) => if changed.is_ok() { Woke::Look } else { Woke::End },
+            changed = news.changed() => if changed.is_ok() { Woke::Look } else { Woke::End },
         };
-        self.ended = woke == Woke::ToEnd;
+        self.ended = woke == Woke::End;
         woke
     }
 

@@ -70,7 +70,7 @@ impl Operations {
             patch_unsafe(document, std::slice::from_ref(operation)).map_err(|error| {
                 let message =
                     format!("operation {number} of the patch failed at {:?}: {}", error.path.as_str(), error.kind);
-                Status::new(Reason::Invalid, message)
+                Status::unprocessable(message)
             })?;
         }
         Ok(())

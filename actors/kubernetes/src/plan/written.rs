@@ -177,8 +177,7 @@ impl<'a> Write<'a> {
         {
             let was = legible(&was);
             self.warnings.push(format!(
-                "this write names no resourceVersion: had it not been refused, it would take the lease from '{was}' \
-                 whatever was written in between"
+                "this write names no resourceVersion: it takes the lease from '{was}' whatever was written in between"
             ));
         }
     }
