@@ -1,0 +1,156 @@
+//! `kubectl` from Debian: the session that the manual shows, and commands that wait.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::harness::{Cluster, Kubeconfig, Program, Ran, fetched, muster};
+use crate::manual::{Session, sessions};
+
+fn kubectl(cluster: &Cluster, kubeconfig: &Kubeconfig, words: &[&str]) -> Command {
+    let mut command = cluster.program(&program(), kubeconfig);
+    command.args(words);
+    command
+}
+
+/// Debian's kubectl, unpacked.
+pub fn program() -> PathBuf {
+    fetched().join("kubectl/usr/bin/kubectl")
+}
+
+/// What a kubectl in a terminal prints on both streams.
+fn run(cluster: &Cluster, kubeconfig: &Kubeconfig, words: &[&str]) -> (i32, String) {
+    let ran = Ran::of(kubectl(cluster, kubeconfig, words));
+    (ran.code, ran.stdout + &ran.stderr)
+}
+
+#[test]
+fn it_is_the_release_that_debian_carries() {
+    let cluster = Cluster::up();
+    let (code, printed) = run(&cluster, &cluster.kubeconfig(&[]), &["version", "--short"]);
+    assert_eq!(code, 0, "{printed}");
+    assert!(printed.contains("Client Version: v1.20.") && printed.contains("+muster-"), "{printed}");
+}
+
+#[test]
+fn sessions_of_the_manual_go_as_printed() {
+    let sessions = sessions();
+    assert!(sessions.iter().map(|session| session.commands.len()).sum::<usize>() > 20, "they are found");
+    for session in sessions {
+        goes_as_printed(&Cluster::up(), &session);
+    }
+}
+
+/// Runs a session in one shell, and compares line by line.
+fn goes_as_printed(cluster: &Cluster, session: &Session) {
+    let script: String = session.commands.iter().map(|(command, _)| format!("{command}\necho '--next--'\n")).collect();
+    let path = [program().parent(), muster().parent()].map(|folder| folder.expect("a folder").display().to_string());
+    let usual = std::env::var("PATH").unwrap_or_default();
+    let mut shell = Program::command("sh".as_ref());
+    shell.args(["-c", &format!("exec 2>&1\n{script}")]).current_dir(cluster.folder()).env("HOME", cluster.folder());
+    shell.env("PATH", format!("{}:{usual}", path.join(":"))).env_remove("MUSTER_SOCKET").env_remove("KUBECONFIG");
+    let printed = Ran::of(shell).stdout;
+    let mut outputs = printed.split("--next--\n");
+    for (command, expected) in &session.commands {
+        let output = outputs.next().unwrap_or_default().trim_end();
+        assert!(reads(output, expected), "$ {command}\n{output}\n\nThe manual shows:\n{expected}");
+    }
+}
+
+/// Whether an output reads as the manual shows it, where `…` stands for anything within a line.
+fn reads(output: &str, shown: &str) -> bool {
+    let (output, shown): (Vec<&str>, Vec<&str>) = (output.lines().collect(), shown.lines().collect());
+    output.len() == shown.len() && output.iter().zip(shown).all(|(line, shown)| line_reads(line.trim_end(), shown))
+}
+
+fn line_reads(mut line: &str, shown: &str) -> bool {
+    let mut parts = shown.split('…');
+    let first = parts.next().unwrap_or_default();
+    let Some(rest) = line.strip_prefix(first) else { return false };
+    line = rest;
+    let mut open = false;
+    for part in parts {
+        let Some(at) = line.find(part) else { return false };
+        line = &line[at + part.len()..];
+        open = part.is_empty();
+    }
+    line.is_empty() || open
+}
+
+#[test]
+fn what_stands_for_anything_does_so_within_a_line() {
+    for (line, shown) in [("a", "a"), ("age 5s", "age …s"), ("uid 1-2", "uid …"), ("a b c", "a … c"), ("", "")] {
+        assert!(line_reads(line, shown), "{line} {shown}");
+    }
+    for (line, shown) in [("a", "b"), ("ab", "a"), ("age 5m", "age …s"), ("a b", "… c"), ("", "a")] {
+        assert!(!line_reads(line, shown), "{line} {shown}");
+    }
+    assert!(!reads("a\nb", "a") && !reads("a", "a\nb"));
+}
+
+#[test]
+fn what_went_wrong_is_said_in_words() {
+    let cluster = Cluster::up();
+    cluster.muster(&["lease", "create", "printer", "--holder", "ann", "--duration", "60s"]).ended(0);
+    let kubeconfig = cluster.kubeconfig(&[]);
+    std::fs::write(
+        cluster.folder().join("x.yaml"),
+        "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: x}\n",
+    )
+    .expect("the folder is writable");
+    let fails = r#"[{"op":"test","path":"/spec/holderIdentity","value":"bob"}]"#;
+    for (words, said) in [
+        // There is no schema to validate against. (Newer releases add that `--validate=false` goes without.)
+        (&["create", "-f", "x.yaml"][..], "the server could not find the requested resource"),
+        (&["patch", "lease", "printer", "--type=json", "-p", fails], "operation 0 of the patch failed at"),
+        (&["get", "pods"], r#"the server doesn't have a resource type "pods""#),
+        (&["get", "leases", "-l", "a in b"], "unable to parse"),
+    ] {
+        let (code, printed) = run(&cluster, &kubeconfig, words);
+        assert!(code == 1 && printed.contains(said), "{words:?}: {printed}");
+    }
+}
+
+#[test]
+fn a_watch_prints_one_table_with_a_line_per_change() {
+    let cluster = Cluster::up();
+    cluster.muster(&["lease", "create", "printer", "--holder", "ann"]).ended(0);
+    let watch = kubectl(&cluster, &cluster.kubeconfig_at("n4"), &["get", "leases", "-w"]);
+    let mut watch = Program::start("kubectl get -w", watch);
+    assert_eq!(words(&watch.says("NAME")), ["NAME", "HOLDER", "AGE"]);
+    assert_eq!(words(&watch.says("printer"))[..2], ["printer", "ann"]);
+
+    let through_manager = cluster.kubeconfig(&[]);
+    let release = r#"{"spec":{"holderIdentity":""}}"#;
+    let (code, printed) =
+        run(&cluster, &through_manager, &["patch", "lease", "printer", "--type=merge", "-p", release]);
+    assert_eq!((code, printed.trim()), (0, "lease.coordination.k8s.io/printer patched"));
+    // The holder's column is empty now.
+    assert_eq!(words(&watch.says("printer")).len(), 2);
+    run(&cluster, &through_manager, &["delete", "lease", "printer"]);
+    // kubectl tells of a deletion with the object's last line.
+    assert_eq!(words(&watch.says("printer")).len(), 2);
+    assert_eq!(watch.said().matches("NAME").count(), 1, "{}", watch.said());
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+#[test]
+fn waiting_for_a_deletion_ends_with_it() {
+    let cluster = Cluster::up();
+    cluster.muster(&["lease", "create", "printer"]).ended(0);
+    let kubeconfig = cluster.kubeconfig(&[]);
+    let wait = ["wait", "--for=delete", "lease/printer", "--timeout=60s", "-v=6"];
+    let mut wait = Program::start("kubectl wait", kubectl(&cluster, &kubeconfig, &wait));
+    wait.says("watch=true");
+    let (code, printed) = run(&cluster, &kubeconfig, &["delete", "lease", "printer"]);
+    assert_eq!((code, printed.trim()), (0, r#"lease.coordination.k8s.io "printer" deleted"#));
+    wait.says("lease.coordination.k8s.io/printer condition met");
+    assert_eq!(wait.ends(), Some(0));
+
+    cluster.muster(&["lease", "create", "printer"]).ended(0);
+    let (code, printed) = run(&cluster, &kubeconfig, &["wait", "--for=delete", "lease/printer", "--timeout=1s"]);
+    assert_eq!(code, 1, "{printed}");
+    assert!(printed.contains("timed out waiting for the condition on leases/printer"), "{printed}");
+}
