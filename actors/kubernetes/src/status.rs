@@ -162,9 +162,11 @@ impl Status {
         status.message = invalid_message(&resource.qualified_kind(), name, &causes);
         status.with_causes(causes)
     }
-    /// The request is understood and cannot be carried out. (kubectl prints why only where there are details, if empty.)
-    pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
-        Self { reason: Reason::Invalid, message: message.into(), details: Some(Box::default()) }
+    /// The request is understood and cannot be carried out, because of this field. (As a cause too: kubectl prints
+    /// causes, and older releases nothing else.)
+    pub(crate) fn unprocessable(field: &str, why: String) -> Self {
+        let message = format!("{field}: {why}");
+        Self::new(Reason::Invalid, message).with_causes(vec![Cause::new("FieldValueInvalid", field, why)])
     }
     /// The request's parameters break rules. `kind` as Kubernetes names the parameters: `ListOptions`.
     pub(crate) fn invalid_options(kind: &'static str, causes: Vec<Cause>) -> Self {

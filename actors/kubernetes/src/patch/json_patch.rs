@@ -68,9 +68,8 @@ impl Operations {
                 _ => {}
             }
             patch_unsafe(document, std::slice::from_ref(operation)).map_err(|error| {
-                let message =
-                    format!("operation {number} of the patch failed at {:?}: {}", error.path.as_str(), error.kind);
-                Status::unprocessable(message)
+                let why = format!("operation {number} of the patch failed: {}", error.kind);
+                Status::unprocessable(error.path.as_str(), why)
             })?;
         }
         Ok(())
