@@ -101,7 +101,10 @@ fn what_went_wrong_is_said_in_words() {
     for (words, said) in [
         // There is no schema to validate against. (Newer releases add that `--validate=false` goes without.)
         (&["create", "-f", "x.yaml"][..], "the server could not find the requested resource"),
-        (&["patch", "lease", "printer", "--type=json", "-p", fails], "operation 0 of the patch failed at"),
+        (
+            &["patch", "lease", "printer", "--type=json", "-p", fails],
+            "is invalid: /spec/holderIdentity: operation 0 of the patch failed: value did not match",
+        ),
         (&["get", "pods"], r#"the server doesn't have a resource type "pods""#),
         (&["get", "leases", "-l", "a in b"], "unable to parse"),
     ] {
