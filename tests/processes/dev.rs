@@ -88,7 +88,7 @@ fn the_tour_tells_its_whole_story_and_leaves_nothing() {
     let folder = temporary_folder("test").expect("a temporary folder");
     let told = Ran::new(folder.path(), &["dev", "tour", "-o", "json"]).ended(0).json();
     let steps = told["steps"].as_array().expect("steps").clone();
-    assert_eq!(steps.len(), 10, "{told}");
+    assert_eq!(steps.len(), 11, "{told}");
     assert!(steps.iter().all(|step| step["ok"] == true && step["ms"].is_u64()), "{told}");
     assert!(!folder.path().join(".muster").exists(), "it uses a folder of its own");
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use muster_messages::wire::{ApiCall, LeaseRequest, Refusal, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::core::{Kind, authorize, kind_of};
@@ -17,6 +18,8 @@ use crate::relay::Relay;
 pub struct Service {
     pub(crate) ports: ApiPorts,
     pub(crate) relay: Relay,
+    /// Room for requests that this node passes on as they are.
+    pub(crate) passing: Arc<Semaphore>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -53,7 +56,8 @@ impl Service {
     /// The API over these ports.
     pub fn new(ports: ApiPorts) -> Self {
         let relay = Relay::new(ports.dialer.clone());
-        Self { ports, relay, counters: Arc::new(Counters::default()) }
+        let passing = Arc::new(Semaphore::new(crate::kube::proxy::ON_THEIR_WAY));
+        Self { ports, relay, passing, counters: Arc::new(Counters::default()) }
     }
 
     /// Answers a request of an authenticated caller, within its timeout.

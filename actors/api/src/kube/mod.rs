@@ -4,7 +4,7 @@
 //! Keeps  KUBE-1  nothing is denied from a copy that is not confirmed: without quorum the answer is 503, never 404.
 //!        KUBE-2  a token is judged by the copy that answers, so a revoked user gets nothing more.
 
-mod proxy;
+pub(crate) mod proxy;
 mod watch;
 mod write;
 
@@ -97,7 +97,7 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
             });
         }
         let body = peer.body(body).await?;
-        return Ok(proxy::pass_on(&service.ports.dialer, &facts.managers, &head, body).await?);
+        return Ok(proxy::pass_on(service, &facts.managers, &head, body).await?);
     };
     let who = Who { peer: peer.caller.clone(), token };
     if who.token.is_none()

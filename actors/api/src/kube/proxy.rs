@@ -3,23 +3,27 @@
 //! The worker speaks with its own certificate and passes a bearer token on, which the manager judges. It vouches for
 //! nobody: who comes with a certificate of their own is sent to a manager.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{Request, header, request};
 use axum::response::Response;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
-use muster_gateway::Dialer;
 use muster_messages::protocol::Service as Port;
 use muster_messages::{ErrorBody, ErrorCode};
 
 use crate::relay::dial_error;
+use crate::service::Service;
 
 /// Until a manager has answered with a head. It may wait for a quorum; a frozen one must not use up the client's time.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// Managers tried for one request.
 const MOST_TRIED: usize = 5;
+/// Requests on their way at once, watches included: half of the connections that a manager grants one node, so that
+/// whoever fills them does not keep this node's own agent out.
+pub(crate) const ON_THEIR_WAY: usize = 256;
 
 /// What travels on, beside method, path and body.
 const PASSED_ON: [header::HeaderName; 4] =
@@ -28,14 +32,18 @@ const PASSED_ON: [header::HeaderName; 4] =
 /// Passes a request on to one of these managers. A request is sent once: what a manager may have done is not tried again
 /// with another; only managers that cannot be reached are passed over.
 pub(super) async fn pass_on(
-    dialer: &Dialer,
+    service: &Service,
     managers: &[String],
     head: &request::Parts,
     body: Bytes,
 ) -> Result<Response, ErrorBody> {
+    let place = Arc::clone(&service.passing).try_acquire_owned().map_err(|_| {
+        let text = "too many requests are on their way through this node; retry, or ask a manager";
+        ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1))
+    })?;
     let mut last = ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
     for addr in managers.iter().take(MOST_TRIED) {
-        let dialed = match dialer.dial(addr, Port::Http, None).await {
+        let dialed = match service.ports.dialer.dial(addr, Port::Http, None).await {
             Ok(dialed) => dialed,
             Err(error) => {
                 last = dial_error(&error);
@@ -63,6 +71,10 @@ pub(super) async fn pass_on(
         for framing in [header::TRANSFER_ENCODING, header::CONNECTION, header::CONTENT_LENGTH] {
             head.headers.remove(framing);
         }
+        let body = body.map_frame(move |frame| {
+            let _until_it_ends = &place;
+            frame
+        });
         return Ok(Response::from_parts(head, Body::new(body)));
     }
     Err(last)
