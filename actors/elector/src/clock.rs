@@ -8,7 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_messages::Moment;
+use muster_messages::{MicroTime, Moment};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
     timerfd_settime,
@@ -19,6 +19,8 @@ use tokio::io::unix::AsyncFd;
 /// Where an elector gets its time. A test hands in another.
 pub trait Timekeeper: Send + Sync + 'static {
     fn now(&self) -> Moment;
+    /// What is written into records that others read. Nothing is decided by it.
+    fn wall(&self) -> MicroTime;
     /// Ends at that moment, at once if it has passed.
     fn until(&self, moment: Moment) -> BoxFuture<'static, ()>;
 }
@@ -32,6 +34,10 @@ impl Timekeeper for BootTime {
         let now = clock_gettime(ClockId::Boottime);
         let micros = now.tv_sec.unsigned_abs().saturating_mul(1_000_000);
         Moment(micros.saturating_add(now.tv_nsec.unsigned_abs() / 1000))
+    }
+
+    fn wall(&self) -> MicroTime {
+        MicroTime::from(muster_kernel::Clock.wall())
     }
 
     fn until(&self, moment: Moment) -> BoxFuture<'static, ()> {
@@ -74,6 +80,10 @@ pub struct TokioTime;
 impl Timekeeper for TokioTime {
     fn now(&self) -> Moment {
         muster_kernel::Clock.now()
+    }
+    /// Goes with the time that passes here: a record that is written again differs, as it would in the world.
+    fn wall(&self) -> MicroTime {
+        MicroTime(i64::try_from(self.now().0).unwrap_or(i64::MAX))
     }
     fn until(&self, moment: Moment) -> BoxFuture<'static, ()> {
         let left = moment.since(self.now());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use muster_kernel::{Address, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree};
 use muster_messages::protocol::Named;
-use muster_messages::{ErrorBody, FencingToken, MicroTime, Moment};
+use muster_messages::{ErrorBody, FencingToken, Moment};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -254,7 +254,7 @@ impl ElectorShell {
 
     fn turn(&mut self, cx: &Cx<Msg>, input: Input) {
         let now = self.setup.clock.now();
-        let wall = MicroTime::from(cx.wall());
+        let wall = self.setup.clock.wall();
         let mut told = Vec::new();
         match (&mut self.machine, input) {
             (Machine::Native(machine), input) => {

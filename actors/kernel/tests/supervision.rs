@@ -109,6 +109,17 @@ async fn a_crashed_actor_comes_back_with_its_slot_behind_the_same_address() {
 }
 
 #[tokio::test]
+async fn a_tree_ends_with_the_handle_of_its_root() {
+    let tree = Tree::new();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+    let (address, slot, log) = (Address::new(8), Slot::new(), Log::default());
+    root.children().start(counter("a", &address, &slot, &log));
+    eventually("started", async || get(&address).await.is_ok()).await;
+    drop(root);
+    eventually("gone", async || tree.list().is_empty() && address.tell(Msg::Add(1)) == Err(Undeliverable::Down)).await;
+}
+
+#[tokio::test]
 async fn a_panic_in_a_task_is_a_fault_of_its_actor() {
     let tree = Tree::new();
     let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();

@@ -90,7 +90,7 @@ impl Children {
 /// The longest an orderly shutdown of a group may take: the contract gives the process 10 s.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(9);
 
-/// The root of a tree.
+/// The root of a tree. Dropped, it stops the tree in the background, in reverse start order.
 pub struct Supervisor {
     children: Children,
     vitals: Arc<Vitals>,
@@ -123,6 +123,12 @@ impl Supervisor {
     pub async fn shut_down(&self) {
         self.vitals.enter(ActorState::Stopping);
         self.children.shut_down().await;
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.children.cell().stop(Some("its handle was dropped".to_owned()));
     }
 }
 
