@@ -103,11 +103,20 @@ fn is_over(token: &AccessToken, now: WallTime) -> bool {
 
 /// Who an `Authorization` header speaks for, by this copy. `None`: nobody.
 pub(crate) fn bearer(tables: &Tables, header: &str, now: WallTime) -> Option<Principal> {
-    let (scheme, text) = header.split_once(' ')?;
-    let sent = BearerToken::parse(text.trim()).filter(|_| scheme.eq_ignore_ascii_case("bearer"))?;
-    let token = tables.access_tokens.get(&sent.id).filter(|token| sent.is(&token.digest) && !is_over(token, now))?;
+    let token = known(tables, header).filter(|token| !is_over(token, now))?;
     let user = tables.users.get(&token.user)?;
     Some(if user.admin { Principal::Admin(user.name.clone()) } else { Principal::User(user.name.clone()) })
+}
+
+/// Until when a header's token is good, if it is known and ends at all.
+pub(crate) fn ends(tables: &Tables, header: &str) -> Option<WallTime> {
+    known(tables, header)?.expires_at
+}
+
+fn known<'a>(tables: &'a Tables, header: &str) -> Option<&'a AccessToken> {
+    let (scheme, text) = header.split_once(' ')?;
+    let sent = BearerToken::parse(text.trim()).filter(|_| scheme.eq_ignore_ascii_case("bearer"))?;
+    tables.access_tokens.get(&sent.id).filter(|token| sent.is(&token.digest))
 }
 
 #[cfg(test)]

@@ -31,10 +31,11 @@ impl Out {
         };
         print(&shown);
     }
-    /// A sentence for people who did not ask for quiet.
+    /// A sentence for people who did not ask for quiet. Unlike [`print`], it does not end what it tells of when nobody
+    /// reads any more: `dev up --detach | head -1` founds the whole cluster.
     pub fn say(self, line: impl AsRef<str>) {
         if self.format == Format::Table && !self.quiet {
-            print(line.as_ref());
+            let _unread = write_line(line.as_ref());
         }
     }
 }
@@ -44,11 +45,16 @@ pub fn print(text: &str) {
     if text.is_empty() {
         return;
     }
-    let mut stdout = std::io::stdout().lock();
-    let end = if text.ends_with('\n') { "" } else { "\n" };
-    if write!(stdout, "{text}{end}").and_then(|()| stdout.flush()).is_err() {
+    if write_line(text).is_err() {
         std::process::exit(0);
     }
+}
+
+fn write_line(text: &str) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    let end = if text.ends_with('\n') { "" } else { "\n" };
+    write!(stdout, "{text}{end}")?;
+    stdout.flush()
 }
 
 /// Columns that line up.

@@ -18,7 +18,7 @@ use axum::response::Response;
 use muster_kernel::Clock;
 use muster_kubernetes::{Ask, Freshness, Head, Status, Takes, Verb};
 use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Request as Asked};
-use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables};
+use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables, WallTime};
 use tokio::time::{Instant, timeout_at};
 
 use crate::access::bearer;
@@ -97,7 +97,8 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
             });
         }
         let body = peer.body(body).await?;
-        return Ok(proxy::pass_on(service, &facts.managers, &head, body).await?);
+        let deadline = Instant::now() + answer_within(&ask).min(proxy::HEAD_DEADLINE);
+        return Ok(proxy::pass_on(service, &facts.managers, &head, body, deadline).await?);
     };
     let who = Who { peer: peer.caller.clone(), token };
     if who.token.is_none()
@@ -105,8 +106,7 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
     {
         return Err(Status::new(muster_kubernetes::Reason::Forbidden, refusal.message.clone()));
     }
-    let patience = ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(LONGEST_TIMEOUT);
-    let deadline = Instant::now() + patience - (patience / 10).min(LONGEST_WAY);
+    let deadline = Instant::now() + answer_within(&ask);
     // Before the body is read: nobody who will be refused costs more than a header.
     let caller = who.known(service, &manager).await?;
     match ask.takes {
@@ -157,6 +157,12 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
     }
 }
 
+/// How soon a client must have its answer.
+fn answer_within(ask: &Ask) -> Duration {
+    let patience = ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(LONGEST_TIMEOUT);
+    patience - (patience / 10).min(LONGEST_WAY)
+}
+
 fn nobody() -> Status {
     Status::unauthorized("this needs a bearer token or a client certificate: `muster kubeconfig` makes a file with one")
 }
@@ -195,6 +201,11 @@ impl Who {
                 self.by(&copy.tables).ok_or_else(nobody)
             }
         }
+    }
+
+    /// When its token is over, by this copy.
+    fn ends(&self, tables: &Tables) -> Option<WallTime> {
+        crate::access::ends(tables, self.token.as_ref()?)
     }
 
     /// Whether it may ask this, by this copy.

@@ -13,12 +13,14 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use muster_messages::protocol::Service as Port;
 use muster_messages::{ErrorBody, ErrorCode};
+use tokio::time::{Instant, timeout_at};
 
 use crate::relay::dial_error;
 use crate::service::Service;
 
-/// Until a manager has answered with a head. It may wait for a quorum; a frozen one must not use up the client's time.
-const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+/// Until a manager has answered with a head, at most. It may wait for a quorum; a frozen one must not use up the client's
+/// time.
+pub(super) const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// Managers tried for one request.
 const MOST_TRIED: usize = 5;
 /// Requests on their way at once, watches included: half of the connections that a manager grants one node, so that
@@ -30,12 +32,13 @@ const PASSED_ON: [header::HeaderName; 4] =
     [header::AUTHORIZATION, header::ACCEPT, header::CONTENT_TYPE, header::USER_AGENT];
 
 /// Passes a request on to one of these managers. A request is sent once: what a manager may have done is not tried again
-/// with another; only managers that cannot be reached are passed over.
+/// with another; only managers that cannot be reached are passed over. What has no answer by `deadline` gets ours.
 pub(super) async fn pass_on(
     service: &Service,
     managers: &[String],
     head: &request::Parts,
     body: Bytes,
+    deadline: Instant,
 ) -> Result<Response, ErrorBody> {
     let place = Arc::clone(&service.passing).try_acquire_owned().map_err(|_| {
         let text = "too many requests are on their way through this node; retry, or ask a manager";
@@ -43,12 +46,13 @@ pub(super) async fn pass_on(
     })?;
     let mut last = ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
     for addr in managers.iter().take(MOST_TRIED) {
-        let dialed = match service.ports.dialer.dial(addr, Port::Http, None).await {
-            Ok(dialed) => dialed,
-            Err(error) => {
+        let dialed = match timeout_at(deadline, service.ports.dialer.dial(addr, Port::Http, None)).await {
+            Ok(Ok(dialed)) => dialed,
+            Ok(Err(error)) => {
                 last = dial_error(&error);
                 continue;
             }
+            Err(_) => break,
         };
         let ended = |why: String| {
             let text = format!("{addr} ended the connection: {why}; look before you retry");
@@ -64,7 +68,7 @@ pub(super) async fn pass_on(
             }
         });
         let request = onward(addr, head, body).map_err(|e| ErrorBody::new(ErrorCode::Invalid, e.to_string()))?;
-        let answer = tokio::time::timeout(HEAD_DEADLINE, sender.send_request(request)).await;
+        let answer = timeout_at(deadline, sender.send_request(request)).await;
         let answer = answer.map_err(|_| ended("it did not answer in time".to_owned()))?;
         let (mut head, body) = answer.map_err(|e| ended(e.to_string()))?.into_parts();
         // Ours says how the body travels on this connection.

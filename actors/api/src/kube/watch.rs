@@ -14,10 +14,10 @@ use axum::response::Response;
 use futures_util::stream;
 use muster_kernel::Clock;
 use muster_kubernetes::{Ask, Status, Watcher};
-use muster_messages::{ErrorBody, ErrorCode, Replica, Revision, Tables};
+use muster_messages::{ErrorBody, ErrorCode, Replica, Revision, Tables, WallTime};
 use rand::Rng;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Who;
 use crate::ports::ManagerPorts;
@@ -29,6 +29,13 @@ const PORTION: usize = 256;
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// How long before the end of a stream its last bookmark comes.
 const LAST_BOOKMARK: Duration = Duration::from_millis(500);
+
+/// How long a token is trusted to last without a look at the clock.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
+fn millis_between(from: WallTime, to: WallTime) -> Duration {
+    Duration::from_millis(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or_default())
+}
 
 /// One stream.
 struct Stream {
@@ -118,13 +125,15 @@ impl Stream {
     async fn wait(&mut self) -> Woke {
         let Self { half, manager, news, .. } = self;
         let mut copies = manager.replica.clone();
-        let (users, tokens) = {
+        let (users, tokens, ends) = {
             let copy = copies.borrow_and_update();
             if self.who.may(&self.ask, &copy.tables).is_err() {
                 return Woke::Look;
             }
-            (copy.tables.users.clone(), copy.tables.access_tokens.clone())
+            (copy.tables.users.clone(), copy.tables.access_tokens.clone(), self.who.ends(&copy.tables))
         };
+        // Far away, it is looked at again: the wall clock may be set meanwhile.
+        let left = ends.map_or(LOOK_AGAIN, |at| millis_between(Clock.wall(), at).min(LOOK_AGAIN));
         // Every copy wakes every watch: whether anybody's rights may have changed must cost next to nothing.
         let rights =
             |copy: &Arc<Replica>| !copy.tables.users.ptr_eq(&users) || !copy.tables.access_tokens.ptr_eq(&tokens);
@@ -133,6 +142,7 @@ impl Stream {
             biased;
             _ = half.wait_for(replaced) => Woke::End,
             () = sleep_until(self.until) => Woke::End,
+            () = sleep(left), if ends.is_some() => Woke::Look,
             () = sleep_until(self.bookmark_at), if self.bookmark_at < self.until => Woke::Bookmark,
             changed = copies.wait_for(rights) => if changed.is_ok() { Woke::Look } else { Woke::End },
             changed = news.changed() => if changed.is_ok() { Woke::Look } else { Woke::End },

@@ -126,6 +126,11 @@ impl Service {
             return Ok(Made::Applied(copy));
         }
         let stored = plan.changes.iter().find_map(|change| manager.feed.change_at(revision, &change.object()?));
+        if stored.is_none() && plan.creates {
+            let text =
+                format!("it was made at revision {revision}, which this leader's history has lost already; read it");
+            return Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).into());
+        }
         Ok(Made::Answered(plan.done(ask, stored.and_then(|change| change.after.clone()).as_deref(), Clock.wall())))
     }
 }

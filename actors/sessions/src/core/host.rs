@@ -6,7 +6,8 @@
 //! Keeps  SESSION-5…8 (see `bucket`, `instances`, `digest`).
 //!        SESSION-9  a manager that has had no leader for `leaderless_after` keeps no agents and takes none: it can tell
 //!                   them nothing, and they would look down to everybody else. It sends them away at the rate at which
-//!                   others can take them.
+//!                   others can take them. One that has not followed a leader yet, because it has just started, takes
+//!                   none from the first moment on, and says to come back soon.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -77,6 +78,8 @@ pub struct Host {
     moving: BTreeSet<NodeId>,
     leader: Option<(Term, NodeId)>,
     leaderless_since: Moment,
+    /// Whether it has ever known a leader.
+    followed: bool,
     refused: u64,
     swept: Moment,
 }
@@ -94,6 +97,7 @@ impl Host {
             moving: BTreeSet::new(),
             leader: None,
             leaderless_since: now,
+            followed: false,
             refused: 0,
             swept: now,
             config,
@@ -144,14 +148,15 @@ impl Host {
     }
 
     fn leaderless(&self, now: Moment) -> bool {
-        self.leader.is_none() && now >= self.leaderless_since + self.config.leaderless_after
+        self.leader.is_none() && (!self.followed || now >= self.leaderless_since + self.config.leaderless_after)
     }
 
     fn arrived(&mut self, now: Moment, node: NodeId, conn: ConnId, out: &mut Vec<Effect>) {
         let turn = self.registrations.take(now);
         let refusal = if self.leaderless(now) {
             // The rate decides when to come back here too: agents of a cluster without quorum must not hammer it.
-            let after = turn.err().unwrap_or_default().max(self.config.leaderless_retry);
+            let pause = if self.followed { self.config.leaderless_retry } else { UNFOLLOWED_RETRY };
+            let after = turn.err().unwrap_or_default().max(pause);
             refusal(RefusalReason::NotKnownHereYet, "this manager has no leader at the moment", after)
         } else if let Err(after) = turn {
             refusal(RefusalReason::TooManyRequests, "too many agents open sessions here at once", after)
@@ -201,6 +206,7 @@ impl Host {
         if leader.is_some() {
             self.digests.leader_changed();
             self.moving.clear();
+            self.followed = true;
         } else {
             self.leaderless_since = now;
         }
@@ -230,6 +236,9 @@ impl Host {
         }
     }
 }
+
+/// When an agent may try a host again that has just started: it will soon have heard from its leader.
+const UNFOLLOWED_RETRY: Duration = Duration::from_millis(50);
 
 fn refusal(reason: RefusalReason, message: &str, after: Duration) -> Refusal {
     Refusal {
@@ -295,6 +304,17 @@ mod tests {
         assert_eq!(out, vec![], "a short time without a leader disturbs no session");
         host.step(at(4_960), Input::Leader { term: Term(2), leader: Some(node(101)) }, &mut out);
         assert!(matches!(&out[..], [Effect::Digest(d)] if d.full && d.sessions.len() == 50), "{out:?}");
+    }
+
+    /// Two managers that start at the same time used to take each other's agents, and to keep them for 5 s in vain.
+    #[test]
+    fn a_host_that_has_just_started_takes_nobody_until_it_follows_a_leader() {
+        let mut host = Host::new(SessionsConfig::default(), at(0), 0);
+        let refused = arrive(&mut host, at(1), 1);
+        assert!(matches!(refused, Effect::Refuse { refusal, .. }
+            if refusal.reason == RefusalReason::NotKnownHereYet && refusal.retry_after_ms < Some(1_000)));
+        host.step(at(2), Input::Leader { term: Term(1), leader: Some(node(100)) }, &mut vec![]);
+        assert_eq!(arrive(&mut host, at(3), 1), Effect::Admit { node: node(1), conn: ConnId(1) });
     }
 
     #[test]
