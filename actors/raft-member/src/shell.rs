@@ -381,6 +381,7 @@ impl Shell for RaftMember {
             "raft_id": raft_id, "role": role, "term": term, "leader": leader_node, "leading": leading,
             "commit": commit, "applied": applied,
             "log": {"first": first, "last": last, "snapshot": snapshot},
+            "disk": {"syncs": self.disk.syncs()},
             "in_flight": {"proposals": proposals, "reads": reads, "disk_writes": writes},
             "snapshots": {"taken": self.snapshots_taken, "sent": self.snapshots_sent},
             "dropped": self.core.counters(),

@@ -8,8 +8,10 @@ use muster_messages::{CrashHow, Name, Role};
 
 use super::duration::parse_duration;
 
+mod bench;
 mod lease;
 
+pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
 
 /// Muster: who is a member, which role each node holds, who may talk to whom, and who leads.
@@ -327,42 +329,6 @@ pub struct DevDir {
     pub dir: PathBuf,
 }
 
-#[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub struct BenchArgs {
-    #[command(subcommand)]
-    pub command: Option<BenchCommand>,
-    /// What the clients do: replicated label writes, changes of a lease guarded by its revision, or linearizable reads
-    /// [default: write and read]
-    #[arg(long)]
-    pub op: Option<BenchOp>,
-    /// How many clients at once, one run each
-    #[arg(long, value_delimiter = ',', default_value = "1,64,256", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub clients: Vec<u32>,
-    /// Operations per run
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub ops: u64,
-    /// Run for this long instead of counting operations
-    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with = "ops")]
-    pub lasting: Option<Duration>,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    /// Time join, promotion, demotion and loss of the leader, on a cluster of its own
-    Roles {
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-        rounds: u32,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BenchOp {
-    Write,
-    Cas,
-    Read,
-}
-
 fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -429,6 +395,7 @@ mod tests {
         assert!(parse("muster actors crash node/agent --how kill --node leader").is_ok());
         assert!(parse("muster actors --all --node n1").is_err());
         assert!(parse("muster bench roles --rounds 3").is_ok());
-        assert!(parse("muster bench --op read --clients 1,64").is_ok());
+        assert!(parse("muster bench --op read --clients 1,64 --via rest").is_ok());
+        assert!(parse("muster bench leases --leases 1000 --for 30s --kill-leader 5s").is_ok());
     }
 }

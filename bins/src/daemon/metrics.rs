@@ -74,6 +74,7 @@ async fn render(shared: Shared) -> impl IntoResponse {
     let mut registry = Registry::with_prefix("muster");
     actors(&mut registry, &shared);
     replica(&mut registry, &shared);
+    disk(&mut registry, &shared).await;
     elections(&mut registry, &shared).await;
     let mut text = String::new();
     let status = match encode(&mut text, &registry) {
@@ -131,6 +132,13 @@ fn replica(registry: &mut Registry, shared: &Shared) {
         nodes.get_or_create(&State { state }).set(count as u64);
     }
     registry.register("nodes", "Nodes by state", nodes);
+}
+
+async fn disk(registry: &mut Registry, shared: &Shared) {
+    let Ok(actor) = shared.tree.inspect("node/manager/raft-member").await else { return };
+    let syncs = Counter::<u64>::default();
+    syncs.inc_by(actor.view.pointer("/disk/syncs").and_then(serde_json::Value::as_u64).unwrap_or(0));
+    registry.register("raft_disk_syncs", "Times that the log waited for the disk", syncs);
 }
 
 /// Of the leader's elections: where in their view, the name, and what it counts. Those of the second part have the names

@@ -75,10 +75,12 @@ impl Acked {
         self.unsynced = true;
         Ok(())
     }
-    pub fn sync(&mut self) -> Result<(), LogFault> {
-        if std::mem::take(&mut self.unsynced) {
+    /// Whether there was anything to wait for.
+    pub fn sync(&mut self) -> Result<bool, LogFault> {
+        let unsynced = std::mem::take(&mut self.unsynced);
+        if unsynced {
             self.file.sync_all().map_err(|e| LogFault::io(&self.path, e))?;
         }
-        Ok(())
+        Ok(unsynced)
     }
 }

@@ -54,6 +54,7 @@ pub(crate) struct EngineDisk {
     acked: Acked,
     snapshots: SnapshotFiles,
     meta: Meta,
+    syncs: u64,
     _lock: Lock,
 }
 
@@ -91,7 +92,8 @@ impl EngineDisk {
         };
         sync_dir(dir).map_err(|e| LogFault::io(dir, e))?;
         let snapshots = SnapshotFiles::in_dir(dir);
-        let mut disk = Self { dir: dir.to_owned(), engine, acked, snapshots, meta: Meta::default(), _lock: lock };
+        let mut disk =
+            Self { dir: dir.to_owned(), engine, acked, snapshots, meta: Meta::default(), syncs: 0, _lock: lock };
         disk.meta = disk.read_meta()?;
         Ok(disk)
     }
@@ -163,7 +165,14 @@ impl EngineDisk {
 
     /// Called when there is nothing to do, and now and then.
     pub fn rest(&mut self) -> Result<(), LogFault> {
-        self.acked.sync()
+        self.syncs += u64::from(self.acked.sync()?);
+        Ok(())
+    }
+
+    /// How often the disk was waited for, by the log and by `acked`. Files of snapshots, every few thousand entries, and
+    /// what raft-engine rewrites then do not count.
+    pub fn syncs(&self) -> u64 {
+        self.syncs
     }
 }
 
@@ -211,6 +220,7 @@ impl LogDisk for EngineDisk {
         let sync = writes.iter().any(|w| w.sync);
         self.engine.write(&mut batch, sync).map_err(|e| LogFault::io(&self.dir, e))?;
         if sync {
+            self.syncs += 1;
             self.acked.record(self.meta.number)?;
         }
         let newer = self.meta.snapshot.as_ref().map(|head| head.index).filter(|index| Some(*index) != base);

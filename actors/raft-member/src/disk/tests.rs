@@ -5,6 +5,7 @@ use std::sync::mpsc;
 
 use muster_messages::{RaftId, Revision, Tables};
 
+use super::engine::EngineDisk;
 use super::*;
 use crate::core::{Compaction, Entry, HardMark, LogPoint, SnapshotJob};
 
@@ -307,4 +308,22 @@ fn the_log_does_not_grow_for_ever() {
         .unwrap()
         .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with("snapshot-"));
     assert_eq!(snapshots.count(), 1);
+}
+
+#[test]
+fn writes_that_queue_up_together_cost_one_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut disk = EngineDisk::open(dir.path()).unwrap();
+    disk.recover().unwrap();
+    let cost = |disk: &mut EngineDisk, writes: &[Durable]| {
+        let before = disk.syncs();
+        disk.write(writes).unwrap();
+        disk.syncs() - before
+    };
+    assert_eq!(cost(&mut disk, &[founded(), append(2, 2, 1, 1), append(3, 3, 1, 2)]), 1);
+    assert_eq!(cost(&mut disk, &[Durable { sync: false, ..append(4, 4, 1, 3) }]), 0, "nobody waits for it");
+    let written = disk.syncs();
+    disk.rest().unwrap();
+    disk.rest().unwrap();
+    assert_eq!(disk.syncs() - written, 1, "the number beside the log, once");
 }

@@ -38,7 +38,14 @@ enum Job {
 /// The shell's end. Dropped: the thread finishes its current write and lets go of the directory.
 pub(crate) struct DiskThread {
     jobs: Sender<Job>,
-    persisted: Arc<AtomicU64>,
+    counts: Arc<Counts>,
+}
+
+/// What the thread shows of its work.
+#[derive(Default)]
+struct Counts {
+    persisted: AtomicU64,
+    syncs: AtomicU64,
 }
 
 impl DiskThread {
@@ -46,8 +53,8 @@ impl DiskThread {
     pub fn open(dir: &Path) -> Result<(Self, Recovered), LogFault> {
         let (jobs, inbox) = mpsc::channel();
         let (opened, answer) = mpsc::sync_channel(1);
-        let persisted = Arc::new(AtomicU64::new(0));
-        let (path, count) = (dir.to_owned(), Arc::clone(&persisted));
+        let counts = Arc::<Counts>::default();
+        let (path, counted) = (dir.to_owned(), Arc::clone(&counts));
         let run = move || {
             let open = EngineDisk::open(&path).and_then(|mut disk| disk.recover().map(|found| (disk, found)));
             let (disk, found) = match open {
@@ -57,7 +64,7 @@ impl DiskThread {
             if opened.send(Ok(found)).is_ok() {
                 let mut listener = None;
                 // raft-engine panics when a sync fails, because what the disk then holds is unknown.
-                let served = catch_unwind(AssertUnwindSafe(|| serve(disk, &inbox, &count, &mut listener)));
+                let served = catch_unwind(AssertUnwindSafe(|| serve(disk, &inbox, &counted, &mut listener)));
                 let fault = served.unwrap_or_else(|_| Err(LogFault::io(path, "a write could not be synced"))).err();
                 if let (Some(fault), Some(tell)) = (fault, listener) {
                     tell(Report::Failed(fault));
@@ -68,7 +75,7 @@ impl DiskThread {
         started.map_err(|e| LogFault::io(dir, e))?;
         let recovered =
             answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it made the reader panic")))?;
-        Ok((Self { jobs, persisted }, recovered))
+        Ok((Self { jobs, counts }, recovered))
     }
     /// Whom it tells. `Report`s before this are not repeated, but `persisted` counts them.
     pub fn listen(&self, listener: Listener) {
@@ -80,7 +87,11 @@ impl DiskThread {
     }
     /// The number of the last write that is durable.
     pub fn persisted(&self) -> u64 {
-        self.persisted.load(Ordering::Acquire)
+        self.counts.persisted.load(Ordering::Acquire)
+    }
+    /// See [`EngineDisk::syncs`].
+    pub fn syncs(&self) -> u64 {
+        self.counts.syncs.load(Ordering::Relaxed)
     }
 }
 
@@ -88,7 +99,7 @@ impl DiskThread {
 fn serve(
     mut disk: EngineDisk,
     inbox: &Receiver<Job>,
-    persisted: &AtomicU64,
+    counts: &Counts,
     listener: &mut Option<Listener>,
 ) -> Result<(), LogFault> {
     let mut batches = 0;
@@ -99,6 +110,7 @@ fn serve(
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 disk.rest()?;
+                counts.syncs.store(disk.syncs(), Ordering::Relaxed);
                 rested = true;
                 continue;
             }
@@ -112,7 +124,8 @@ fn serve(
         }
         let Some(number) = writes.last().map(|w| w.number) else { continue };
         disk.write(&writes)?;
-        persisted.store(number, Ordering::Release);
+        counts.syncs.store(disk.syncs(), Ordering::Relaxed);
+        counts.persisted.store(number, Ordering::Release);
         if let Some(tell) = listener {
             tell(Report::Persisted);
         }

@@ -1,33 +1,22 @@
 //! Load: many clients, each asking again as soon as it has its answer, over TLS to the leader.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
-use muster_messages::{ErrorCode, LeaseView, Name, NodeId, NodeListView, RaftStatusView, Revision};
-use serde::Deserialize;
+use muster_messages::wire::Request;
+use muster_messages::{NodeId, NodeListView, RaftStatusView};
 use serde_json::{Value, json};
 
+use super::access::Access;
+use super::native::NativeClient;
+use super::rest::RestClient;
 use super::stats::Times;
-use crate::cli::args::{BenchArgs, BenchOp, Global};
-use crate::cli::client::{Client, Target, parse};
-use crate::cli::commands::user::{NewUser, create};
-use crate::cli::duration::millis;
+use crate::cli::args::{BenchArgs, BenchOp, Global, Via};
+use crate::cli::client::{Client, Target};
 use crate::cli::failure::{Failure, Outcome, Tally};
-use crate::cli::identity::Identity;
 use crate::cli::output::{Out, Table, print};
 use crate::cli::signals::Interrupts;
-
-/// Where runs keep their leases; deleted again at the end.
-const NAMESPACE: &str = "muster-bench";
-
-/// The label that writes change; removed again at the end.
-const LABEL: &str = "bench";
-
-/// How long the identity of a run lives if nobody takes it back: longer than any run.
-const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
@@ -46,77 +35,9 @@ pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
     Ok(exit)
 }
 
-/// How the load reaches the cluster.
-struct Access {
-    target: Target,
-    transport: &'static str,
-    /// A user made for this run.
-    user: Option<Name>,
-}
-
-impl Access {
-    /// An operator identity of its own, over TLS; the socket where no manager can be reached that way.
-    async fn prepare(control: &mut Client, global: &Global) -> Outcome<Self> {
-        let (identity, user) = match &global.identity {
-            Some(file) => (Identity::read(file)?, None),
-            None => {
-                let name: Name = format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
-                let wanted =
-                    NewUser { name: name.clone(), admin: true, namespaces: Vec::new(), ttl_ms: Some(millis(LIFETIME)) };
-                (create(control, wanted).await?.0, Some(name))
-            }
-        };
-        let managers = leader_first(control, identity.managers.clone()).await?;
-        let tls = Target::Managers { dialer: Box::new(identity.dialer()?), managers };
-        match Client::to(tls.clone(), global.timeout).call(Request::Contact).await {
-            Ok(_) => Ok(Self { target: tls, transport: "tls", user }),
-            Err(failure) if failure.is(ErrorCode::Unreachable) => {
-                Ok(Self { target: control.target().clone(), transport: "socket", user })
-            }
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Leaves the cluster as it was. What cannot be taken back now expires within a day.
-    async fn give_back(&self, control: &mut Client, node: &NodeId) {
-        for lease in leases(control).await {
-            let _ = control.call(Request::Lease(LeaseRequest::Delete { lease })).await;
-        }
-        let remove = vec![LABEL.to_owned()];
-        let request = Request::NodeUpdate { node: node.to_string(), add: BTreeMap::new(), remove, generation: None };
-        let _ = control.call(request).await;
-        if let Some(name) = &self.user {
-            let _ = control.call(Request::UserRevoke { name: name.clone() }).await;
-        }
-    }
-}
-
-/// What runs have created.
-async fn leases(control: &mut Client) -> Vec<LeaseRef> {
-    #[derive(Deserialize)]
-    struct Listed {
-        items: Vec<LeaseView>,
-    }
-    let all = LeaseRequest::List { namespace: Some(NAMESPACE.to_owned()) };
-    let listed: Outcome<Listed> = control.ask(Request::Lease(all)).await;
-    let items = listed.map(|listed| listed.items).unwrap_or_default();
-    items.into_iter().map(|lease| LeaseRef { namespace: lease.namespace, name: lease.name }).collect()
-}
-
 async fn some_node(control: &mut Client) -> Outcome<NodeId> {
     let list: NodeListView = control.ask(Request::NodeList { fresh: true }).await?;
     list.items.first().map(|node| node.id).ok_or_else(|| Failure::internal("the cluster has no node"))
-}
-
-/// The managers' addresses, the leader's first.
-async fn leader_first(control: &mut Client, mut managers: Vec<String>) -> Outcome<Vec<String>> {
-    let raft: RaftStatusView = control.ask(Request::RaftStatus { fresh: true }).await?;
-    let leader = raft.members.iter().find(|member| Some(member.node) == raft.leader);
-    if let Some(leader) = leader {
-        managers.retain(|addr| *addr != leader.addr);
-        managers.insert(0, leader.addr.clone());
-    }
-    Ok(managers)
 }
 
 async fn runs(
@@ -133,13 +54,14 @@ async fn runs(
             let before = term(control).await?;
             let load = Load {
                 op,
+                via: args.via,
                 node: *node,
                 limit: args.lasting.map_or(Limit::Ops(args.ops), Limit::For),
                 done: AtomicU64::new(0),
             };
             let ran = one_run(Arc::new(load), &access.target, *clients).await?;
             let changes = term(control).await?.saturating_sub(before);
-            let document = ran.document(op, *clients, access.transport, changes);
+            let document = ran.document((op, args.via), *clients, access.transport(), changes);
             out.say(line(&document));
             if let Some(error) = ran.error {
                 tally.note::<()>(out.format, Err(error));
@@ -162,6 +84,7 @@ enum Limit {
 
 struct Load {
     op: BenchOp,
+    via: Via,
     node: NodeId,
     limit: Limit,
     /// Operations begun by all clients together.
@@ -178,19 +101,24 @@ impl Load {
         };
         goes_on.then_some(number)
     }
-    /// `held`: the client's own lease and the revision it saw last.
-    fn request(&self, number: u64, held: &Option<(LeaseRef, Revision)>) -> Request {
-        let node = self.node.to_string();
-        match (self.op, held) {
-            (BenchOp::Cas, Some((lease, revision))) => {
-                let (lease, revision) = (lease.clone(), *revision);
-                Request::Lease(LeaseRequest::Update { lease, revision, holder: None, duration_ms: None })
-            }
-            (BenchOp::Read | BenchOp::Cas, _) => Request::NodeInspect { node, fresh: true },
-            (BenchOp::Write, _) => {
-                let add = BTreeMap::from([(LABEL.to_owned(), number.to_string())]);
-                Request::NodeUpdate { node, add, remove: Vec::new(), generation: None }
-            }
+    async fn client(&self, target: &Target, number: u32) -> Outcome<AnyClient> {
+        Ok(match self.via {
+            Via::Native => AnyClient::Native(NativeClient::connect(target.clone(), self.op, self.node, number).await?),
+            Via::Rest => AnyClient::Rest(RestClient::connect(target, self.op, self.node, number).await?),
+        })
+    }
+}
+
+enum AnyClient {
+    Native(NativeClient),
+    Rest(RestClient),
+}
+
+impl AnyClient {
+    async fn once(&mut self, number: u64) -> Outcome {
+        match self {
+            AnyClient::Native(client) => client.once(number).await,
+            AnyClient::Rest(client) => client.once(number).await,
         }
     }
 }
@@ -204,15 +132,19 @@ struct Ran {
 }
 
 impl Ran {
-    fn document(&self, op: BenchOp, clients: u32, transport: &str, leader_changes: u64) -> Value {
+    fn document(&self, (op, via): (BenchOp, Via), clients: u32, transport: &str, leader_changes: u64) -> Value {
         let summary = self.times.clone().summary();
         let op = match op {
             BenchOp::Write => "write",
             BenchOp::Cas => "cas",
             BenchOp::Read => "read",
         };
+        let via = match via {
+            Via::Native => "native",
+            Via::Rest => "rest",
+        };
         let per_s = self.times.len() as f64 / self.took.as_secs_f64().max(1e-9);
-        json!({"op": op, "via": "native", "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
+        json!({"op": op, "via": via, "clients": clients, "per_s": per_s.round(), "p50_ms": summary.p50_ms,
             "p99_ms": summary.p99_ms, "max_ms": summary.max_ms, "ops": self.times.len(), "errors": self.errors,
             "seconds": (self.took.as_secs_f64() * 1000.0).round() / 1000.0, "transport": transport,
             "leader_changes": leader_changes})
@@ -223,13 +155,10 @@ async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<Ran>
     // Everybody is connected before the clock starts.
     let mut ready = Vec::new();
     for number in 0..clients {
-        let mut client = Client::to(target.clone(), Duration::from_secs(30));
-        client.call(Request::Contact).await?;
-        let held = if load.op == BenchOp::Cas { Some(hold(&mut client, number).await?) } else { None };
-        ready.push((client, held));
+        ready.push(load.client(target, number).await?);
     }
     let begun = Instant::now();
-    let start = |(client, held)| tokio::spawn(one_client(load.clone(), client, held, begun));
+    let start = |client| tokio::spawn(one_client(load.clone(), client, begun));
     let tasks: Vec<_> = ready.into_iter().map(start).collect();
     let mut ran = Ran { times: Times::default(), errors: 0, error: None, took: Duration::ZERO };
     for task in tasks {
@@ -242,44 +171,12 @@ async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<Ran>
     Ok(ran)
 }
 
-/// What a run needs of a lease.
-#[derive(Deserialize)]
-struct Seen {
-    revision: Revision,
-}
-
-/// Makes sure that there is a lease for the client of this number.
-async fn hold(client: &mut Client, number: u32) -> Outcome<(LeaseRef, Revision)> {
-    let lease = LeaseRef { namespace: NAMESPACE.to_owned(), name: format!("client-{number}") };
-    let holder = Some(lease.name.clone());
-    // A minute: what a run that was killed leaves behind is free soon.
-    let create = LeaseRequest::Create { lease: lease.clone(), holder, duration_ms: Some(60_000) };
-    let seen: Outcome<Seen> = client.ask(Request::Lease(create)).await;
-    let seen = match seen {
-        Err(failure) if failure.is(ErrorCode::Conflict) => {
-            client.ask(Request::Lease(LeaseRequest::Get { lease: lease.clone() })).await?
-        }
-        seen => seen?,
-    };
-    Ok((lease, seen.revision))
-}
-
-async fn one_client(
-    load: Arc<Load>,
-    mut client: Client,
-    mut held: Option<(LeaseRef, Revision)>,
-    begun: Instant,
-) -> (Times, u64, Option<Failure>) {
+async fn one_client(load: Arc<Load>, mut client: AnyClient, begun: Instant) -> (Times, u64, Option<Failure>) {
     let (mut times, mut errors, mut error) = (Times::default(), 0, None);
     while let Some(number) = load.next(begun) {
         let asked = Instant::now();
-        match client.call(load.request(number, &held)).await {
-            Ok(text) => {
-                times.add(asked.elapsed());
-                if let (Some((_, revision)), Ok(seen)) = (&mut held, parse::<Seen>(&text)) {
-                    *revision = seen.revision;
-                }
-            }
+        match client.once(number).await {
+            Ok(()) => times.add(asked.elapsed()),
             Err(failure) => {
                 errors += 1;
                 error.get_or_insert(failure);
@@ -291,9 +188,10 @@ async fn one_client(
 
 fn line(document: &Value) -> String {
     let mut table = Table::bare();
+    let word = |key: &str| document[key].as_str().unwrap_or("").to_owned();
     let number = |key: &str, digits: usize| format!("{:.digits$}", document[key].as_f64().unwrap_or(0.0));
     table.row([
-        format!("{:<5} {:>4} clients", document["op"].as_str().unwrap_or(""), document["clients"]),
+        format!("{:<5} {:<6} {:>4} clients", word("op"), word("via"), document["clients"]),
         format!("{:>8} per s", number("per_s", 0)),
         format!("p50 {:>8} ms", number("p50_ms", 3)),
         format!("p99 {:>8} ms", number("p99_ms", 3)),

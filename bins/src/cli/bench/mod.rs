@@ -1,6 +1,11 @@
-//! `muster bench`: load on a running cluster, and the times of role changes.
+//! `muster bench`: load on a running cluster, the times of role changes, and what it costs to hold many leases.
 
+mod access;
+mod holders;
+mod leases;
 mod load;
+mod native;
+mod rest;
 mod roles;
 mod stats;
 
@@ -12,5 +17,6 @@ pub(super) async fn run(args: BenchArgs, out: Out, global: &Global) -> Outcome<u
     match args.command {
         None => load::run(&args, out, global).await,
         Some(BenchCommand::Roles { rounds }) => roles::run(rounds, out).await,
+        Some(BenchCommand::Leases(args)) => leases::run(&args, out).await,
     }
 }

@@ -42,6 +42,12 @@ impl ProcessId {
     pub fn is_alive(self) -> bool {
         started(self.pid) == Some(self.started)
     }
+    /// The processor time that it has used, of all its threads together; `None` once it has ended.
+    pub fn cpu_time(self) -> Option<Duration> {
+        let stat = self.is_alive().then(|| stat(self.pid))??;
+        let ticks = |field: usize| stat.split_whitespace().nth(field)?.parse::<u64>().ok();
+        Some(Duration::from_millis((ticks(UTIME)? + ticks(UTIME + 1)?) * 1000 / TICKS_PER_S))
+    }
     /// Sends a signal, unless the process has ended.
     pub fn signal(self, signal: Signal) {
         if let (true, Some(pid)) = (self.is_alive(), Pid::from_raw(self.pid)) {
@@ -50,11 +56,21 @@ impl ProcessId {
     }
 }
 
-/// When a process started, from `/proc/PID/stat` (proc(5), field 22). A zombie has ended.
-fn started(pid: i32) -> Option<u64> {
+/// Time in user mode, in what [`stat`] returns; after it that in the kernel.
+const UTIME: usize = 11;
+/// The unit of both. The kernel shows hundredths of a second, whatever it counts in itself.
+const TICKS_PER_S: u64 = 100;
+
+/// `/proc/PID/stat` from its third field on (proc(5)): the name before stands in parentheses and may contain anything.
+fn stat(pid: i32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name stands in parentheses and may contain anything.
-    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_whitespace();
+    stat.get(stat.rfind(')')? + 1..).map(str::to_owned)
+}
+
+/// When a process started, field 22. A zombie has ended.
+fn started(pid: i32) -> Option<u64> {
+    let stat = stat(pid)?;
+    let mut fields = stat.split_whitespace();
     let state = fields.next()?;
     if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
 }
@@ -273,5 +289,13 @@ mod tests {
         let id = ProcessId::of(child.id());
         child.wait().unwrap();
         assert!(!id.is_some_and(ProcessId::is_alive));
+        assert_eq!(id.and_then(ProcessId::cpu_time), None);
+    }
+
+    #[test]
+    fn the_processor_time_of_a_process_grows_with_its_work() {
+        let me = ProcessId::of(std::process::id()).unwrap();
+        let before = me.cpu_time().unwrap();
+        while me.cpu_time().unwrap() < before + Duration::from_millis(30) {}
     }
 }

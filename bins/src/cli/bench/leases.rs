@@ -1,0 +1,214 @@
+//! `muster bench leases`: what it costs to hold many leases, on a cluster of its own: three managers and two workers.
+//!
+//! The holders are electors of native sessions, watches included, spread over all managers: two thirds of the renewals
+//! reach the leader through another one. They begin evenly spread over the renewal period, so that few of them travel together.
+
+use std::time::{Duration, Instant};
+
+use muster_messages::Role;
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use serde_json::{Value, json};
+
+use super::access::own_identity;
+use super::holders::{Book, Holders, all_hold};
+use super::stats::Times;
+use crate::cli::args::BenchLeases;
+use crate::cli::client::parse;
+use crate::cli::dev::cluster::LocalCluster;
+use crate::cli::dev::process::{ProcessId, free_address};
+use crate::cli::dev::state::State;
+use crate::cli::dev::story::{kill_leader, leader, temporary_folder};
+use crate::cli::duration::millis;
+use crate::cli::failure::{Failure, Outcome};
+use crate::cli::output::{Out, Table};
+use crate::cli::signals::Interrupts;
+
+pub async fn run(args: &BenchLeases, out: Out) -> Outcome<u8> {
+    let mut interrupts = Interrupts::listen()?;
+    let folder = temporary_folder("bench")?;
+    let state = State::plan(3, 2, free_address)?;
+    let mut cluster = LocalCluster::prepare(folder.path(), state, true)?;
+    let told = tokio::select! {
+        told = measured(&mut cluster, args, out) => told,
+        word = interrupts.next() => Err(Failure::internal(word)),
+    };
+    cluster.kill_all().await;
+    let removed = folder.close().map_err(|e| Failure::io("cannot remove the temporary folder", &e));
+    let document = told?;
+    removed?;
+    out.document(&document.to_string(), String::new, || table(&document));
+    Ok(0)
+}
+
+async fn measured(cluster: &mut LocalCluster, args: &BenchLeases, out: Out) -> Outcome<Value> {
+    cluster.up(&mut |_, _| ()).await?;
+    let book = Book::default();
+    let begun = Instant::now();
+    let mut holders = stand(cluster, args, &book).await?;
+    all_hold(&book, args.leases).await?;
+    holders.iter_mut().for_each(Holders::remember);
+    let held_after = begun.elapsed();
+    out.say(format!("{} leases are held after {:.1} s", args.leases, held_after.as_secs_f64()));
+    let (before, failures) = (Usage::of(cluster).await?, failures(&holders));
+    book.open();
+    let begun = Instant::now();
+    let kill = args.kill_leader.filter(|after| *after < args.lasting);
+    let mut killed = Value::Null;
+    if let Some(after) = kill {
+        tokio::time::sleep(after).await;
+        let (name, took) = kill_leader(cluster).await?;
+        out.say(format!("the leader {name} was killed; writes were back after {} ms", took.as_millis()));
+        killed = json!({"node": name, "writes_back_ms": millis(took)});
+    }
+    tokio::time::sleep(args.lasting.saturating_sub(begun.elapsed())).await;
+    let (renewals, took) = (book.close(), begun.elapsed());
+    let usage = Usage::of(cluster).await?.since(&before, took);
+    let failed = self::failures(&holders) - failures;
+    let lost = book.lost();
+    let kept = futures_util::future::try_join_all(holders.iter().map(Holders::kept)).await?.into_iter().sum::<u32>();
+    let mut document = document(renewals, took, &usage);
+    for (key, value) in [
+        ("leases", json!(args.leases)),
+        ("sessions", json!(args.sessions)),
+        ("every_ms", json!(millis(args.every))),
+        ("lease_duration_ms", json!(millis(args.lease_duration))),
+        ("acquired_after_ms", json!(millis(held_after))),
+        ("failures", json!(failed)),
+        ("lost", json!(lost.max(u64::from(args.leases - kept)))),
+        ("why_lost", json!(book.why())),
+        ("killed_leader", killed),
+    ] {
+        document[key] = value;
+    }
+    Ok(document)
+}
+
+/// Every session with its share of the leases, not held yet.
+async fn stand(cluster: &LocalCluster, args: &BenchLeases, book: &Book) -> Outcome<Vec<Holders>> {
+    let mut control = cluster.client(&leader(cluster).await?);
+    let identity = own_identity(&mut control).await?;
+    let dialer = identity.dialer()?;
+    let mut holders = Vec::new();
+    for session in 0..args.sessions {
+        let mut managers = identity.managers.clone();
+        let first = session as usize % managers.len().max(1);
+        managers.rotate_left(first);
+        let made = Holders::new(dialer.clone(), managers, book.clone()).await?;
+        holders.push((made.session(), made));
+    }
+    let begun = tokio::time::Instant::now();
+    for number in 0..args.leases {
+        tokio::time::sleep_until(begun + args.every * number / args.leases).await;
+        let (session, made) = &mut holders[(number % args.sessions) as usize];
+        made.stand(session, Holders::config(number, args.lease_duration, args.every))?;
+    }
+    Ok(holders.into_iter().map(|(_, made)| made).collect())
+}
+
+fn failures(holders: &[Holders]) -> u64 {
+    holders.iter().map(Holders::failures).sum()
+}
+
+/// What the daemons, and this process, have used so far.
+struct Usage {
+    daemons: Vec<Daemon>,
+    load: Duration,
+}
+
+struct Daemon {
+    process: ProcessId,
+    cpu: Duration,
+    syncs: u64,
+}
+
+/// Used by those daemons that have lived through it, in cores and syncs per second.
+struct Rates {
+    cores: f64,
+    load_cores: f64,
+    syncs_per_s: f64,
+}
+
+impl Usage {
+    async fn of(cluster: &LocalCluster) -> Outcome<Self> {
+        let mut daemons = Vec::new();
+        for node in &cluster.state().nodes {
+            let Some(process) = node.running() else { continue };
+            let syncs = if node.role == Role::Manager { syncs(cluster, &node.name).await? } else { 0 };
+            let cpu = process.cpu_time().unwrap_or_default();
+            daemons.push(Daemon { process, cpu, syncs });
+        }
+        let load = ProcessId::of(std::process::id()).and_then(ProcessId::cpu_time).unwrap_or_default();
+        Ok(Self { daemons, load })
+    }
+
+    fn since(&self, before: &Self, took: Duration) -> Rates {
+        let (mut cpu, mut syncs) = (Duration::ZERO, 0);
+        for now in &self.daemons {
+            if let Some(then) = before.daemons.iter().find(|then| then.process == now.process) {
+                cpu += now.cpu.saturating_sub(then.cpu);
+                syncs += now.syncs.saturating_sub(then.syncs);
+            }
+        }
+        let seconds = took.as_secs_f64().max(1e-9);
+        let load = self.load.saturating_sub(before.load);
+        Rates {
+            cores: cpu.as_secs_f64() / seconds,
+            load_cores: load.as_secs_f64() / seconds,
+            syncs_per_s: syncs as f64 / seconds,
+        }
+    }
+}
+
+/// How often a manager's log has waited for its disk.
+async fn syncs(cluster: &LocalCluster, name: &str) -> Outcome<u64> {
+    let ask = ActorsAsk::Inspect { path: "node/manager/raft-member".to_owned() };
+    let text = cluster.client(name).call(Request::Actors { node: ActorsOf::Here, ask }).await?;
+    let seen: Value = parse(&text)?;
+    let syncs = seen.pointer("/view/disk/syncs").and_then(Value::as_u64);
+    syncs.ok_or_else(|| Failure::internal(format!("{name} does not say how often its disk was waited for")))
+}
+
+fn document(renewals: Times, took: Duration, usage: &Rates) -> Value {
+    let seconds = took.as_secs_f64();
+    let (count, summary) = (renewals.len(), renewals.summary());
+    let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+    json!({
+        "seconds": rounded(seconds), "renewals": count, "per_s": (count as f64 / seconds.max(1e-9)).round(),
+        "p50_ms": summary.p50_ms, "p99_ms": summary.p99_ms, "max_ms": summary.max_ms,
+        "cores": rounded(usage.cores), "load_cores": rounded(usage.load_cores),
+        "syncs_per_s": rounded(usage.syncs_per_s),
+    })
+}
+
+fn table(document: &Value) -> String {
+    let number = |key: &str, digits: usize| format!("{:.digits$}", document[key].as_f64().unwrap_or(0.0));
+    let mut table = Table::new(&["WHAT", "MEASURED", "PROMISED"]);
+    table.row(["renewals per second".to_owned(), number("per_s", 0), String::new()]);
+    table.row(["a renewal, median".to_owned(), number("p50_ms", 1) + " ms", String::new()]);
+    table.row(["a renewal, 99 of 100".to_owned(), number("p99_ms", 1) + " ms", "under 100 ms".to_owned()]);
+    table.row(["the slowest renewal".to_owned(), number("max_ms", 1) + " ms", String::new()]);
+    table.row(["renewals that were not confirmed".to_owned(), number("failures", 0), String::new()]);
+    table.row(["processors, all daemons".to_owned(), number("cores", 2), "under 1 core".to_owned()]);
+    table.row(["processors, the holders".to_owned(), number("load_cores", 2), String::new()]);
+    table.row(["disk syncs per second, all managers".to_owned(), number("syncs_per_s", 1), "under 200".to_owned()]);
+    table.row(["leases lost".to_owned(), number("lost", 0), "0".to_owned()]);
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_daemons_that_lived_through_it_count() {
+        let at = |pid, cpu_s, syncs| Daemon {
+            process: ProcessId { pid, started: 1 },
+            cpu: Duration::from_secs(cpu_s),
+            syncs,
+        };
+        let before = Usage { daemons: vec![at(1, 1, 10), at(2, 5, 500)], load: Duration::ZERO };
+        let after = Usage { daemons: vec![at(1, 3, 30), at(3, 9, 900)], load: Duration::from_secs(1) };
+        let rates = after.since(&before, Duration::from_secs(4));
+        assert_eq!((rates.cores, rates.load_cores, rates.syncs_per_s), (0.5, 0.25, 5.0));
+    }
+}
