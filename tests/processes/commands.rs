@@ -147,6 +147,14 @@ fn a_short_bench_names_its_runs() {
         has(run, &["op", "via", "clients", "per_s", "p50_ms", "p99_ms"]);
         assert_eq!((&run["errors"], &run["transport"]), (&0.into(), &"tls".into()), "{run}");
     }
+    for op in ["write", "cas", "read"] {
+        let args = ["bench", "--op", op, "--via", "rest", "--clients", "4", "--ops", "40"];
+        let run = world.muster(&args).ended(0).json()["runs"][0].clone();
+        assert_eq!((&run["op"], &run["via"], &run["ops"]), (&op.into(), &"rest".into(), &40.into()), "{run}");
+        assert_eq!((&run["errors"], &run["transport"]), (&0.into(), &"tls".into()), "{run}");
+    }
     let users = world.muster(&["user", "ls"]).ended(0).json();
     assert!(users["items"].as_array().is_some_and(Vec::is_empty), "its identity is gone: {users}");
+    let leases = world.muster(&["lease", "ls", "-A"]).ended(0).json();
+    assert!(leases["items"].as_array().is_some_and(Vec::is_empty), "its leases are gone: {leases}");
 }

@@ -4,7 +4,7 @@ use muster_messages::wire::Request;
 use muster_messages::{Liveness, NodeView, Role};
 use rustix::process::Signal;
 
-use crate::harness::{World, Writer, assert_kept, eventually, eventually_so};
+use crate::harness::{Ran, World, Writer, assert_kept, eventually, eventually_so};
 
 /// A running cluster and a writer that writes the labels of its own node n1.
 fn writing(world: &World, managers: &[&str]) -> Writer {
@@ -37,6 +37,17 @@ fn a_killed_leader_costs_no_acknowledged_write_and_comes_back_as_a_follower() {
     for name in ["n1", "n2", "n3"] {
         assert_kept(&acknowledged, &world.seen(name, "n1").expect("n1 is a node"));
     }
+}
+
+/// The dead leader's clock is gone with it. Long enough for every lease to run out by that clock, were it kept.
+#[test]
+fn a_thousand_leases_outlive_the_leader_that_kept_their_clock() {
+    let world = World::new();
+    let args = ["--leases", "1000", "--sessions", "10", "--for", "24s", "--kill-leader", "5s", "-o", "json"];
+    let held = Ran::new(world.folder(), &[&["bench", "leases"], &args[..]].concat()).ended(0).json();
+    assert_eq!((&held["leases"], &held["lost"]), (&1000.into(), &0.into()), "{held}");
+    assert!(held["killed_leader"]["node"].is_string(), "{held}");
+    assert!(held["renewals"].as_u64().is_some_and(|renewals| renewals > 4000), "holders renew: {held}");
 }
 
 #[test]

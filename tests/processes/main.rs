@@ -5,6 +5,7 @@ mod by_hand;
 mod commands;
 mod credentials;
 mod dev;
+mod election;
 mod harness;
 mod leader_loss;
 mod losses;

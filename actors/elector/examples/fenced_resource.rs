@@ -54,6 +54,11 @@ impl FencedResource {
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    run(&args).into()
+}
+
+/// What the arguments say; the exit status.
+pub fn run(args: &[String]) -> u8 {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args[..] {
         ["serve", addr] => serve(addr),
@@ -68,20 +73,20 @@ fn main() -> ExitCode {
         Ok(exit) => exit,
         Err(error) => {
             eprintln!("fenced_resource: {error}");
-            ExitCode::from(2)
+            2
         }
     }
 }
 
-fn usage() -> ExitCode {
+fn usage() -> u8 {
     eprintln!(
         "usage: fenced_resource serve ADDR\n       fenced_resource write ADDR TEXT [EVERY_MS]   (token from MUSTER_FENCING_TOKEN)"
     );
-    ExitCode::from(2)
+    2
 }
 
 /// One request per line, `TOKEN TEXT`; one answer per line, `ok` or `refused SEEN`. What became of each is printed.
-fn serve(addr: &str) -> io::Result<ExitCode> {
+fn serve(addr: &str) -> io::Result<u8> {
     let listener = TcpListener::bind(addr)?;
     println!("listening on {}", listener.local_addr()?);
     let resource = Arc::new(Mutex::new(FencedResource::default()));
@@ -92,7 +97,7 @@ fn serve(addr: &str) -> io::Result<ExitCode> {
             let _ended = converse(&stream, &resource);
         });
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(0)
 }
 
 fn converse(mut stream: &TcpStream, resource: &Mutex<FencedResource>) -> io::Result<()> {
@@ -120,7 +125,7 @@ fn converse(mut stream: &TcpStream, resource: &Mutex<FencedResource>) -> io::Res
 }
 
 /// Writes once, or again and again until it is refused: exit status 1.
-fn write(addr: &str, text: &str, every: Option<Duration>) -> io::Result<ExitCode> {
+fn write(addr: &str, text: &str, every: Option<Duration>) -> io::Result<u8> {
     let token =
         std::env::var("MUSTER_FENCING_TOKEN").map_err(|_| io::Error::other("MUSTER_FENCING_TOKEN is not set"))?;
     let mut stream = TcpStream::connect(addr)?;
@@ -130,11 +135,11 @@ fn write(addr: &str, text: &str, every: Option<Duration>) -> io::Result<ExitCode
         let answer = answers.next().ok_or_else(|| io::Error::other("the resource hung up"))??;
         if answer != "ok" {
             eprintln!("fenced_resource: token {token} was {answer}");
-            return Ok(ExitCode::FAILURE);
+            return Ok(1);
         }
         match every {
             Some(pause) => std::thread::sleep(pause),
-            None => return Ok(ExitCode::SUCCESS),
+            None => return Ok(0),
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct ElectorConfig {
     pub stand_again: bool,
     /// A coordinator chooses the holder among [candidates](crate::Candidacy): do not take the lease without being chosen.
     /// In Kubernetes that means never; in a Muster cluster, where a lease that nobody coordinates must not stay empty
-    /// for ever, not before it has been free for a lease duration.
+    /// for ever, not before it has been free for a lease duration, and for the 8 s that a coordinator may take.
     pub coordinated: bool,
 }
 

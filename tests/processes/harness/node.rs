@@ -1,5 +1,6 @@
 //! One daemon.
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -19,6 +20,8 @@ pub struct Node {
     pub name: String,
     pub folder: PathBuf,
     pub listen: SocketAddr,
+    /// What its processes have beside this one's environment.
+    pub environment: Vec<(&'static str, OsString)>,
     running: Option<Running>,
 }
 
@@ -31,7 +34,7 @@ struct Running {
 impl Node {
     pub fn new(world: &Path, name: &str) -> Self {
         let listen = free_address().expect("a port is free");
-        Self { name: name.to_owned(), folder: world.join(name), listen, running: None }
+        Self { name: name.to_owned(), folder: world.join(name), listen, environment: vec![], running: None }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -54,7 +57,7 @@ impl Node {
     pub fn spawn(&mut self, mut command: Command) -> &mut Self {
         let log = OpenOptions::new().create(true).append(true).open(self.log_path());
         command.env_remove("MUSTER_SOCKET").env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(Stdio::piped());
-        command.stderr(log.expect("the log can be written"));
+        command.stderr(log.expect("the log can be written")).envs(self.environment.iter().cloned());
         parent::tie(&mut command);
         let mut child = command.spawn().expect("musterd starts");
         let stdout = child.stdout.take().expect("stdout is piped");

@@ -29,6 +29,9 @@ const MOST_UNANSWERED: usize = 4;
 /// that has frozen with a watch delays the next holder by no more than that.
 const WATCH: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(20);
 
+/// How long a coordinator may take to choose: until the candidates have come (4.5 s) and one that was asked has not answered (3 s).
+const COORDINATION: Duration = Duration::from_secs(8);
+
 /// A token whose lease may still be held when an incarnation starts, because the one before crashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owed {
@@ -385,7 +388,7 @@ impl NativeElector {
                     }
                 }
                 None if standing.asked.is_none() && standing.try_at.is_none() => {
-                    let freely = if self.coordinated { now + self.timing.lease } else { now };
+                    let freely = if self.coordinated { now + self.timing.lease.max(COORDINATION) } else { now };
                     standing.try_at = Some(standing.defers_until.unwrap_or(freely));
                 }
                 None => {}

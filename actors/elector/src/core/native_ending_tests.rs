@@ -145,6 +145,18 @@ fn a_lease_that_nobody_coordinates_does_not_stay_empty() {
 }
 
 #[test]
+fn a_coordinator_has_its_time_however_short_the_lease() {
+    let (lease_duration, renew_deadline, retry_period) = (secs(1), ms(700), ms(200));
+    let short = ElectorConfig { lease_duration, renew_deadline, retry_period, ..config() };
+    let mut world = World::new(&ElectorConfig { coordinated: true, ..short });
+    world.sees(9, None);
+    world.pass(ms(7999));
+    assert_eq!(world.acquisitions(), 0);
+    world.pass(ms(1));
+    assert_eq!(world.acquisitions(), 1);
+}
+
+#[test]
 fn a_candidate_whose_name_another_process_has_is_not_chosen_by_that() {
     let mut world = World::new(&ElectorConfig { coordinated: true, ..config() });
     world.sees(9, Some(lease(Some(ME), 9)));

@@ -1,0 +1,129 @@
+//! One `muster elect`.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use muster::cli::dev::process::ProcessId;
+use muster::cli::parent;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::wall_clock::WallClock;
+use crate::harness::{MUSTER, eventually, eventually_so};
+
+/// How a candidate is started.
+pub struct Entry<'a> {
+    pub folder: &'a Path,
+    pub id: &'a str,
+    /// Where it asks: flags of `muster`.
+    pub asks: [&'a str; 2],
+    pub lease: &'a str,
+    /// Flags of `elect`.
+    pub flags: &'a [&'a str],
+    pub command: Vec<OsString>,
+    pub clock: Option<WallClock>,
+}
+
+/// A candidate. Dropped: it is killed, and its guardian and command if they were ever shown.
+pub struct Candidate {
+    pub id: String,
+    child: Child,
+    muster: ProcessId,
+    shown: Vec<ProcessId>,
+    pub clock: Option<WallClock>,
+}
+
+impl Candidate {
+    pub fn start(entry: Entry<'_>) -> Self {
+        let mut command = Command::new(MUSTER);
+        command.args(entry.asks).args(["elect", entry.lease, "--id", entry.id]).args(entry.flags);
+        command.arg("--").args(entry.command).current_dir(entry.folder).env_remove("MUSTER_SOCKET");
+        let log = OpenOptions::new().create(true).append(true).open(entry.folder.join("candidates.log"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("the log can be written"));
+        parent::tie(&mut command);
+        command.envs(entry.clock.iter().flat_map(WallClock::environment));
+        let child = command.spawn().expect("muster starts");
+        let muster = ProcessId::of(child.id()).unwrap_or(ProcessId { pid: 0, started: 0 });
+        Self { id: entry.id.to_owned(), child, muster, shown: vec![], clock: entry.clock }
+    }
+
+    /// The three processes while its command runs: `muster`, guardian, command.
+    pub fn family(&mut self, guardian: Option<u32>, command: Option<u32>) -> Option<Family> {
+        let (guardian, command) = (ProcessId::of(guardian?)?, ProcessId::of(command?)?);
+        self.shown = vec![guardian, command];
+        Some(Family { muster: self.muster, guardian, command })
+    }
+
+    pub fn muster(&self) -> ProcessId {
+        self.muster
+    }
+
+    /// Its exit status if it has ended; inside, `None` after a signal.
+    pub fn ended(&mut self) -> Option<Option<i32>> {
+        self.child.try_wait().expect("it is our child").map(|status| status.code())
+    }
+
+    #[track_caller]
+    pub fn exit(&mut self) -> Option<i32> {
+        eventually(&format!("{} ends", self.id), || self.ended())
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        let _killed = self.child.kill();
+        let _status = self.child.wait();
+        // What is frozen could not end its command any more.
+        self.shown.iter().for_each(|process| process.signal(Signal::KILL));
+        if !std::thread::panicking() {
+            eventually_so("nothing of a candidate is left", || !self.shown.iter().any(|process| process.is_alive()));
+        }
+    }
+}
+
+/// The processes of a candidate that leads.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    pub muster: ProcessId,
+    pub guardian: ProcessId,
+    pub command: ProcessId,
+}
+
+impl Family {
+    /// Stops all of it: those first who could start or end the others.
+    pub fn freeze(self) {
+        self.all().into_iter().for_each(|process| process.signal(Signal::STOP));
+        self.signal_group(Signal::STOP);
+        eventually_so("all of it stands still", || self.all().into_iter().all(stands_still));
+    }
+
+    /// Lets all of it go on, the command first: the order in which most can go wrong.
+    pub fn thaw(self) {
+        self.signal_group(Signal::CONT);
+        [self.command, self.muster, self.guardian].into_iter().for_each(|process| process.signal(Signal::CONT));
+    }
+
+    /// To everything that the command has started in its group.
+    pub fn signal_group(self, signal: Signal) {
+        if self.command.is_alive() {
+            let _gone = kill_process_group(self.group(), signal);
+        }
+    }
+
+    /// The command's.
+    pub fn group(self) -> Pid {
+        Pid::from_raw(self.command.pid).expect("it has a pid")
+    }
+
+    fn all(self) -> [ProcessId; 3] {
+        [self.muster, self.guardian, self.command]
+    }
+}
+
+/// Whether a process is stopped, or has ended.
+fn stands_still(process: ProcessId) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid)).unwrap_or_default();
+    let state = stat.rfind(')').and_then(|at| stat.get(at + 2..at + 3));
+    !process.is_alive() || state == Some("T")
+}

@@ -1,0 +1,203 @@
+//! Coordinated elections: the cluster chooses, among candidates of different versions or priorities.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster::cli::client::Client;
+use muster_elector::{
+    BY_OLDEST_VERSION, BootTime, Candidacy, Candidate as Stands, Election, ElectorConfig, LeaderElector, Link, Session,
+    Setup, Socket, Standing, Term, Timekeeper,
+};
+use muster_messages::Revision;
+use muster_messages::wire::{LeaseRef, Request};
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
+
+use super::candidate::{Candidate, Entry};
+use super::played::{Manners, Part, words};
+use super::records::Records;
+use super::server::{Change, changes, tenures};
+use crate::harness::{PATIENCE, World, eventually};
+
+const LEASE_DURATION: Duration = Duration::from_secs(1);
+
+/// What a candidate tells when it begins to lead.
+type Led = (String, Instant);
+
+/// An elector with its candidacy, in this process.
+struct Versioned {
+    elector: LeaderElector,
+    standing: Standing,
+}
+
+struct Tells {
+    name: String,
+    tell: UnboundedSender<Led>,
+}
+
+impl Stands for Tells {
+    fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
+        let _heard = self.tell.send((self.name.clone(), Instant::now()));
+        async move { term.ended().await }.boxed()
+    }
+}
+
+impl Versioned {
+    async fn stand(socket: PathBuf, lease: &LeaseRef, version: &str, tell: &UnboundedSender<Led>) -> Self {
+        let name = format!("v{version}-of-{}", lease.name);
+        let link = Link::new(Socket(socket));
+        let candidacy = Candidacy {
+            name: name.clone(),
+            lease: lease.clone(),
+            strategy: BY_OLDEST_VERSION.to_owned(),
+            binary_version: version.to_owned(),
+            emulation_version: version.to_owned(),
+            annotations: BTreeMap::new(),
+        };
+        let config = ElectorConfig {
+            lease_duration: LEASE_DURATION,
+            renew_deadline: Duration::from_millis(700),
+            retry_period: Duration::from_millis(200),
+            coordinated: true,
+            ..ElectorConfig::new(lease.clone(), name.clone())
+        };
+        let standing = candidacy.stand(Arc::new(link.clone()));
+        let election = Election::Native(Session::new(Arc::new(link)));
+        let work = Arc::new(Tells { name, tell: tell.clone() });
+        let elector = LeaderElector::start(Setup::new(config, election, work)).await.expect("it can be configured");
+        Self { elector, standing }
+    }
+
+    async fn end(self) {
+        self.elector.stop();
+        self.elector.ended().await.expect("it ends in peace");
+        self.standing.end().await;
+    }
+}
+
+async fn next(led: &mut UnboundedReceiver<Led>) -> Led {
+    timeout(PATIENCE, led.recv()).await.expect("somebody leads").expect("electors live")
+}
+
+/// Who was the holder, one after the other, by the server's log.
+async fn log(client: &mut Client, lease: &LeaseRef) -> Vec<Change> {
+    let answer: Value = client.ask(Request::Events { since: Revision(0), wait_ms: 0 }).await.expect("the log");
+    changes(&answer["items"], &lease.to_string())
+}
+
+/// The holders, one after the other.
+fn names(changes: &[Change]) -> Vec<String> {
+    let tenures = tenures(changes).unwrap_or_else(|why| panic!("{why}"));
+    let mut names: Vec<String> = tenures.into_values().map(|(holder, _)| holder).collect();
+    names.dedup(); // chosen, and then taken up
+    names
+}
+
+fn lease(name: &str) -> LeaseRef {
+    LeaseRef { namespace: "default".to_owned(), name: name.to_owned() }
+}
+
+#[test]
+fn two_versions_that_arrive_in_any_order_within_a_second_make_one_election() {
+    let world = World::with(3, 0);
+    world.wait_for(async {
+        let mut client = Client::to_socket(world.socket("n1"), PATIENCE);
+        let orders = [("1.30.0", "1.29.0"), ("1.29.0", "1.30.0")];
+        for (number, (first, second)) in orders.into_iter().enumerate() {
+            for apart in [0, 300, 800] {
+                let lease = lease(&format!("versions-{number}-{apart}"));
+                let (tell, mut led) = unbounded_channel();
+                let begun = Instant::now();
+                let first = Versioned::stand(world.socket("n1"), &lease, first, &tell).await;
+                tokio::time::sleep(Duration::from_millis(apart)).await; // it is what is being told
+                let second = Versioned::stand(world.socket("n2"), &lease, second, &tell).await;
+                let (leader, at) = next(&mut led).await;
+                println!("{leader} leads {:?} after the first came", at - begun);
+                let best = format!("v1.29.0-of-{}", lease.name);
+                assert_eq!(leader, best);
+                // Long enough for whatever would follow.
+                tokio::time::sleep(3 * LEASE_DURATION).await;
+                let log = log(&mut client, &lease).await;
+                assert_eq!((names(&log), log.len()), (vec![best], 2), "chosen and taken up, nothing else: {log:?}");
+                assert!(led.try_recv().is_err());
+                first.end().await;
+                second.end().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_better_version_takes_over_with_one_handover() {
+    let world = World::with(3, 0);
+    let mut took = vec![];
+    world.wait_for(async {
+        let mut client = Client::to_socket(world.socket("n1"), PATIENCE);
+        for number in 0..5 {
+            let lease = lease(&format!("better-{number}"));
+            let (tell, mut led) = unbounded_channel();
+            let newer = Versioned::stand(world.socket("n1"), &lease, "1.30.0", &tell).await;
+            let (one, _) = next(&mut led).await;
+            let begun = Instant::now();
+            let older = Versioned::stand(world.socket("n2"), &lease, "1.29.0", &tell).await;
+            let (other, at) = next(&mut led).await;
+            took.push(at - begun);
+            tokio::time::sleep(2 * LEASE_DURATION).await; // for whatever would follow
+            let log = log(&mut client, &lease).await;
+            assert_eq!(names(&log), [one, other.clone()]);
+            assert_eq!(other, format!("v1.29.0-of-{}", lease.name));
+            assert_eq!(log.len(), 5, "chosen, taken up, given up, chosen, taken up: {log:?}");
+            newer.end().await;
+            older.end().await;
+        }
+    });
+    took.sort_unstable();
+    println!("from a better candidate's arrival until it led: {took:?}");
+}
+
+#[test]
+fn a_muster_elect_of_higher_priority_takes_over_with_one_handover() {
+    let world = World::with(3, 0);
+    let mut took = vec![];
+    for number in 0..5 {
+        let name = format!("priority-{number}");
+        let folder = world.folder().join(&name);
+        let records = Records::new(&folder);
+        let start = |id: &str, node: &str, priority: &str| {
+            let socket = world.socket(node);
+            let asks = ["--socket", socket.to_str().expect("the path is text")];
+            let flags = [
+                "--priority",
+                priority,
+                "--lease-duration",
+                "1s",
+                "--renew-deadline",
+                "700ms",
+                "--retry-period",
+                "200ms",
+            ];
+            let command = words(&Part::Record { folder: records.0.clone(), manners: Manners::Polite });
+            Candidate::start(Entry { folder: &folder, id, asks, lease: &name, flags: &flags, command, clock: None })
+        };
+        let mut low = start(&format!("low-{number}"), "n1", "1");
+        let first = eventually("the only one leads", || records.newest());
+        assert_eq!(first.holder, low.id);
+        let begun = BootTime.now();
+        let high = start(&format!("high-{number}"), "n2", "2");
+        let second = eventually("the better one leads", || records.newest().filter(|r| r.token > first.token));
+        assert_eq!(second.holder, high.id);
+        took.push(second.started.since(begun));
+        assert_eq!(low.exit(), Some(7), "it made room");
+        let answer = world.answer("n1", Request::Events { since: Revision(0), wait_ms: 0 });
+        let log = changes(&answer["items"], &format!("default/{name}"));
+        assert_eq!(names(&log), [first.holder, second.holder]);
+        assert_eq!(log.len(), 5, "chosen, taken up, given up, chosen, taken up: {log:?}");
+    }
+    took.sort_unstable();
+    println!("from the start of a better candidate's process until its command ran: {took:?}");
+}

@@ -1,0 +1,13 @@
+//! Elections among real `muster elect` processes on a real cluster.
+
+mod candidate;
+mod coordinated;
+mod fenced;
+mod played;
+mod records;
+mod rounds;
+mod server;
+mod wall_clock;
+
+/// What the rounds are drawn from; printed, and repeated with this variable.
+const SEED: &str = "MUSTER_SEED";
