@@ -113,7 +113,10 @@ impl RestClient {
         let line = self.line().await?;
         let request = Request::builder().method(method).uri(path).header(header::HOST, &line.host);
         let request = request.header(header::CONTENT_TYPE, "application/json").body(Full::new(body));
-        let answer = line.sender.send_request(request.map_err(Failure::internal)?).await.map_err(lost)?;
+        let request = request.map_err(Failure::internal)?;
+        // A connection that has just given an answer needs a moment until it takes the next request.
+        line.sender.ready().await.map_err(lost)?;
+        let answer = line.sender.send_request(request).await.map_err(lost)?;
         let status = answer.status();
         Ok((status, answer.into_body().collect().await.map_err(lost)?.to_bytes()))
     }
@@ -134,9 +137,8 @@ async fn dial(dialer: &Dialer, managers: &[String]) -> Outcome<Line> {
         match dialer.dial(manager, Service::Http, None).await {
             Ok(dialed) => {
                 let io = TokioIo::new(dialed.stream.into_inner());
-                let (mut sender, connection) = handshake(io).await.map_err(lost)?;
+                let (sender, connection) = handshake(io).await.map_err(lost)?;
                 tokio::spawn(connection); // how it ends is told to whoever sends
-                sender.ready().await.map_err(lost)?;
                 return Ok(Line { sender, host: manager.clone() });
             }
             Err(error) => trouble = lost(error),
