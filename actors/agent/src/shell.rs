@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
 use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAsk, AgentFrame, AgentHello, MAX_FRAME, SeatReply};
-use muster_messages::{ErrorBody, ErrorCode, Moment, Name, NodeId, RefusalReason, Role, Secret};
+use muster_messages::{ErrorBody, ErrorCode, Name, NodeId, RefusalReason, Role, Secret};
 use muster_pki::Ended;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -171,7 +171,7 @@ pub struct AgentShell {
     key: Option<(u64, Secret)>,
     line: Option<Line>,
     questions: usize,
-    armed: Option<Moment>,
+    alarm: Alarm,
     last_note: Option<Note>,
 }
 
@@ -209,7 +209,7 @@ impl AgentShell {
             key: None,
             line: None,
             questions: 0,
-            armed: None,
+            alarm: Alarm::default(),
             last_note: None,
         })
     }
@@ -221,7 +221,7 @@ impl AgentShell {
             self.perform(cx, effect)?;
         }
         self.effects = effects;
-        self.arm(cx);
+        self.alarm.set(cx, self.core.wake_at(), Msg::Wake);
         Ok(())
     }
 
@@ -364,17 +364,6 @@ impl AgentShell {
         ask
     }
 
-    /// At most one timer per wish; one that fires early costs a look at the core.
-    fn arm(&mut self, cx: &Cx<Msg>) {
-        let Some(at) = self.core.wake_at() else {
-            return;
-        };
-        if self.armed.is_none_or(|armed| at < armed) {
-            self.armed = Some(at);
-            cx.after(at.since(cx.now()), Msg::Wake);
-        }
-    }
-
     /// The same decision over and over is said once.
     fn note(&mut self, note: Note) {
         let repeated = self.last_note.as_ref() == Some(&note);
@@ -408,7 +397,7 @@ impl Shell for AgentShell {
             }
             Msg::Protocol(AgentMsg::RefusedByPeer { refusal, serial }) => Input::RefusedByPeer { refusal, serial },
             Msg::Wake => {
-                self.armed = None;
+                self.alarm.rang();
                 Input::Woke
             }
             Msg::Connected { attempt, host } => Input::Connected { attempt, host },

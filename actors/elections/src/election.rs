@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use muster_kernel::{Address, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, RaftMemberMsg};
-use muster_messages::{Command, Moment, ObjectKey, Term};
+use muster_messages::{Command, ObjectKey, Term};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -75,13 +75,13 @@ pub(crate) fn election_spec(lease: &ObjectKey, address: Address<Msg>, ports: Ele
 pub struct ElectionShell {
     core: Contest,
     ports: ElectionPorts,
-    armed: Option<Moment>,
+    alarm: Alarm,
 }
 
 impl ElectionShell {
     fn new(ports: ElectionPorts, scene: Arc<Scene>) -> Self {
         let core = Contest::new(ports.config.clone(), ports.term, rand::random(), scene, ports.memory.get());
-        Self { core, ports, armed: None }
+        Self { core, ports, alarm: Alarm::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
@@ -94,12 +94,7 @@ impl ElectionShell {
                 Effect::Note(note) => self.note(&note),
             }
         }
-        if let Some(at) = self.core.wake_at()
-            && self.armed.is_none_or(|armed| at < armed)
-        {
-            self.armed = Some(at);
-            cx.after(at.since(cx.now()), Msg::Woke);
-        }
+        self.alarm.set(cx, self.core.wake_at(), Msg::Woke);
     }
 
     fn look(&mut self, cx: &Cx<Msg>) {
@@ -168,7 +163,7 @@ impl Shell for ElectionShell {
             Msg::Look => self.look(cx),
             Msg::Ended(step, outcome) => self.step(cx, Input::Ended { step, outcome }),
             Msg::Woke => {
-                self.armed = None;
+                self.alarm.rang();
                 self.step(cx, Input::Woke);
             }
         }

@@ -2,14 +2,14 @@
 //!
 //! Owns   reply ports, timers, the slot with the expiries under way, a child per contested lease.
 //! Hears  [`ElectionsMsg`]; the newest replica, as a level.     Says  reads, guarded expiries; scenes to its children.
-//! Before the effects of a step are performed, the expiries that may still be applied are in the slot. A crash loses reply
+//! The expiries that may still be applied are in the slot before anything that depends on it is done. A crash loses reply
 //! ports and deadlines: whoever asked sees a closed port and renews again, and every lease starts over in full.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, AskError, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, AskError, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
 use muster_messages::protocol::{Applied, ElectionsMsg, Named, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
 use muster_messages::{Command, ErrorBody, ErrorCode, Moment, ObjectKey, Replica, RequestId, Term};
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ pub struct ElectionsShell {
     asks: BTreeMap<AskId, Reply<Result<Vec<Renewal>, ErrorBody>>>,
     next_ask: u64,
     looked: Arc<Notify>,
-    armed: Option<Moment>,
+    alarm: Alarm,
     rate: Rate,
 }
 
@@ -126,7 +126,7 @@ impl ElectionsShell {
             asks: BTreeMap::new(),
             next_ask: 0,
             looked: Arc::default(),
-            armed: None,
+            alarm: Alarm::default(),
             rate: Rate { since: now, tally: Tally::default(), renewed: 0, reads: 0 },
         }
     }
@@ -134,10 +134,6 @@ impl ElectionsShell {
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
         let mut effects = Vec::new();
         self.keeper.step(cx.now(), cx.wall(), input, &mut effects);
-        // First what the next incarnation needs, then what cannot be undone.
-        if effects.iter().any(|effect| matches!(effect, Effect::Propose(_))) {
-            self.ports.open.set(self.keeper.open_expiries().clone());
-        }
         for effect in effects {
             match effect {
                 Effect::Answer { ask, answer } => {
@@ -148,9 +144,10 @@ impl ElectionsShell {
                 }
                 Effect::Read(read) => self.read(cx, read),
                 Effect::Propose(command) => self.propose(cx, command),
+                Effect::Keep(open) => self.ports.open.set(open),
             }
         }
-        self.arm(cx);
+        self.alarm.set(cx, self.keeper.wake_at(), Msg::Woke);
     }
 
     fn hear(&mut self, cx: &Cx<Msg>, msg: ElectionsMsg) {
@@ -202,14 +199,6 @@ impl ElectionsShell {
             let asked = raft.ask(limit + MARGIN, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let _ended = me.tell(Msg::Proposed(request, outcome(asked)));
         });
-    }
-
-    fn arm(&mut self, cx: &Cx<Msg>) {
-        let Some(at) = self.keeper.wake_at() else { return };
-        if self.armed.is_none_or(|armed| at < armed) {
-            self.armed = Some(at);
-            cx.after(at.since(cx.now()), Msg::Woke);
-        }
     }
 
     fn watch_replica(&self, cx: &Cx<Msg>) {
@@ -300,7 +289,7 @@ impl Shell for ElectionsShell {
                 cx.after(self.ports.config.keeper.tick, Msg::Tick);
             }
             Msg::Woke => {
-                self.armed = None;
+                self.alarm.rang();
                 self.step(cx, Input::Tick);
             }
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use muster_messages::{Moment, WallTime};
 use ractor::ActorCell;
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
@@ -82,13 +83,19 @@ impl<M: Send + 'static> Cx<M> {
 
     /// Sends `msg` to this incarnation after a while.
     pub fn after(&self, delay: Duration, msg: M) {
+        let _lives_on = self.timer(delay, msg);
+    }
+
+    /// [`Cx::after`], and the way to call it off.
+    pub(crate) fn timer(&self, delay: Duration, msg: M) -> AbortHandle {
         let (me, ended) = (self.me.clone(), self.inner.ended.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
                 () = tokio::time::sleep(delay) => { let _gone = me.tell(msg); }
             }
-        });
+        })
+        .abort_handle()
     }
 
     /// Runs a task that ends with this incarnation. A panic in it is a fault of the actor.

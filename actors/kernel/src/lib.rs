@@ -2,6 +2,7 @@
 //!
 //! - [`Shell`]: an actor's thin shell; [`Cx`] is what its handler may use.
 //! - [`Address`], [`Recipient`]: counted, bounded mailboxes that survive the restarts of their actor.
+//! - [`Alarm`]: one timer for an actor that is woken when its core says so.
 //! - [`Supervisor`], [`Spec`]: the supervision tree.
 //! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
 //! - [`Slot`]: state that outlives a crash.
@@ -11,6 +12,7 @@
 //! ractor's process-wide registry: many nodes may share a test process.
 
 mod address;
+mod alarm;
 mod clock;
 mod context;
 mod host;
@@ -22,6 +24,7 @@ mod tree;
 mod vitals;
 
 pub use address::{Address, AskError, Recipient, Undeliverable};
+pub use alarm::Alarm;
 pub use clock::Clock;
 pub use context::Cx;
 pub use shell::{Fault, Shell};

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use muster_kernel::{Address, AskError, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree, Undeliverable};
+use muster_kernel::{
+    Address, Alarm, AskError, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor, Tree, Undeliverable,
+};
 use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorState, CrashHow, ExitKind};
+use muster_messages::{ActorState, CrashHow, ExitKind, Moment};
 
 enum Msg {
     Add(u64),
@@ -215,5 +217,65 @@ async fn a_factory_that_fails_or_panics_is_a_failed_start() {
     let exits = tree.inspect("node/a").await.unwrap().last_exits;
     assert_eq!(exits.iter().map(|e| e.kind).collect::<Vec<_>>(), [ExitKind::Start, ExitKind::Start]);
     assert!(exits[0].text.contains("no disk") && exits[1].text.contains("bad disk"));
+    root.shut_down().await;
+}
+
+/// Wants to be woken at one far moment, and between at others that are near.
+struct Sleeper {
+    alarm: Alarm,
+    far: Moment,
+    near: Option<Moment>,
+    rung: u64,
+}
+enum Wish {
+    Soon(Duration),
+    Rung(Reply<u64>),
+    Woke,
+}
+impl Named for Wish {
+    fn name(&self) -> &'static str {
+        match self {
+            Wish::Soon(_) => "soon",
+            Wish::Rung(_) => "rung",
+            Wish::Woke => "woke",
+        }
+    }
+}
+impl Shell for Sleeper {
+    type Msg = Wish;
+    const KIND: &'static str = "Sleeper";
+    async fn handle(&mut self, cx: &Cx<Wish>, msg: Wish) -> Result<(), Fault> {
+        match msg {
+            Wish::Soon(delay) => self.near = Some(cx.now() + delay),
+            Wish::Rung(reply) => drop(reply.send(self.rung)),
+            Wish::Woke => {
+                self.alarm.rang();
+                self.rung += 1;
+                self.near.take_if(|at| *at <= cx.now());
+            }
+        }
+        let next = [self.near, Some(self.far)].into_iter().flatten().filter(|at| *at > cx.now()).min();
+        self.alarm.set(cx, next, Wish::Woke);
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alarm_that_is_overtaken_a_thousand_times_is_one_timer_and_rings_once() {
+    let root = Supervisor::root("node", Tree::new(), Intensity::default()).await.unwrap();
+    let (address, far) = (Address::new(8), muster_kernel::Clock.now() + Duration::from_secs(60));
+    let make = move || Ok(Sleeper { alarm: Alarm::default(), far, near: None, rung: 0 });
+    root.children().start(Spec::actor("sleeper", address.clone(), make));
+    let rung = async || address.ask(Duration::from_secs(5), Wish::Rung).await;
+    eventually("started", async || rung().await.is_ok()).await;
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for round in 1..=1000 {
+        address.tell(Wish::Soon(Duration::from_millis(10))).unwrap();
+        eventually("the near one rings", async || rung().await == Ok(round)).await;
+        assert!(tasks() <= before + 1, "{} timers after {round} rounds", tasks() - before);
+    }
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(rung().await, Ok(1001), "the far one came once");
     root.shut_down().await;
 }

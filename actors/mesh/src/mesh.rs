@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::{Connection, Registration};
-use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, MeshMsg, Named, RaftMemberMsg, Reply, Service};
-use muster_messages::{CertIdentity, ErrorBody, Moment, NodeId};
+use muster_messages::{CertIdentity, ErrorBody, NodeId};
 use ractor::{Actor, ActorRef};
 use ractor_cluster::NodeServerMessage;
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ pub enum Msg {
     /// It should be ready by now.
     ReadyBy(SessionNumber),
     ServerEnded,
-    Woke(Moment),
+    Woke,
 }
 
 impl From<MeshMsg> for Msg {
@@ -93,7 +93,7 @@ impl Named for Msg {
             Msg::Session(SessionEvent::Ended { .. }) => "session_ended",
             Msg::ReadyBy(_) => "ready_by",
             Msg::ServerEnded => "server_ended",
-            Msg::Woke(_) => "woke",
+            Msg::Woke => "woke",
         }
     }
 }
@@ -126,7 +126,7 @@ pub(crate) struct MeshShell {
     greeting: BTreeMap<NodeId, usize>,
     /// Doors of sessions that are ready.
     doors: BTreeMap<SessionNumber, ActorRef<DoorMsg>>,
-    wake: Option<Moment>,
+    alarm: Alarm,
     last_errors: BTreeMap<NodeId, String>,
     endings: BTreeMap<&'static str, u64>,
 }
@@ -159,7 +159,7 @@ impl MeshShell {
             next_session: 1,
             greeting: BTreeMap::new(),
             doors: BTreeMap::new(),
-            wake: None,
+            alarm: Alarm::default(),
             last_errors: BTreeMap::new(),
             endings: BTreeMap::new(),
             wiring,
@@ -214,12 +214,7 @@ impl MeshShell {
                 self.last_errors.remove(&node);
                 cx.children().stop(&peer_name(node));
             }
-            Effect::WakeAt(at) => {
-                if self.wake.is_none_or(|w| at < w) {
-                    self.wake = Some(at);
-                    cx.after(at.since(cx.now()), Msg::Woke(at));
-                }
-            }
+            Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Woke),
         }
     }
 
@@ -557,10 +552,8 @@ impl Shell for MeshShell {
                 }
             }
             Msg::ServerEnded => return Err(Fault::new("the session server ended")),
-            Msg::Woke(at) => {
-                if self.wake == Some(at) {
-                    self.wake = None;
-                }
+            Msg::Woke => {
+                self.alarm.rang();
                 self.step(cx, Input::Woke);
             }
         }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, Clock, Cx, Fault, Shell};
+use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Shell};
 use muster_messages::protocol::{Applied, Named, ProposeError, RaftMemberMsg, RaftTransport, ReadError, Reply};
 use muster_messages::wire::{MAX_FRAME, RaftPacket, SnapshotHead};
 use muster_messages::{Moment, NodeId, RaftId, RaftStatus, Replica};
@@ -54,8 +54,7 @@ pub struct RaftMember {
     ports: BTreeMap<AskId, Port>,
     next_ask: u64,
     turn_due: bool,
-    /// When the next `Wake` comes: one timer at a time.
-    waking_at: Option<Moment>,
+    alarm: Alarm,
     persisted: u64,
     snapshots_taken: u64,
     snapshots_sent: u64,
@@ -125,7 +124,7 @@ impl RaftMember {
             ports: BTreeMap::new(),
             next_ask: 0,
             turn_due: false,
-            waking_at: None,
+            alarm: Alarm::default(),
             persisted: 0,
             snapshots_taken: 0,
             snapshots_sent: 0,
@@ -207,10 +206,7 @@ impl RaftMember {
         for notice in &batch.notices {
             say(notice);
         }
-        if let Some(at) = batch.wake_at.filter(|at| self.waking_at.is_none_or(|earlier| *at < earlier)) {
-            self.waking_at = Some(at);
-            cx.after(at.since(now), Msg::Wake);
-        }
+        self.alarm.set(cx, batch.wake_at, Msg::Wake);
         if batch.again {
             self.want_turn(cx);
         }
@@ -352,7 +348,7 @@ impl Shell for RaftMember {
                 self.turn_due = false; // should its message have been lost
             }
             Msg::Wake => {
-                self.waking_at = None;
+                self.alarm.rang();
                 self.core.step(now, Input::Woke);
             }
             Msg::Disk(DiskNews(Report::Persisted)) => {}

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{AskError, Cx, Fault, Recipient, Shell, Slot};
+use muster_kernel::{Alarm, AskError, Cx, Fault, Recipient, Shell, Slot};
 use muster_messages::protocol::{MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg, WishAccepted};
 use muster_messages::wire::SeatReply;
 use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, RoleView};
@@ -115,6 +115,7 @@ pub struct RoleManagerShell {
     asks: BTreeMap<AskId, Port>,
     next_ask: u64,
     looked: Arc<Notify>,
+    alarm: Alarm,
 }
 
 impl RoleManagerShell {
@@ -128,6 +129,7 @@ impl RoleManagerShell {
             asks: BTreeMap::new(),
             next_ask: 0,
             looked: Arc::new(Notify::new()),
+            alarm: Alarm::default(),
         }
     }
 
@@ -146,7 +148,7 @@ impl RoleManagerShell {
             news
         });
         for effect in effects {
-            self.perform(cx, now, effect);
+            self.perform(cx, effect);
         }
     }
 
@@ -187,7 +189,7 @@ impl RoleManagerShell {
         Some(input)
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, now: Now, effect: Effect) {
+    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) {
         match effect {
             Effect::Propose { step, command } => {
                 tracing::info!(%step, reason = command.reason, "writes");
@@ -226,7 +228,7 @@ impl RoleManagerShell {
                     port.answer(answer);
                 }
             }
-            Effect::WakeAt(at) => cx.after(at.since(now.at), Msg::Woke),
+            Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Woke),
         }
     }
 
@@ -295,7 +297,10 @@ impl Shell for RoleManagerShell {
             Msg::Committed(step, outcome) => self.turn(cx, Input::Committed { step, outcome }),
             Msg::Probed(step, result) => self.turn(cx, Input::Probed { step, result }),
             Msg::Transferred(step, taken) => self.turn(cx, Input::Transferred { step, taken }),
-            Msg::Woke => self.turn(cx, Input::Woke),
+            Msg::Woke => {
+                self.alarm.rang();
+                self.turn(cx, Input::Woke);
+            }
         }
         Ok(())
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use muster_kernel::{Address, AskError, Cx, Fault, Recipient, Shell, Spec};
+use muster_kernel::{Address, Alarm, AskError, Cx, Fault, Recipient, Shell, Spec};
 use muster_messages::protocol::{Applied, DispatcherMsg, Named, ProposeError, RaftMemberMsg};
-use muster_messages::{Command, ErrorBody, ErrorCode, Moment, NodeId, Replica};
+use muster_messages::{Command, ErrorBody, ErrorCode, NodeId, Replica};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tracing::{debug, warn};
@@ -63,14 +63,14 @@ pub struct DispatcherShell {
     core: Dispatcher,
     ports: DispatcherPorts,
     taken: Arc<Notify>,
-    armed: Option<Moment>,
+    alarm: Alarm,
 }
 
 impl DispatcherShell {
     fn new(ports: DispatcherPorts) -> Self {
         let clock = muster_kernel::Clock;
         let core = Dispatcher::new(ports.config.clone(), clock.now(), clock.wall());
-        Self { core, ports, taken: Arc::default(), armed: None }
+        Self { core, ports, taken: Arc::default(), alarm: Alarm::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input) -> Verdict {
@@ -95,7 +95,7 @@ impl DispatcherShell {
             }
             differs
         });
-        self.arm(cx);
+        self.alarm.set(cx, self.core.wake_at(cx.now()), Msg::Wake);
         verdict
     }
 
@@ -107,17 +107,6 @@ impl DispatcherShell {
             let asked = raft.ask(limit, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let _ended = me.tell(Msg::Proposed { batch, outcome: outcome(asked) });
         });
-    }
-
-    fn arm(&mut self, cx: &Cx<Msg>) {
-        let now = cx.now();
-        let Some(at) = self.core.wake_at(now) else {
-            return;
-        };
-        if self.armed.is_none_or(|armed| at < armed) {
-            self.armed = Some(at);
-            cx.after(at.since(now), Msg::Wake);
-        }
     }
 
     fn watch_replica(&self, cx: &Cx<Msg>) {
@@ -181,7 +170,7 @@ impl Shell for DispatcherShell {
                 self.step(cx, Input::Proposed { batch, outcome });
             }
             Msg::Wake => {
-                self.armed = None;
+                self.alarm.rang();
                 self.step(cx, Input::Woke);
             }
         }

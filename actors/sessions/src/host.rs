@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_gateway::{Connection, Registration, Services};
-use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply, Service, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, HostFrame, PeerCall, SessionDigest, SessionFact};
-use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, Replica, Tables};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, Tables};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
@@ -115,7 +115,7 @@ pub struct SessionsShell {
     shared: Arc<Shared>,
     /// Says that the newest copy was taken, so that the watcher may bring the next.
     taken: Arc<Notify>,
-    armed: Option<Moment>,
+    alarm: Alarm,
 }
 
 impl SessionsShell {
@@ -135,7 +135,7 @@ impl SessionsShell {
             copy: Tables::default(),
             shared: Arc::default(),
             taken: Arc::default(),
-            armed: None,
+            alarm: Alarm::default(),
         }
     }
 
@@ -145,7 +145,7 @@ impl SessionsShell {
         for effect in effects {
             self.perform(cx, effect);
         }
-        self.arm(cx);
+        self.alarm.set(cx, self.core.wake_at(cx.now()), Msg::Wake);
     }
 
     fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) {
@@ -262,16 +262,6 @@ impl SessionsShell {
         let _closed = child.address.tell(session::Msg::AskNode { ask, deadline, reply });
     }
 
-    fn arm(&mut self, cx: &Cx<Msg>) {
-        let Some(at) = self.core.wake_at(cx.now()) else {
-            return;
-        };
-        if self.armed.is_none_or(|armed| at < armed) {
-            self.armed = Some(at);
-            cx.after(at.since(cx.now()), Msg::Wake);
-        }
-    }
-
     /// From here on the gateway's connections arrive as messages, a bounded number at a time.
     fn listen(&mut self, cx: &Cx<Msg>) {
         let (sink, mut connections) = mpsc::channel(self.config.arrivals);
@@ -333,7 +323,7 @@ impl Shell for SessionsShell {
             Msg::Forget { node, seen } => self.forget(cx, node, seen),
             Msg::DigestAnswered { sequence, ok } => self.step(cx, Input::DigestAnswered { sequence, ok }),
             Msg::Wake => {
-                self.armed = None;
+                self.alarm.rang();
                 self.step(cx, Input::Woke);
             }
         }

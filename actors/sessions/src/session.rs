@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_gateway::Connection;
-use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
 use muster_messages::wire::{ActorsAsk, AgentAnswer, HostFrame, PeerCall, SeatReply, SessionFact, SignReply, decode};
 use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId};
@@ -141,7 +141,7 @@ pub struct SessionShell {
     leaving: Option<Line>,
     asks: BTreeMap<AskId, Reply<Result<String, ErrorBody>>>,
     next_ask: u64,
-    armed: Option<Moment>,
+    alarm: Alarm,
     /// When the log was told last that a session was ended.
     told: Option<Moment>,
 }
@@ -150,7 +150,16 @@ impl SessionShell {
     fn new(ports: SessionPorts) -> Self {
         let now = muster_kernel::Clock.now();
         let core = AgentSession::resume(ports.node, Arc::clone(&ports.config), ports.memory.get(), now);
-        Self { core, ports, line: None, leaving: None, asks: BTreeMap::new(), next_ask: 0, armed: None, told: None }
+        Self {
+            core,
+            ports,
+            line: None,
+            leaving: None,
+            asks: BTreeMap::new(),
+            next_ask: 0,
+            alarm: Alarm::default(),
+            told: None,
+        }
     }
 
     /// Takes what the host laid down. The connection first: without one there may be nothing to stay for.
@@ -193,7 +202,7 @@ impl SessionShell {
         for effect in effects {
             self.perform(cx, effect)?;
         }
-        self.arm(cx);
+        self.alarm.set(cx, self.core.wake_at(), Msg::Wake);
         Ok(())
     }
 
@@ -259,17 +268,6 @@ impl SessionShell {
         ask
     }
 
-    /// One timer at a time: heartbeats postpone the wish, not the timer.
-    fn arm(&mut self, cx: &Cx<Msg>) {
-        let Some(at) = self.core.wake_at() else {
-            return;
-        };
-        if self.armed.is_none_or(|armed| at < armed) {
-            self.armed = Some(at);
-            cx.after(at.since(cx.now()), Msg::Wake);
-        }
-    }
-
     fn note(&mut self, now: Moment, note: Note) {
         let node = self.ports.node;
         match note {
@@ -317,7 +315,7 @@ impl Shell for SessionShell {
             Msg::Closed { conn, why } => self.step(cx, Input::Closed { conn, why }),
             Msg::LeaderAnswered { conn, id, result } => self.step(cx, Input::LeaderAnswered { conn, id, result }),
             Msg::Wake => {
-                self.armed = None;
+                self.alarm.rang();
                 self.step(cx, Input::Woke)
             }
         }

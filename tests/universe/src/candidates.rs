@@ -87,6 +87,8 @@ pub struct Candidates {
 pub struct Clock {
     pub incarnation: u32,
     keeper: Keeper,
+    /// What the next incarnation is handed.
+    slot: BTreeMap<ObjectKey, OpenExpiry>,
     asks: BTreeMap<AskId, Asked>,
     /// When it is woken next.
     wakes: Option<Moment>,
@@ -335,8 +337,8 @@ impl Universe {
         let Some(half) = self.machines[place].half.as_mut() else { return };
         let replica = half.core.replica().clone();
         let Some(leader) = half.leader.as_mut() else { return };
-        let keeper = Keeper::new(KeeperConfig::default(), term, now, entropy, open);
-        leader.clock = Some(Clock { incarnation, keeper, asks: BTreeMap::new(), wakes: None });
+        let keeper = Keeper::new(KeeperConfig::default(), term, now, entropy, open.clone());
+        leader.clock = Some(Clock { incarnation, keeper, slot: open, asks: BTreeMap::new(), wakes: None });
         self.clock_step(place, Heard::Copy(replica));
         self.time.after(KeeperConfig::default().tick, Event::Beat { place, incarnation });
     }
@@ -349,7 +351,7 @@ impl Universe {
             self.totals.count("fault: elections crashed");
             let leader = self.machines[place].half.as_mut().and_then(|half| half.leader.as_mut());
             let Some(leader) = leader else { return };
-            let open = leader.clock.take().map(|clock| clock.keeper.open_expiries().clone()).unwrap_or_default();
+            let open = leader.clock.take().map(|clock| clock.slot).unwrap_or_default();
             let term = leader.term;
             return self.clock_back(place, term, open);
         }
@@ -383,6 +385,11 @@ impl Universe {
 
     fn clock_effect(&mut self, place: Place, incarnation: u32, effect: Effect) {
         match effect {
+            Effect::Keep(open) => {
+                if let Some(clock) = self.lease_clock(place) {
+                    clock.slot = open;
+                }
+            }
             Effect::Answer { ask, answer } => {
                 let Some(asked) = self.lease_clock(place).and_then(|clock| clock.asks.remove(&ask)) else { return };
                 let told = match answer.as_deref() {

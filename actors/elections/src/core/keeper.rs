@@ -67,8 +67,9 @@ pub enum Input {
         request: RequestId,
         outcome: Outcome,
     },
-    /// The beat, and when [`Keeper::wake_at`] says so. Expiries are proposed in no other step, because a beat comes behind
-    /// whatever waited in the mailbox: a renewal that came in time is heard before its lease is judged.
+    /// The beat, and when [`Keeper::wake_at`] says so. Leases are found due in no other step, because a beat comes behind
+    /// whatever waited in the mailbox: a renewal that came in time is heard before its lease is judged. (Those of them that
+    /// were too many to be proposed at once follow in later steps, if they are still due then.)
     Tick,
 }
 
@@ -82,6 +83,10 @@ pub enum Effect {
     Read(ReadId),
     /// An expiry. Its request id names it.
     Propose(Box<Command>),
+    /// The expiries that may still be applied, for the next incarnation of this leadership. It comes before the effects
+    /// that it was made with: an expiry that was proposed must not be forgotten by a crash, and one that is over must not
+    /// come back over a renewal that was answered since.
+    Keep(BTreeMap<ObjectKey, OpenExpiry>),
 }
 
 /// What was done, for people.
@@ -116,6 +121,8 @@ pub struct Keeper {
     clocks: Clocks,
     renewals: Renewals,
     expiries: Expiries,
+    /// What the next incarnation would find.
+    kept: BTreeMap<ObjectKey, OpenExpiry>,
     tally: Tally,
 }
 
@@ -137,14 +144,16 @@ impl Keeper {
             objects: OrdMap::new(),
             clocks: Clocks::default(),
             renewals: Renewals::default(),
-            expiries: Expiries::resumed(entropy, open, now),
+            expiries: Expiries::resumed(entropy, open.clone(), now),
+            kept: open,
             tally: Tally::default(),
         }
     }
 
-    /// Takes one input. The effects are to be performed after [`Keeper::open_expiries`] has been kept.
+    /// Takes one input. The effects are to be performed in their order.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
         self.stood_still(now);
+        let made_before = out.len();
         let beat = matches!(input, Input::Tick);
         match input {
             Input::Renew { ask, session, held, within } => self.renew(now, ask, session, held, within, out),
@@ -159,6 +168,10 @@ impl Keeper {
             }
         }
         self.advance(now, wall, beat, out);
+        if self.kept != *self.expiries.open() {
+            self.kept.clone_from(self.expiries.open());
+            out.insert(made_before, Effect::Keep(self.kept.clone()));
+        }
     }
 
     /// The only place that starts anything.
@@ -182,7 +195,7 @@ impl Keeper {
         [self.clocks.soonest(), self.expiries.again_at(), read].into_iter().flatten().min()
     }
 
-    /// What the next incarnation of this leadership needs: expiries that may still be applied.
+    /// Expiries that may still be applied.
     pub fn open_expiries(&self) -> &BTreeMap<ObjectKey, OpenExpiry> {
         self.expiries.open()
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_elections::core::keeper::{Keeper, Outcome};
+use muster_elections::core::keeper::Outcome;
 use muster_messages::*;
 
 use crate::world::*;
@@ -180,9 +180,7 @@ fn the_next_incarnation_owes_the_expiries_of_the_last() {
     let token = w.acquire("a", "x", ONE, 1000);
     w.pass(ms(1000));
     let lost = w.proposed.remove(0);
-    let open = w.keeper.open_expiries().clone();
-    w.keeper = Keeper::new(w.config.clone(), w.term, w.now, 8 << 100, open);
-    w.show();
+    w.restart(8 << 100);
     assert_eq!(w.proposed[0].request, lost.request);
     // What the last incarnation proposed may come through at any time: no renewal is answered before that is known.
     let ask = w.renew("a", ONE, token);
@@ -193,6 +191,21 @@ fn the_next_incarnation_owes_the_expiries_of_the_last() {
     w.pass(ms(10));
     w.confirm();
     assert!(is_lost(&w.answers[&ask]));
+}
+
+#[test]
+fn an_expiry_that_is_over_does_not_come_back_with_the_next_incarnation() {
+    let mut w = World::new();
+    let token = w.acquire("a", "x", ONE, 1000);
+    w.pass(ms(1000));
+    let late = w.proposed.remove(0);
+    // The log was full; the holder was late, and has been told since that it holds on.
+    w.end(late.request, Outcome::NotTaken);
+    assert_eq!(w.renew_now("a", ONE, token), renewed(1000));
+    w.restart(8 << 100);
+    w.pass(ms(900));
+    assert_eq!(w.proposed, []);
+    assert_eq!(w.renew_now("a", ONE, token), renewed(1000));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_elections::core::keeper::{AskId, Input, Keeper, Outcome};
+use muster_elections::core::keeper::{AskId, Input, Outcome};
 use muster_messages::protocol::Renewal;
 use muster_messages::*;
 
@@ -98,6 +98,12 @@ impl Story {
                     self.w.step(Input::Read { read, result });
                 }
             }
+            7 if self.dice.roll(3) == 0 => {
+                // The log is full.
+                for command in std::mem::take(&mut self.w.proposed) {
+                    self.w.end(command.request, Outcome::NotTaken);
+                }
+            }
             7 => self.in_log.append(&mut self.w.proposed),
             8 => {
                 if !self.in_log.is_empty() {
@@ -117,12 +123,9 @@ impl Story {
             10 => match self.dice.roll(20) {
                 0 => self.depose(),
                 1 => {
-                    let open = self.w.keeper.open_expiries().clone();
                     let entropy = u128::from(self.dice.roll(u64::MAX)) << 64;
-                    self.w.keeper = Keeper::new(self.w.config.clone(), self.w.term, self.w.now, entropy, open);
-                    self.w.reads.clear();
                     self.asked.clear();
-                    self.w.show();
+                    self.w.restart(entropy);
                 }
                 2 => self.w.freeze(ms(self.dice.roll(2000))),
                 _ => {}
@@ -143,12 +146,11 @@ impl Story {
         }
         self.w.term = self.w.term.next();
         let entropy = u128::from(self.dice.roll(u64::MAX)) << 64;
-        self.w.keeper = Keeper::new(self.w.config.clone(), self.w.term, self.w.now, entropy, BTreeMap::new());
+        self.w.slot.clear();
         // Proposals of the old leader that still wait somewhere become entries of the new term.
         let late = std::mem::take(&mut self.w.proposed);
-        self.w.reads.clear();
         self.asked.clear();
-        self.w.show();
+        self.w.restart(entropy);
         for command in late {
             let before = self.w.tables.objects.clone();
             self.apply(&command);

@@ -175,6 +175,49 @@ async fn time_that_runs_out_is_written_down() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn renewals_that_are_gathered_leave_no_timers_behind() {
+    let mut stage = Stage::set().await;
+    let token = stage.acquire("a", 3_600_000);
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let mut most = 0;
+    for round in 0..1000 {
+        // The second comes while the pause since the first one's read lasts, which it waits for.
+        for _ in 0..2 {
+            let ask = tokio::spawn(stage.renew("a", token));
+            let read = stage.read().await;
+            let _gone = read.send(Ok(stage.replica()));
+            assert!(ask.await.unwrap().unwrap().is_ok());
+        }
+        if round < 10 {
+            most = most.max(tasks());
+        }
+    }
+    assert!(tasks() <= most, "{} tasks, where {most} were enough", tasks());
+    stage.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_brings_no_expiry_back_that_the_log_never_took() {
+    let mut stage = Stage::set().await;
+    let token = stage.acquire("a", 1000);
+    let (_, reply) = stage.proposal().await;
+    let _gone = reply.send(Err(ProposeError::Busy));
+    stage.until(PATH, |actor| actor.view["expiring"] == 0).await;
+    let renew = async |stage: &mut Stage| {
+        let ask = tokio::spawn(stage.renew("a", token));
+        let read = stage.read().await;
+        let _gone = read.send(Ok(stage.replica()));
+        assert_eq!(ask.await.unwrap(), Ok(Ok(vec![Renewal::Renewed { expires_in_ms: 1000 }])));
+    };
+    renew(&mut stage).await;
+    stage.tree.crash(PATH, CrashHow::Panic).unwrap();
+    stage.healthy(PATH, 2).await;
+    // Its first word is the read of this renewal, and no proposal.
+    renew(&mut stage).await;
+    stage.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_time_left_is_told() {
     let mut stage = Stage::set().await;
     stage.acquire("a", 60_000);

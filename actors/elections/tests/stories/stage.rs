@@ -186,7 +186,7 @@ impl Stage {
                     let result = Ok(Arc::new(Replica { tables: self.tables.clone(), raft }));
                     self.keeper_step(keeper::Input::Read { read, result });
                 }
-                keeper::Effect::Answer { .. } => {}
+                keeper::Effect::Answer { .. } | keeper::Effect::Keep(_) => {}
             }
         }
     }

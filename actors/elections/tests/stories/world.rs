@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_elections::KeeperConfig;
-use muster_elections::core::keeper::{AskId, Effect, Input, Keeper, Outcome, ReadId};
+use muster_elections::core::keeper::{AskId, Effect, Input, Keeper, OpenExpiry, Outcome, ReadId};
 use muster_messages::protocol::Renewal;
 use muster_messages::*;
 use muster_store::Place;
@@ -33,6 +33,8 @@ pub struct World {
     pub term: Term,
     pub now: Moment,
     pub keeper: Keeper,
+    /// What the next incarnation of this leadership would be handed.
+    pub slot: BTreeMap<ObjectKey, OpenExpiry>,
     pub config: KeeperConfig,
     pub answers: BTreeMap<AskId, Answer>,
     /// Reads that nobody has answered.
@@ -53,6 +55,7 @@ impl World {
             term: Term(5),
             now,
             keeper,
+            slot: BTreeMap::new(),
             config,
             answers: BTreeMap::new(),
             reads: Vec::new(),
@@ -79,8 +82,16 @@ impl World {
                     self.reads.push(read);
                 }
                 Effect::Propose(command) => self.proposed.push(*command),
+                Effect::Keep(open) => self.slot = open,
             }
         }
+    }
+
+    /// Another incarnation in the same leadership. What the one before it had asked is answered to nobody.
+    pub fn restart(&mut self, entropy: u128) {
+        self.keeper = Keeper::new(self.config.clone(), self.term, self.now, entropy, self.slot.clone());
+        self.reads.clear();
+        self.show();
     }
 
     // ---- the replicated state ---------------------------------------------------------------------------------------
