@@ -19,7 +19,10 @@ struct Talker;
 
 impl Candidate for Talker {
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
-        println!("leading, fencing token {:?}", term.token());
+        println!(
+            "leading, fencing token {}",
+            term.token().map_or_else(|| "none".to_owned(), |token| token.to_string())
+        );
         async move {
             term.ended().await;
             // Whatever has to be put in order goes here: the lease is renewed until this returns.

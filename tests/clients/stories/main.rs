@@ -2,6 +2,7 @@
 //! file that `muster kubeconfig` prints, and what must be true afterwards.
 
 mod access;
+mod elector;
 mod harness;
 mod javascript;
 mod kube_leader_election;

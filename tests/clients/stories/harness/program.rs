@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::PATIENCE;
 
 /// A program that has ended.
@@ -97,6 +99,11 @@ impl Program {
         let status =
             super::eventually(&format!("{} ends", self.name), || self.child.try_wait().expect("it is our child"));
         status.code()
+    }
+
+    /// Ctrl-C, which reaches the program through what bounds it.
+    pub fn interrupt(&self) {
+        let _ended = kill_process(Pid::from_child(&self.child), Signal::INT);
     }
 
     /// kill -9.
