@@ -112,8 +112,7 @@ impl Contest {
                 false => ["--socket", socket.to_str().expect("the path is text")],
             };
             let clock = (!far).then(|| self.clocks.of(&id));
-            let manners = if number.is_multiple_of(3) { Manners::Stubborn } else { Manners::Polite };
-            let command = words(&Part::Record { folder: self.records.0.clone(), manners });
+            let command = words(&Part::Record { folder: self.records.0.clone(), manners: manners(number) });
             let folder = self.world.folder();
             let entry = Entry { folder, id: &id, asks, lease: LEASE, flags: &TIMES, command, clock };
             self.candidates.push(Candidate::start(entry));
@@ -140,7 +139,7 @@ impl Contest {
         });
     }
 
-    fn round(&mut self) {
+    fn round(&mut self) -> Vec<Fault> {
         self.fill_up();
         let (record, index, family) = self.holder();
         let mut faults = vec![match self.dice.random_range(0..10) {
@@ -167,6 +166,7 @@ impl Contest {
         for debt in debts {
             self.settle(debt);
         }
+        faults
     }
 
     fn happens(&mut self, fault: Fault, holder: usize, family: Family, token: u64) -> Vec<Debt> {
@@ -178,7 +178,7 @@ impl Contest {
                 family.guardian.signal(Signal::KILL);
             }
             CommandKilled => family.command.signal(Signal::KILL),
-            Told => family.muster.signal(Signal::TERM),
+            Told => self.tell(holder, family),
             MusterFrozen => {
                 family.muster.signal(Signal::STOP);
                 return vec![Debt::Thaw(family.muster)];
@@ -197,7 +197,7 @@ impl Contest {
                 let other = self.another(holder);
                 other.signal(Signal::STOP);
                 // Until the lease has passed to somebody else, so that it wakes with an old view.
-                family.muster.signal(Signal::TERM);
+                self.tell(holder, family);
                 self.followed(token);
                 return vec![Debt::Thaw(other)];
             }
@@ -229,6 +229,15 @@ impl Contest {
             }
         }
         vec![]
+    }
+
+    /// TERM, which `muster` passes on; and KILL for a command that does not care.
+    fn tell(&self, holder: usize, family: Family) {
+        family.muster.signal(Signal::TERM);
+        let number = self.candidates[holder].id[1..].parse().expect("candidates are numbered");
+        if manners(number) == Manners::Stubborn {
+            family.command.signal(Signal::KILL);
+        }
     }
 
     fn another(&mut self, than: usize) -> ProcessId {
@@ -264,6 +273,11 @@ impl Contest {
     }
 }
 
+/// Every third one ignores that it is told to end.
+fn manners(number: u32) -> Manners {
+    if number.is_multiple_of(3) { Manners::Stubborn } else { Manners::Polite }
+}
+
 const YEAR: i64 = 365 * 86_400;
 
 fn setting(key: &str, usual: impl FnOnce() -> u64) -> u64 {
@@ -281,9 +295,9 @@ fn twenty_candidates_never_run_two_commands_at_once_whatever_is_killed_frozen_or
     let begun = Instant::now();
     for number in 1..=rounds {
         let before = Instant::now();
-        contest.round();
+        let faults = contest.round();
         if before.elapsed() > Duration::from_secs(5) {
-            println!("round {number} took {:?}", before.elapsed());
+            println!("round {number} took {:?}: {faults:?}", before.elapsed());
         }
     }
     judge(&mut contest, &listener);
