@@ -280,7 +280,7 @@ impl Service {
         let (seen, wait) = (*seen, Duration::from_millis(*wait_ms));
         let key = key(lease);
         let limit = tokio::time::Instant::now() + wait.min(asked.left());
-        let mut news = manager.feed.news();
+        let mut news = manager.feed.news_of(key.clone());
         // Whoever asks may have been told of `seen` by a member that is ahead of this one.
         let mut copy = self.copy(manager, asked.left()).await?;
         let lease_in = |copy: &Replica| copy.tables.objects.get(&key).cloned();
@@ -288,8 +288,7 @@ impl Service {
         // Further back than this member remembers: the copy says how things stand.
         let mut told = manager.feed.touched_since(&key, seen).unwrap_or(true);
         while !told {
-            let Ok(Ok(())) = tokio::time::timeout_at(limit, news.changed()).await else { break };
-            let through = *news.borrow_and_update();
+            let Ok(through) = tokio::time::timeout_at(limit, news.changed()).await else { break };
             // The feed is written first, the copy published right after.
             let mut copies = manager.replica.clone();
             let published = tokio::time::timeout_at(limit, copies.wait_for(|r| r.tables.revision >= through)).await;

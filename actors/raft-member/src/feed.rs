@@ -4,6 +4,7 @@
 //! copy that has the changes is published: whoever lists from a copy and follows the feed from that copy's revision
 //! misses nothing.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_messages::{Moment, ObjectChange, ObjectKey, Revision};
@@ -17,17 +18,53 @@ pub struct ObjectFeed {
     history: Arc<Mutex<History>>,
     /// The revision of the newest change.
     news: Arc<watch::Sender<Revision>>,
+    /// The same for those who wait for one object.
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+/// An entry for each object that somebody waits for.
+type Waiting = BTreeMap<ObjectKey, watch::Sender<Revision>>;
+
+/// News of one object. Every holder of a lease waits for some: a change wakes those alone whom it concerns.
+#[derive(Debug)]
+pub struct ObjectNews {
+    key: ObjectKey,
+    news: watch::Receiver<Revision>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+impl ObjectNews {
+    /// Waits until the object changes, or the history begins anew, after this was made or last waited for. The revision at
+    /// which that was.
+    pub async fn changed(&mut self) -> Revision {
+        self.news.changed().await.expect("an entry stays as long as somebody waits");
+        *self.news.borrow_and_update()
+    }
+}
+
+impl Drop for ObjectNews {
+    fn drop(&mut self) {
+        let mut waiting = locked(&self.waiting);
+        if waiting.get(&self.key).is_some_and(|news| news.receiver_count() == 1) {
+            waiting.remove(&self.key);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for ObjectFeed {
     fn default() -> Self {
-        Self { history: Arc::default(), news: Arc::new(watch::Sender::new(Revision(0))) }
+        let news = Arc::new(watch::Sender::new(Revision(0)));
+        Self { history: Arc::default(), news, waiting: Arc::default() }
     }
 }
 
 impl ObjectFeed {
     fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.history)
     }
 
     /// See [`History::since`].
@@ -55,16 +92,81 @@ impl ObjectFeed {
         self.news.subscribe()
     }
 
+    /// The same for one object, from now on.
+    pub fn news_of(&self, key: ObjectKey) -> ObjectNews {
+        let mut waiting = locked(&self.waiting);
+        let news = waiting.entry(key.clone()).or_insert_with(|| watch::Sender::new(Revision(0))).subscribe();
+        ObjectNews { key, news, waiting: Arc::clone(&self.waiting) }
+    }
+
     pub(crate) fn begin_at(&self, revision: Revision) {
+        let waiting = locked(&self.waiting);
         self.history().begin_at(revision);
         self.news.send_replace(revision);
+        for news in waiting.values() {
+            news.send_replace(revision);
+        }
     }
 
     pub(crate) fn record(&self, now: Moment, through: Revision, changes: Vec<ObjectChange>) {
         let newest = changes.last().map(|change| change.revision);
+        // Kept until the history has it: whoever begins to wait finds it there, or is woken.
+        let waiting = locked(&self.waiting);
+        let awaited: Vec<_> =
+            changes.iter().filter_map(|change| Some((waiting.get(&change.key)?, change.revision))).collect();
         self.history().record(now, through, changes);
         if let Some(newest) = newest {
             self.news.send_replace(newest);
         }
+        for (news, revision) in awaited {
+            news.send_replace(revision);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::lease("default".to_owned(), name.to_owned())
+    }
+    fn record(feed: &ObjectFeed, revision: u64, name: &str) {
+        let revision = Revision(revision);
+        let change = ObjectChange { revision, key: key(name), before: None, after: None };
+        feed.record(Moment(0), revision, vec![change]);
+    }
+    /// What it says without waiting.
+    async fn says(news: &mut ObjectNews) -> Option<Revision> {
+        tokio::select! {
+            biased;
+            at = news.changed() => Some(at),
+            () = std::future::ready(()) => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_one_object_hears_of_no_other() {
+        let feed = ObjectFeed::default();
+        record(&feed, 1, "a");
+        let (mut a, mut b) = (feed.news_of(key("a")), feed.news_of(key("b")));
+        assert_eq!(says(&mut a).await, None, "that was before");
+        record(&feed, 2, "b");
+        record(&feed, 3, "b");
+        assert_eq!((says(&mut a).await, says(&mut b).await), (None, Some(Revision(3))));
+        assert_eq!(says(&mut b).await, None, "once");
+        feed.begin_at(Revision(9));
+        assert_eq!((says(&mut a).await, says(&mut b).await), (Some(Revision(9)), Some(Revision(9))));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_for_those_who_wait_no_more() {
+        let feed = ObjectFeed::default();
+        let (first, mut second) = (feed.news_of(key("a")), feed.news_of(key("a")));
+        drop(first);
+        record(&feed, 1, "a");
+        assert_eq!(says(&mut second).await, Some(Revision(1)), "another one still waits");
+        drop(second);
+        assert!(locked(&feed.waiting).is_empty());
     }
 }

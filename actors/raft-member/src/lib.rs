@@ -12,5 +12,5 @@ mod shell;
 
 pub use self::core::RaftConfig;
 pub use self::drain::logger;
-pub use self::feed::ObjectFeed;
+pub use self::feed::{ObjectFeed, ObjectNews};
 pub use self::shell::{Msg, RaftArgs, RaftMember};

@@ -17,10 +17,12 @@ use muster_kernel::{Intensity, Supervisor, Tree};
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{ErrorCode, FencingToken, LeaseView};
 
-use super::access::NAMESPACE;
 use super::stats::Times;
 use crate::cli::client::parse;
 use crate::cli::failure::{Failure, Outcome};
+
+/// Where their leases are.
+const NAMESPACE: &str = "muster-bench-leases";
 
 /// How long all of them together may take to be where they are waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -181,7 +183,9 @@ pub async fn all_hold(book: &Book, leases: u32) -> Outcome {
     let until = Instant::now() + PATIENCE;
     while book.holding() < leases {
         if Instant::now() >= until {
-            let text = format!("only {} of {leases} leases are held after {PATIENCE:?}", book.holding());
+            let (held, lost) = (book.holding(), book.lost());
+            let why = book.why().map(|why| format!(" ({why})")).unwrap_or_default();
+            let text = format!("{held} of {leases} leases are held after {PATIENCE:?}, {lost} were lost{why}");
             return Err(Failure::new(ErrorCode::TimedOut, text));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
