@@ -290,6 +290,7 @@ impl From<&ErrorBody> for Status {
             | ErrorCode::BadToken
             | ErrorCode::TokenExpired
             | ErrorCode::TokenUsedUp
+            | ErrorCode::GateClosed
             | ErrorCode::DigestMismatch => (Reason::Conflict, false),
         };
         let status = Self::new(reason, error.message.clone());

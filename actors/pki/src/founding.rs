@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::{ClusterId, ClusterRecord, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime};
+use muster_messages::{
+    ClusterId, ClusterRecord, FEATURE_LEVEL, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::csr::{CsrKey, make_csr, new_key};
@@ -18,9 +20,6 @@ use crate::store::{HELP_FOUNDING, IdentityFault, IdentityStore, credentials};
 
 /// The incarnation of a cluster that was just founded.
 const FIRST: Incarnation = Incarnation(1);
-
-/// The feature level of a cluster that was just founded.
-const FIRST_LEVEL: u32 = 1;
 
 /// What the founder decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +39,7 @@ impl Founding {
             id: self.cluster,
             name: self.name.clone(),
             incarnation: FIRST,
-            feature_level: FIRST_LEVEL,
+            feature_level: FEATURE_LEVEL,
             root_cert_pem: self.root_cert_pem.clone(),
             root_key_pem: self.root_key_pem.clone(),
             founded_at: self.at,

@@ -25,6 +25,7 @@ use crate::sabotaged;
 mod cluster;
 mod nodes;
 mod objects;
+mod reconcilers;
 
 /// How long a block outlives the last certificate, for clocks that differ.
 const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
@@ -78,14 +79,32 @@ pub(crate) fn make(
         }
         Change::SetFeatureLevel(level) => cluster::set_feature_level(tables, stamp, *level),
         Change::CreateObject(object) => objects::create(tables, stamp, object),
-        Change::UpdateObject { object, write } => objects::update(tables, stamp, object, write),
-        Change::DeleteObject { key, force } => objects::delete(tables, stamp, key, *force),
+        Change::UpdateObject { object, write } => {
+            objects::update(tables, stamp, object, write)?;
+            reconcilers::lease_ended(tables, stamp, &object.key());
+            Ok(())
+        }
+        Change::DeleteObject { key, force } => {
+            objects::delete(tables, stamp, key, *force)?;
+            reconcilers::lease_ended(tables, stamp, key);
+            Ok(())
+        }
         Change::AcquireLease { key, holder, session, duration_ms, uid } => {
             let by = objects::Acquirer { holder, session: *session, duration_ms: *duration_ms, uid: *uid };
-            objects::acquire(tables, stamp, key, &by)
+            objects::acquire(tables, stamp, key, &by)?;
+            reconcilers::lease_ended(tables, stamp, key);
+            Ok(())
         }
-        Change::ReleaseLease { key, session, token } => objects::release(tables, stamp, key, *session, *token),
-        Change::ExpireLease(key) => objects::expire(tables, stamp, key),
+        Change::ReleaseLease { key, session, token } => {
+            objects::release(tables, stamp, key, *session, *token)?;
+            reconcilers::lease_ended(tables, stamp, key);
+            Ok(())
+        }
+        Change::ExpireLease(key) => {
+            objects::expire(tables, stamp, key)?;
+            reconcilers::lease_ended(tables, stamp, key);
+            Ok(())
+        }
         Change::SetGuard { scope, mode } => {
             objects::guard(tables, stamp, scope, *mode);
             Ok(())
@@ -95,6 +114,7 @@ pub(crate) fn make(
             objects::delete_access_token(tables, stamp, id);
             Ok(())
         }
+        Change::Reconciler(change) => reconcilers::make(tables, stamp, change),
     }
 }
 

@@ -57,7 +57,8 @@ pub(crate) fn judge(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result
     }
 }
 
-fn believed(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), CommandRefusal> {
+/// Holds, or a caller believed what is not so.
+pub(crate) fn believed(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), CommandRefusal> {
     if holds { Ok(()) } else { Err(stale(otherwise())) }
 }
 

@@ -1,6 +1,8 @@
 //! What holds of the replicated state after every entry. The simulation checks it after every step; a violation is
 //! a bug in Muster, never an operator's mistake.
 
+mod gates;
+
 use std::collections::BTreeMap;
 
 use muster_messages::{NodeRecord, RaftId, Role, Tables};
@@ -27,6 +29,16 @@ pub const NAME_1: &str = "NAME-1";
 pub const FENCE_1: &str = "FENCE-1";
 /// A lease that is held has a token, which is a revision of the past.
 pub const FENCE_2: &str = "FENCE-2";
+/// Nobody serves below the floor of a gate of their scope.
+pub const GATE_1: &str = "GATE-1";
+/// Whoever begins to serve finds what they need applied.
+pub const GATE_2: &str = "GATE-2";
+/// While a gate is worked on, its floor is the higher and its release the lower of both ends.
+pub const GATE_3: &str = "GATE-3";
+/// Epochs and terms of a gate only grow, also over its deletion.
+pub const GATE_4: &str = "GATE-4";
+/// A participant's record goes with its lease.
+pub const GATE_7: &str = "GATE-7";
 /// Everything that grows with use is bounded, and the remembered outcomes are exactly the recent requests.
 pub const BOUND_1: &str = "BOUND-1";
 /// Revisions only grow, and no object is newer than the state it is part of.
@@ -49,6 +61,7 @@ pub fn check(tables: &Tables) -> Verdict {
     blocks(tables)?;
     nodes(tables)?;
     objects(tables)?;
+    gates::check(tables)?;
     bounds(tables)
 }
 
@@ -85,7 +98,7 @@ pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
         let passed = was.spec.held_by() != now.spec.held_by() && now.spec.held_by().is_some();
         holds(new > old || new == old && !passed, FENCE_1, || format!("{key}: token {new} after {old}"))?;
     }
-    Ok(())
+    gates::check_step(before, after)
 }
 
 fn holds(fact: bool, name: &'static str, detail: impl FnOnce() -> String) -> Verdict {

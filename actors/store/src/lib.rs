@@ -36,6 +36,9 @@ mod sabotage {
         RecordAnyCertificate,
         ApplyByMood,
         TakeLiveLeases,
+        AdmitUnseen,
+        RestrictUnseen,
+        RunWithoutTerm,
     }
     pub fn mood() -> bool {
         false

@@ -3,18 +3,65 @@
 //! The encoding is a versioned enum: a process reads every version it knows, and writes a newer one only once
 //! the cluster's feature level says that every manager reads it. Integrity is the caller's: it keeps a digest beside the bytes.
 
-use muster_messages::Tables;
+use std::sync::Arc;
+
+use imbl::{OrdMap, OrdSet, Vector};
 use muster_messages::wire::{WireError, decode_stored, encode_stored};
+use muster_messages::{
+    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Name, NodeId, NodeRecord, Object,
+    ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers, RequestId, Revision, Tables, Token, User,
+};
 use serde::{Deserialize, Serialize};
 
-#[derive(Serialize)]
-enum Written<'a> {
-    V1(&'a Tables),
+#[derive(Serialize, Deserialize)]
+enum Snapshot {
+    V1(Box<TablesV1>),
+    V2(Box<Tables>),
 }
 
-#[derive(Deserialize)]
-enum Read {
-    V1(Box<Tables>),
+/// The tables before there were reconcilers.
+#[derive(Serialize, Deserialize)]
+struct TablesV1 {
+    revision: Revision,
+    cluster: Option<Arc<ClusterRecord>>,
+    nodes: OrdMap<NodeId, Arc<NodeRecord>>,
+    members: OrdMap<RaftId, Member>,
+    next_raft_id: RaftId,
+    removed_raft_ids: OrdSet<RaftId>,
+    tokens: OrdMap<String, Token>,
+    users: OrdMap<Name, User>,
+    blocklist: OrdMap<NodeId, Blocked>,
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    guards: OrdMap<GuardScope, GuardMode>,
+    access_tokens: OrdMap<String, AccessToken>,
+    outcomes: OrdMap<RequestId, Outcome>,
+    outcome_order: Vector<RequestId>,
+    events: Vector<Arc<Event>>,
+}
+
+/// Between the two, field by field: neither can gain or lose one unnoticed.
+macro_rules! same_fields {
+    ($from:ident => $to:ident { $($field:ident),* } $(, $extra:ident: $value:expr)?) => {{
+        let ($($field,)*) = ($($from.$field,)*);
+        $to { $($field,)* $($extra: $value)? }
+    }};
+}
+
+impl From<Tables> for TablesV1 {
+    fn from(t: Tables) -> Self {
+        same_fields!(t => TablesV1 {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, outcomes, outcome_order, events
+        })
+    }
+}
+impl From<TablesV1> for Tables {
+    fn from(t: TablesV1) -> Self {
+        same_fields!(t => Tables {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, outcomes, outcome_order, events
+        }, reconcilers: Reconcilers::default())
+    }
 }
 
 /// Bytes that are no snapshot this process can read.
@@ -26,15 +73,20 @@ pub struct SnapshotFault {
     pub source: WireError,
 }
 
-/// Encodes the tables. Equal tables give equal bytes, on every member.
+/// Encodes the tables, as the cluster's feature level allows. Equal tables give equal bytes, on every member.
 pub fn encode(tables: &Tables) -> Vec<u8> {
-    encode_stored(&Written::V1(tables)).expect("every table has an encoding")
+    let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
+    let tables = tables.clone();
+    let snapshot =
+        if level < RECONCILERS_LEVEL { Snapshot::V1(Box::new(tables.into())) } else { Snapshot::V2(Box::new(tables)) };
+    encode_stored(&snapshot).expect("every table has an encoding")
 }
 
-/// Decodes what [`encode`] wrote.
+/// Decodes what [`encode`] wrote, and what earlier releases wrote.
 pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
     match decode_stored(bytes) {
-        Ok(Read::V1(tables)) => Ok(*tables),
+        Ok(Snapshot::V1(tables)) => Ok((*tables).into()),
+        Ok(Snapshot::V2(tables)) => Ok(*tables),
         Err(source) => Err(SnapshotFault { bytes: bytes.len(), source }),
     }
 }

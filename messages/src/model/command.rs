@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Blocked, CertificateRecord, ClusterRecord, FencingToken, Generation, GuardMode, GuardScope, Liveness,
-    Name, NodeId, NodeRecord, Object, ObjectKey, Principal, RaftId, Removal, RequestId, Revision, Role, SessionId,
-    Term, Token, Uid, User, WallTime,
+    AccessToken, Blocked, Blocker, CertificateRecord, ClusterRecord, Definition, DesiredObject, FencingToken, GateStep,
+    Generation, GuardMode, GuardScope, Hold, Liveness, ManagedKey, Name, NodeId, NodeRecord, NotAdmitted, Object,
+    ObjectKey, Participant, ParticipantKey, Principal, Progress, RaftId, Removal, RequestId, Revision, Role, SessionId,
+    Term, Token, Triple, Uid, User, WallTime,
 };
 
 /// One entry's worth of change.
@@ -256,6 +257,7 @@ pub enum Change {
     PutAccessToken(AccessToken),
     /// Absent: nothing happens.
     DeleteAccessToken(String),
+    Reconciler(ReconcilerChange),
 }
 
 impl Change {
@@ -267,9 +269,87 @@ impl Change {
             | Change::AcquireLease { key, .. }
             | Change::ReleaseLease { key, .. }
             | Change::ExpireLease(key) => Some(key.clone()),
+            Change::Reconciler(ReconcilerChange::Leave(key) | ReconcilerChange::Drain(key)) => Some(key.lease()),
             _ => None,
         }
     }
+}
+
+/// What happens to reconcilers, their gates and the participants of their scopes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReconcilerChange {
+    /// One per name and release. Another digest is refused as `Exists`, unless `replace`. The same: nothing happens.
+    Define {
+        definition: Box<Definition>,
+        replace: bool,
+    },
+    /// Definitions, gate and progress go; what was applied stays, and belongs to nobody.
+    Forget {
+        reconciler: String,
+    },
+    /// `since` and `revision` are set at apply time. Refused unless the lease named by its key is held under its token.
+    /// Repeated: nothing happens.
+    Announce(Box<Participant>),
+    /// Announced becomes serving, if every gate lets it in as of this entry. Serving already: nothing happens.
+    Admit(ParticipantKey),
+    /// Told to stop. Of one that only waits: it is forgotten.
+    Drain(ParticipantKey),
+    /// It is gone, and so is its lease. Absent: nothing happens.
+    Leave(ParticipantKey),
+    /// A runner's step, judged by the gate as of this entry. Refused as `Stale` unless `term` is the token under which
+    /// the runner's lease is held and the gate is at this epoch (0: there is none); as `Held` or `InTheWay` where the
+    /// definition does not lead there now. A step that is taken already changes nothing.
+    Step {
+        reconciler: String,
+        release: Triple,
+        term: FencingToken,
+        epoch: u64,
+        step: GateStep,
+    },
+    /// A runner writes or deletes (`None`) an object of its reconciler. Refused as `Stale` unless `term` is in force
+    /// and the gate leads to, or stands at, this release; as `Exists` where the object is somebody else's.
+    Apply {
+        reconciler: String,
+        release: Triple,
+        term: FencingToken,
+        key: ManagedKey,
+        object: Option<Box<DesiredObject>>,
+    },
+    /// Anybody else's write of such an object. Whose it is stays.
+    PutObject(Box<DesiredObject>),
+    /// Anybody else's deletion. Absent: `NotFound`.
+    DeleteObject(ManagedKey),
+    /// Refused as `Stale` unless its term is in force.
+    Progress(Box<Progress>),
+    Pause {
+        reconciler: String,
+        paused: bool,
+    },
+    /// Of one digest: another one asks again.
+    Finalize {
+        reconciler: String,
+        digest: String,
+    },
+    /// Whoever gave up begins again; this digest may take the place of another build's of its release.
+    Retry {
+        reconciler: String,
+        digest: Option<String>,
+    },
+    /// An earlier entry of the gate's history is in force again, under a new epoch. Whoever serves and may not with it
+    /// is told to stop.
+    Repair {
+        reconciler: String,
+        epoch: u64,
+    },
+    /// The floor, by hand. Whoever serves below it is told to stop.
+    ForceFloor {
+        reconciler: String,
+        floor: Triple,
+    },
+    /// As if nothing had ever been applied: nobody is admitted until a run has succeeded. Who serves is not touched.
+    DeleteGate {
+        reconciler: String,
+    },
 }
 
 /// Why a command changed nothing. Part of the conversation, not a fault.
@@ -301,6 +381,15 @@ pub enum CommandRefusal {
     /// Held by somebody whose time has not run out by the leader's clock.
     #[error("{key} is held by {holder}, whose time has not run out")]
     LeaseHeld { key: ObjectKey, holder: String, token: FencingToken },
+    #[error("this needs feature level {needs}, and the cluster is at {level}: it rises once every manager knows it")]
+    FeatureLevel { needs: u32, level: u32 },
+    #[error("not admitted: {0}")]
+    NotAdmitted(NotAdmitted),
+    #[error("{0}")]
+    Held(Hold),
+    /// Some serve who could not live with it.
+    #[error("{} serve that could not live with it, {} among them", blockers.len(), blockers.first().map_or("", |b| &b.member))]
+    InTheWay { blockers: Vec<Blocker> },
 }
 
 impl From<CommandRefusal> for super::ErrorBody {
@@ -314,6 +403,10 @@ impl From<CommandRefusal> for super::ErrorBody {
             | CommandRefusal::BeingRemoved { .. }
             | CommandRefusal::AlreadyFounded
             | CommandRefusal::LeaseHeld { .. } => ErrorCode::Conflict,
+            CommandRefusal::FeatureLevel { .. }
+            | CommandRefusal::NotAdmitted(_)
+            | CommandRefusal::Held(_)
+            | CommandRefusal::InTheWay { .. } => ErrorCode::GateClosed,
             CommandRefusal::HasSeat { .. } => ErrorCode::DemoteFirst,
             CommandRefusal::Blocked { .. } => ErrorCode::Blocked,
             CommandRefusal::LastManager => ErrorCode::LastManager,

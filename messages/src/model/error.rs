@@ -35,6 +35,8 @@ codes! {
     TokenUsedUp => 409, 6;
     DigestMismatch => 409, 6;
     NotAManager => 409, 6;
+    /// Somebody serves who could not live with it, or a gate does not let in.
+    GateClosed => 409, 6;
     TooLarge => 413, 2;
     TooManyRequests => 429, 6;
     NoQuorum => 503, 5;

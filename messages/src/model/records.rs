@@ -4,6 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision, Role, Secret, WallTime};
 
+/// The newest encoding of commands and snapshots that this build reads and writes.
+pub const FEATURE_LEVEL: u32 = 2;
+/// From this level on there are reconcilers.
+pub const RECONCILERS_LEVEL: u32 = 2;
+
 /// The cluster itself, written by its first entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRecord {

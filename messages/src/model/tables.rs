@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name, NodeId, NodeRecord,
-    Object, ObjectKey, Outcome, RaftId, RequestId, Revision, Role, Token, User,
+    Object, ObjectKey, Outcome, RaftId, Reconcilers, RequestId, Revision, Role, Token, User,
 };
 
 /// All replicated tables at one revision. Cloning is O(tables), not O(rows).
@@ -31,6 +31,7 @@ pub struct Tables {
     pub objects: OrdMap<ObjectKey, Arc<Object>>,
     pub guards: OrdMap<GuardScope, GuardMode>,
     pub access_tokens: OrdMap<String, AccessToken>,
+    pub reconcilers: Reconcilers,
     /// Outcomes of recent requests, and the order they came in (bounded by count).
     pub outcomes: OrdMap<RequestId, Outcome>,
     pub outcome_order: Vector<RequestId>,

@@ -121,6 +121,7 @@ pub enum Request {
     Kube(KubeCall),
     /// Managers' addresses and the root: what a client with an identity of its own needs to connect over TLS.
     Contact,
+    Reconciler(super::ReconcilerRequest),
 }
 
 /// A request to the Kubernetes subset as it came in over HTTP, without what only its connection needs.

@@ -9,6 +9,7 @@ mod join;
 mod lease;
 mod peer;
 mod raft;
+mod reconcilers;
 
 pub use self::agent::*;
 pub use self::api::*;
@@ -16,6 +17,7 @@ pub use self::join::*;
 pub use self::lease::*;
 pub use self::peer::*;
 pub use self::raft::*;
+pub use self::reconcilers::*;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -3,7 +3,7 @@
 //! Keeps  API-1  what changes the cluster needs an operator: the admin socket of a manager, or an operator's certificate.
 //!        API-2  a node reads; it changes nothing but its own session's affairs, which do not pass here.
 
-use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, Request};
+use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal, Tables};
 
 /// What a request does, which decides who may ask it and where it is answered.
@@ -37,6 +37,7 @@ pub fn kind_of(request: &Request) -> Kind {
             Kind::Read
         }
         Request::TokenList | Request::TokenShow { .. } => Kind::SecretRead,
+        Request::Reconciler(request) if reads(request) => Kind::Read,
         Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
         Request::Lease(
             LeaseRequest::List { .. } | LeaseRequest::Get { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. },
@@ -55,8 +56,36 @@ pub fn kind_of(request: &Request) -> Kind {
         | Request::AccessTokenCreate { .. }
         | Request::TransferLeader { .. }
         | Request::Lease(_)
+        | Request::Reconciler(_)
         | Request::Kube(_) => Kind::Write,
     }
+}
+
+fn reads(request: &ReconcilerRequest) -> bool {
+    use ReconcilerRequest as R;
+    matches!(
+        request,
+        R::List
+            | R::Status { .. }
+            | R::Plan { .. }
+            | R::History { .. }
+            | R::MemberList { .. }
+            | R::ObjectList { .. }
+            | R::ObjectGet { .. }
+            | R::Admission { .. }
+            | R::Definitions { .. }
+            | R::View { .. }
+    )
+}
+
+/// What a participant, candidate or runner asks on its own behalf: which of them it may speak for is judged where the
+/// state is, by the leases they hold.
+fn takes_part(request: &ReconcilerRequest) -> bool {
+    use ReconcilerRequest as R;
+    matches!(
+        request,
+        R::Announce { .. } | R::Admit { .. } | R::Leave { .. } | R::Step { .. } | R::Wave { .. } | R::Progress { .. }
+    )
 }
 
 /// What somebody without identity is told.
@@ -69,6 +98,7 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
     let leases = match request {
         Request::Lease(request) => !matches!(request, LeaseRequest::SetGuard { .. }),
         Request::Kube(_) => true,
+        Request::Reconciler(request) => takes_part(request),
         _ => false,
     };
     let allowed = match caller {

@@ -40,6 +40,11 @@ pub(super) fn update(
     let mut body = new.body.clone();
     if let (Some(was), ObjectBody::Lease(lease)) = (old.lease(), &mut body) {
         allowed(tables, &key, (&old.meta, was), &lease.spec, write)?;
+        if was.is_live() && was.holding.session.is_some() {
+            // What its holder counts by. Shortened, it would be another's while the holder goes on; without one, nobody's
+            // for ever.
+            lease.spec.duration_ms = was.spec.duration_ms;
+        }
         lease.holding = holding_after(stamp, was, &lease.spec);
     }
     let meta = ObjectMeta {
@@ -82,19 +87,29 @@ fn allowed(
         was.holding.session.is_some() || guarded && spec.held_by().is_some()
     } else {
         // A renewal of somebody else's lease keeps a dead holder alive.
-        let renews_only = LeaseSpec { renewed: spec.renewed, ..was.spec.clone() } == *spec;
+        let renews = (spec.renewed, spec.acquired) != (was.spec.renewed, was.spec.acquired);
         // Whoever wrote the holder down renews for it, under whatever name.
         let wrote = |manager: &str| meta.managers.iter().any(|m| m.manager == manager && m.fields.contains(HOLDER));
         let others =
             write.manager.as_deref().is_some_and(|manager| Some(manager) != was.spec.held_by() && !wrote(manager));
-        guarded && write.blind && renews_only && spec.renewed != was.spec.renewed && others
+        guarded && write.blind && renews && others
     };
     if refused { Err(held(key, was)) } else { Ok(()) }
 }
 
 fn held(key: &ObjectKey, lease: &Lease) -> CommandRefusal {
-    let holder = lease.spec.held_by().unwrap_or_default().to_owned();
+    let holder = in_short(lease.spec.held_by().unwrap_or_default());
     CommandRefusal::LeaseHeld { key: key.clone(), holder, token: lease.holding.token }
+}
+
+/// Of a name that refusals and events carry: many thousands of them are kept, and a client may write a long one.
+const NAMED: usize = 128;
+
+fn in_short(holder: &str) -> String {
+    match holder.char_indices().nth(NAMED) {
+        Some((end, _)) => format!("{}…", &holder[..end]),
+        None => holder.to_owned(),
+    }
 }
 
 /// FENCE-1: what holding follows from a client's write.
@@ -104,7 +119,13 @@ fn holding_after(stamp: &Stamp<'_>, was: &Lease, spec: &LeaseSpec) -> Holding {
         (Some(old), Some(new)) if old == new => {
             // Any write that shows a later time than the last one is a renewal.
             let renewed = (spec.renewed, spec.acquired) != (was.spec.renewed, was.spec.acquired);
-            Holding { expired: was.holding.expired && !renewed, ..was.holding }
+            match was.holding {
+                // The session that let it expire is over: this is somebody else under its name.
+                Holding { expired: true, session: Some(_), .. } if renewed => {
+                    Holding { token: FencingToken(stamp.at.0), session: None, expired: false }
+                }
+                holding => Holding { expired: holding.expired && !renewed, ..holding },
+            }
         }
         _ => Holding { token: FencingToken(stamp.at.0), session: None, expired: false },
     }
@@ -231,7 +252,7 @@ fn put_lease(tables: &mut Tables, key: &ObjectKey, meta: ObjectMeta, lease: Leas
 /// Notes in the log of events who had it and who has it; renewals are no events.
 fn passed(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey, was: Option<&Lease>, is: &Lease) {
     let words = |lease: &Lease| {
-        let holder = lease.spec.held_by()?;
+        let holder = in_short(lease.spec.held_by()?);
         let expired = if lease.holding.expired { ", expired" } else { "" };
         Some(format!("{}/{} held by {holder}, token {}{expired}", key.namespace, key.name, lease.holding.token))
     };

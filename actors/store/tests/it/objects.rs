@@ -181,6 +181,42 @@ fn expiry_is_nothing_that_clients_see_and_ends_with_a_renewal() {
     assert_eq!(token(&world), held, "nobody held it in between");
 }
 
+/// A holder counts by the duration that it acquired the lease for.
+#[test]
+fn nobody_changes_the_duration_of_a_lease_that_a_session_holds_alive() {
+    let mut world = World::founded();
+    world.must(acquire("l", "a", 1));
+    for duration in [Some(1_000), None] {
+        world.must(cas(&world, |spec| (spec.duration_ms, spec.transitions) = (duration, Some(7))));
+        assert_eq!((lease(&world).spec.duration_ms, lease(&world).spec.transitions), (Some(15_000), Some(7)));
+    }
+    world.must(command([Change::ExpireLease(key())]));
+    world.must(cas(&world, |spec| spec.duration_ms = Some(1_000)));
+    assert_eq!(lease(&world).spec.duration_ms, Some(1_000));
+}
+
+/// 65,536 refusals and 10,000 events are kept, each with a name in it.
+#[test]
+fn a_long_holder_is_cut_short_in_refusals_and_events() {
+    let mut world = created(Some(&"x".repeat(60_000)));
+    let refusal = world.refused(blind(&world, "b", holds("b")));
+    assert!(refusal.to_string().len() < 600, "{}", refusal.to_string().len());
+    let event = world.tables.events.back().and_then(|event| event.after.clone()).unwrap();
+    assert!(event.len() < 600, "{}", event.len());
+}
+
+#[test]
+fn a_client_that_revives_a_sessions_lease_holds_it_itself() {
+    let mut world = World::founded();
+    world.must(acquire("l", "a", 1));
+    let old = token(&world);
+    world.must(command([Change::ExpireLease(key())]));
+    world.must(cas(&world, |spec| spec.renewed = Some(MicroTime(5))));
+    assert_eq!(lease(&world).holding.session, None);
+    assert!(token(&world) > old, "two hold it under one name, and not under one token");
+    world.must(cas(&world, holds("")));
+}
+
 #[test]
 fn a_write_that_changes_nothing_leaves_the_revision() {
     let mut world = created(Some("a"));
@@ -203,6 +239,8 @@ fn the_default_guard_stops_blind_writes_and_lets_careful_ones_pass() {
     let mut world = created(Some("a"));
     assert!(is_held(&world.refused(blind(&world, "b", holds("b")))));
     assert!(is_held(&world.refused(blind(&world, "b", |spec| spec.renewed = Some(MicroTime(7))))), "a's renewal by b");
+    let more = |spec: &mut LeaseSpec| (spec.renewed, spec.duration_ms) = (Some(MicroTime(7)), Some(20_000));
+    assert!(is_held(&world.refused(blind(&world, "b", more))), "a's renewal by b, with something else");
     world.must(blind(&world, "a", |spec| spec.renewed = Some(MicroTime(8))));
     world.must(blind(&world, "b", |spec| spec.duration_ms = Some(20_000)));
     world.must(blind(&world, "b", holds("")));

@@ -1,0 +1,539 @@
+//! Changes of reconcilers, gates and participants.
+//!
+//! Keeps  GATE-1  nobody serves below the floor of a gate of their scope.
+//!        GATE-2  whoever begins to serve finds what they need applied.
+//!        GATE-3  while a gate is worked on, its floor is the higher and its release the lower of both ends.
+//!        GATE-4  epochs grow by one; a runner whose term is over writes nothing, neither gate nor object nor progress.
+//!        GATE-5  there is no gate before a run has succeeded, and no object is written that its gate does not lead to.
+//!        GATE-6  a gate that cannot be read lets nobody in and nobody run.
+//!        GATE-7  a participant's record goes with its lease.
+//! Why all of it is judged here: an admission and a restriction that were decided at the same time are applied one after
+//! the other, and the second one sees the first.
+
+use muster_messages::{
+    Controls, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, GATE_HISTORY, Gate, GateEntry, GatePath,
+    GateState, GateStep, MEMBERS_NAMESPACE, ManagedKey, ManagedObject, ObjectKey, Participant, ParticipantKey,
+    ParticipantPhase, Progress, RECONCILER_LABEL, RECONCILERS_LEVEL, ReconcilerChange, Triple, runner_lease,
+};
+
+use super::*;
+use crate::guards::{believed, lease_of, not_found, object};
+
+pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerChange) -> Result<(), CommandRefusal> {
+    use ReconcilerChange as R;
+    let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
+    if level < RECONCILERS_LEVEL {
+        return Err(CommandRefusal::FeatureLevel { needs: RECONCILERS_LEVEL, level });
+    }
+    match change {
+        R::Define { definition, replace } => define(tables, stamp, definition, *replace),
+        R::Forget { reconciler } => forget(tables, stamp, reconciler),
+        R::Announce(participant) => announce(tables, stamp, participant),
+        R::Admit(key) => admit(tables, stamp, key),
+        R::Drain(key) => drain(tables, stamp, key),
+        R::Leave(key) => {
+            leave(tables, stamp, key);
+            Ok(())
+        }
+        R::Step { reconciler, release, term, epoch, step } => {
+            let key = DefinitionKey { reconciler: reconciler.clone(), release: *release };
+            self::step(tables, stamp, &key, *term, *epoch, *step)
+        }
+        R::Apply { reconciler, release, term, key, object } => {
+            let by = Runner { reconciler, release: *release, term: *term };
+            apply_object(tables, stamp, &by, key, object.as_deref())
+        }
+        R::PutObject(object) => {
+            put_object(tables, stamp, object, None);
+            Ok(())
+        }
+        R::DeleteObject(key) => match tables.reconcilers.objects.remove(key) {
+            None => Err(not_found("object", key)),
+            Some(_) => {
+                tables.reconcilers.changed = stamp.at;
+                Ok(())
+            }
+        },
+        R::Progress(progress) => report(tables, stamp, progress),
+        R::Pause { reconciler, paused } => control(tables, stamp, reconciler, |c| c.paused = *paused),
+        R::Finalize { reconciler, digest } => {
+            control(tables, stamp, reconciler, |c| c.finalized = Some(digest.clone()))
+        }
+        R::Retry { reconciler, digest } => control(tables, stamp, reconciler, |c| {
+            c.retries += 1;
+            c.retried.clone_from(digest);
+        }),
+        R::Repair { reconciler, epoch } => repair(tables, stamp, reconciler, *epoch),
+        R::ForceFloor { reconciler, floor } => force_floor(tables, stamp, reconciler, *floor),
+        R::DeleteGate { reconciler } => delete_gate(tables, stamp, reconciler),
+    }
+}
+
+fn define(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    definition: &muster_messages::Definition,
+    replace: bool,
+) -> Result<(), CommandRefusal> {
+    let key = definition.key();
+    let all = &mut tables.reconcilers;
+    let words = |d: &muster_messages::Definition| format!("{} {} ({})", d.reconciler, d.release, short(&d.digest));
+    let old = all.definitions.get(&key).cloned();
+    match &old {
+        Some(old) if old.digest == definition.digest => return Ok(()),
+        Some(old) => absent("definition", words(old), !replace)?,
+        None => {}
+    }
+    if let Some(other) = all.definitions_of(&key.reconciler).find(|d| d.scope != definition.scope) {
+        // One gate stands for one scope.
+        return Err(stale(format!("{} belongs to scope {}, not {}", key.reconciler, other.scope, definition.scope)));
+    }
+    let mut new = definition.clone();
+    (new.applied_at, new.revision) = (stamp.wall, stamp.at);
+    let is = words(&new);
+    all.definitions.insert(key, Arc::new(new));
+    all.changed = stamp.at;
+    stamp.log(tables, EventKind::Gate, None, old.map(|d| words(&d)), Some(is));
+    Ok(())
+}
+
+fn short(digest: &str) -> &str {
+    digest.get(..12).unwrap_or(digest)
+}
+
+fn forget(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<(), CommandRefusal> {
+    known(tables, reconciler)?;
+    let all = &mut tables.reconcilers;
+    let keys: Vec<_> = all.definitions_of(reconciler).map(|d| d.key()).collect();
+    for key in &keys {
+        all.definitions.remove(key);
+    }
+    let gate = all.gates.remove(reconciler);
+    all.progress.remove(reconciler);
+    all.controls.remove(reconciler);
+    if let Some(gate) = &gate {
+        // Epochs go on where they stopped, should the name come back.
+        let controls = Controls { last_epoch: gate.now.epoch, ..Controls::default() };
+        all.controls.insert(reconciler.to_owned(), controls);
+    }
+    let theirs = |(key, object): (&ManagedKey, &Arc<ManagedObject>)| {
+        (object.owner.as_deref() == Some(reconciler)).then(|| key.clone())
+    };
+    let orphans: Vec<_> = all.objects.iter().filter_map(theirs).collect();
+    for key in orphans {
+        if let Some(object) = all.objects.get_mut(&key) {
+            let mut orphan = ManagedObject { owner: None, revision: stamp.at, ..(**object).clone() };
+            orphan.labels.remove(RECONCILER_LABEL);
+            *object = Arc::new(orphan);
+        }
+    }
+    all.changed = stamp.at;
+    let was = format!("{reconciler}, {} definitions", keys.len());
+    stamp.log(tables, EventKind::Gate, None, Some(was), None);
+    Ok(())
+}
+
+/// Whether there is anything under this name.
+fn known(tables: &Tables, reconciler: &str) -> Result<(), CommandRefusal> {
+    let all = &tables.reconcilers;
+    let there = all.gates.contains_key(reconciler) || all.definitions_of(reconciler).next().is_some();
+    if there { Ok(()) } else { Err(not_found("reconciler", reconciler)) }
+}
+
+fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -> Result<(), CommandRefusal> {
+    let key = &participant.key;
+    if let Some(there) = tables.reconcilers.participants.get(key) {
+        let same = (there.release == participant.release, there.token == participant.token) == (true, true);
+        return believed(same, || format!("{key} has announced {} already", there.release));
+    }
+    match participant.token {
+        Some(token) => leased(tables, key, token)?,
+        None => believed(key.is_external(), || format!("{key} names no lease"))?,
+    }
+    let mut new = participant.clone();
+    (new.phase, new.since, new.revision) = (ParticipantPhase::Announced, stamp.wall, stamp.at);
+    put_participant(tables, stamp, new);
+    Ok(())
+}
+
+/// Its lease is held, by its own session, under this token.
+fn leased(tables: &Tables, key: &ParticipantKey, token: FencingToken) -> Result<(), CommandRefusal> {
+    let lease_key = key.lease();
+    let lease = lease_of(object(tables, &lease_key)?, &lease_key)?;
+    let own = lease.is_live() && lease.holding.token == token && lease.holding.session == Some(key.incarnation);
+    believed(own, || format!("{lease_key} is not held by this incarnation under token {token}"))
+}
+
+fn put_participant(tables: &mut Tables, stamp: &Stamp<'_>, new: Participant) {
+    let words = |p: &Participant| format!("{} {}, {}", p.key, p.release, phase_word(p.phase));
+    let is = Some(words(&new));
+    let all = &mut tables.reconcilers;
+    let was = all.participants.insert(new.key.clone(), Arc::new(new));
+    all.changed = stamp.at;
+    stamp.log(tables, EventKind::Gate, None, was.map(|p| words(&p)), is);
+}
+
+fn phase_word(phase: ParticipantPhase) -> &'static str {
+    match phase {
+        ParticipantPhase::Announced => "announced",
+        ParticipantPhase::Serving => "serving",
+        ParticipantPhase::Draining => "draining",
+    }
+}
+
+fn participant<'a>(tables: &'a Tables, key: &ParticipantKey) -> Result<&'a Arc<Participant>, CommandRefusal> {
+    tables.reconcilers.participants.get(key).ok_or_else(|| not_found("participant", key))
+}
+
+/// GATE-1, GATE-2.
+fn admit(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result<(), CommandRefusal> {
+    let found = participant(tables, key)?;
+    match found.phase {
+        ParticipantPhase::Serving => return Ok(()),
+        ParticipantPhase::Draining => return Err(stale(format!("{key} was told to stop"))),
+        ParticipantPhase::Announced => {}
+    }
+    if let Some(token) = found.token {
+        leased(tables, key, token)?;
+    }
+    if !sabotaged(Sabotage::AdmitUnseen) {
+        tables.reconcilers.admission(found).map_err(CommandRefusal::NotAdmitted)?;
+    }
+    let mut new = (**found).clone();
+    (new.phase, new.since, new.revision) = (ParticipantPhase::Serving, stamp.wall, stamp.at);
+    put_participant(tables, stamp, new);
+    Ok(())
+}
+
+fn drain(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result<(), CommandRefusal> {
+    let found = participant(tables, key)?;
+    match found.phase {
+        ParticipantPhase::Draining => {}
+        ParticipantPhase::Announced => leave(tables, stamp, key),
+        ParticipantPhase::Serving => {
+            let mut new = (**found).clone();
+            (new.phase, new.since, new.revision) = (ParticipantPhase::Draining, stamp.wall, stamp.at);
+            put_participant(tables, stamp, new);
+        }
+    }
+    Ok(())
+}
+
+fn leave(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
+    tables.objects.remove(&key.lease());
+    gone(tables, stamp, key);
+}
+
+fn gone(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
+    let all = &mut tables.reconcilers;
+    if let Some(old) = all.participants.remove(key) {
+        all.changed = stamp.at;
+        let was = format!("{} {}, {}", old.key, old.release, phase_word(old.phase));
+        stamp.log(tables, EventKind::Gate, None, Some(was), None);
+    }
+}
+
+/// GATE-7. A lease in the members' namespace that nobody holds any more: its object goes as well, so that a fleet that
+/// restarts for years leaves nothing behind.
+pub(super) fn lease_ended(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey) {
+    if key.namespace != MEMBERS_NAMESPACE {
+        return;
+    }
+    let held = tables.objects.get(key).and_then(|object| object.lease()).filter(|lease| lease.is_live());
+    let live = held.map(|lease| lease.holding.token);
+    let Some(theirs) = key.name.rsplit_once('.').and_then(|(member, incarnation)| {
+        let (scope, member) = split_scope(member)?;
+        let incarnation = u128::from_str_radix(incarnation, 16).ok()?;
+        let incarnation = muster_messages::SessionId(incarnation);
+        Some(ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation })
+    }) else {
+        return;
+    };
+    let bound = tables.reconcilers.participants.get(&theirs).is_some_and(|p| p.token.is_some() && p.token == live);
+    if !bound {
+        gone(tables, stamp, &theirs);
+    }
+    if live.is_none() {
+        tables.objects.remove(key);
+    }
+}
+
+/// Scopes have no dot, but for those of candidates, which have one.
+fn split_scope(text: &str) -> Option<(&str, &str)> {
+    let candidates = muster_messages::CANDIDATES_SCOPE;
+    let skip = if text.starts_with(candidates) { candidates.len() } else { 0 };
+    let dot = text.get(skip..)?.find('.')? + skip;
+    Some((&text[..dot], &text[dot + 1..]))
+}
+
+/// Who applies a definition.
+struct Runner<'a> {
+    reconciler: &'a str,
+    release: Triple,
+    term: FencingToken,
+}
+
+/// GATE-4: the term is the one in force.
+fn in_force(tables: &Tables, reconciler: &str, term: FencingToken) -> Result<(), CommandRefusal> {
+    if sabotaged(Sabotage::RunWithoutTerm) {
+        return Ok(());
+    }
+    let key = runner_lease(reconciler);
+    let lease = lease_of(object(tables, &key)?, &key)?;
+    let holds = lease.holding.token == term && lease.spec.held_by().is_some();
+    believed(holds, || format!("term {term} of {reconciler} is over"))
+}
+
+fn step(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    key: &DefinitionKey,
+    term: FencingToken,
+    epoch: u64,
+    step: GateStep,
+) -> Result<(), CommandRefusal> {
+    let reconciler = &key.reconciler;
+    in_force(tables, reconciler, term)?;
+    let all = &tables.reconcilers;
+    let definition = all.definitions.get(key).ok_or_else(|| not_found("definition", reconciler))?.clone();
+    let gate = all.gates.get(reconciler).cloned();
+    let actual = gate.as_ref().map_or(0, |gate| gate.now.epoch);
+    let target = definition.target();
+    let at_work = gate.as_ref().is_some_and(|g| g.now.target.as_ref() == Some(&target));
+    let path = match (step, at_work) {
+        // What was begun ends, also when an operator has paused it since: half of it is worse than all of it.
+        (GateStep::Complete, true) => GatePath::Open,
+        _ => all.way(&definition).map_err(CommandRefusal::Held)?,
+    };
+    let blocked = || {
+        let blockers = all.blockers(reconciler, &definition.scope, definition.release.triple, definition.floor);
+        if blockers.is_empty() || sabotaged(Sabotage::RestrictUnseen) {
+            Ok(())
+        } else {
+            Err(CommandRefusal::InTheWay { blockers })
+        }
+    };
+    let taken = gate.as_ref().is_some_and(|g| g.now.term == term)
+        && match step {
+            GateStep::Work | GateStep::Restrict => at_work,
+            GateStep::Complete => path == GatePath::Reached,
+        };
+    if taken {
+        return Ok(());
+    }
+    believed(epoch == actual, || format!("the gate of {reconciler} is at epoch {actual}, not {epoch}"))?;
+    let done = |why: &str| GateEntry {
+        epoch: 0,
+        state: GateState::Done,
+        reconciled: definition.release.clone(),
+        digest: definition.digest.clone(),
+        floor: definition.floor,
+        target: None,
+        term,
+        at: stamp.wall,
+        revision: stamp.at,
+        why: why.to_owned(),
+    };
+    let entry = match (step, path, gate.as_deref()) {
+        (GateStep::Work, GatePath::Open, Some(gate)) => {
+            GateEntry { state: GateState::Working, target: Some(target), ..done("begun").between(&gate.now) }
+        }
+        (GateStep::Restrict, GatePath::Restrict, Some(gate)) => {
+            blocked()?;
+            let (reconciled, floor) = gate.restricted_to(&target);
+            let working = done("restricted").between(&gate.now);
+            GateEntry { state: GateState::Working, target: Some(target), reconciled, floor, ..working }
+        }
+        (GateStep::Complete, GatePath::First, None) => {
+            blocked()?;
+            done("applied for the first time")
+        }
+        (GateStep::Complete, _, Some(_)) if at_work => done("applied"),
+        _ => return Err(stale(format!("the gate of {reconciler} is not where {step:?} would lead on from"))),
+    };
+    write_gate(tables, stamp, reconciler, &definition.scope, entry);
+    Ok(())
+}
+
+/// An entry that keeps what another one says of releases.
+trait Between {
+    fn between(self, now: &GateEntry) -> Self;
+}
+impl Between for GateEntry {
+    fn between(self, now: &GateEntry) -> Self {
+        Self { reconciled: now.reconciled.clone(), digest: now.digest.clone(), floor: now.floor, ..self }
+    }
+}
+
+fn write_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, scope: &str, mut entry: GateEntry) {
+    let all = &mut tables.reconcilers;
+    let old = all.gates.get(reconciler).cloned();
+    let deleted = all.controls.get(reconciler).map_or(0, |c| c.last_epoch);
+    entry.epoch = old.as_ref().map_or(deleted, |g| g.now.epoch).max(deleted) + 1;
+    let mut history = old.as_ref().map(|g| g.history.clone()).unwrap_or_default();
+    history.extend(old.as_ref().map(|g| g.now.clone()));
+    history.drain(..history.len().saturating_sub(GATE_HISTORY));
+    let is = words(reconciler, &entry);
+    let gate =
+        Gate { reconciler: reconciler.to_owned(), scope: scope.to_owned(), format: GATE_FORMAT, now: entry, history };
+    all.gates.insert(reconciler.to_owned(), Arc::new(gate));
+    all.changed = stamp.at;
+    let was = old.map(|g| words(reconciler, &g.now));
+    stamp.log(tables, EventKind::Gate, None, was, Some(is));
+}
+
+fn words(reconciler: &str, entry: &GateEntry) -> String {
+    let state = match entry.state {
+        GateState::Done => "done",
+        GateState::Working => "working",
+    };
+    let GateEntry { epoch, reconciled, floor, .. } = entry;
+    let to = entry.target.as_ref().map(|t| format!(", on the way to {}", t.release)).unwrap_or_default();
+    format!("{reconciler}: {state}, {reconciled}, floor {floor}{to}, epoch {epoch}")
+}
+
+/// GATE-5.
+fn apply_object(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    by: &Runner<'_>,
+    key: &ManagedKey,
+    object: Option<&DesiredObject>,
+) -> Result<(), CommandRefusal> {
+    in_force(tables, by.reconciler, by.term)?;
+    let all = &tables.reconcilers;
+    let definition = DefinitionKey { reconciler: by.reconciler.to_owned(), release: by.release };
+    let definition = all.definitions.get(&definition).ok_or_else(|| not_found("definition", by.reconciler))?;
+    let target = definition.target();
+    let leads = match all.gates.get(by.reconciler) {
+        None => all.blockers(by.reconciler, &definition.scope, by.release, definition.floor).is_empty(),
+        Some(gate) if !gate.is_readable() => false,
+        Some(gate) => gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached,
+    };
+    believed(leads, || format!("the gate of {} does not lead to {}", by.reconciler, definition.release))?;
+    let there = all.objects.get(key);
+    let others = there.is_some_and(|there| there.owner.as_deref() != Some(by.reconciler));
+    match (object, there) {
+        (None, None) => {}
+        (None, Some(_)) if others => return Err(stale(format!("{key} is not of {}", by.reconciler))),
+        (None, Some(_)) => {
+            tables.reconcilers.objects.remove(key);
+            tables.reconcilers.changed = stamp.at;
+        }
+        (Some(_), _) if others => absent("object of another owner", key, true)?,
+        (Some(object), _) => put_object(tables, stamp, object, Some(by)),
+    }
+    Ok(())
+}
+
+/// Equal to what is there: nothing happens, but for the term, which is the last writer's who changed anything.
+fn put_object(tables: &mut Tables, stamp: &Stamp<'_>, desired: &DesiredObject, by: Option<&Runner<'_>>) {
+    let all = &mut tables.reconcilers;
+    let old = all.objects.get(&desired.key);
+    let owner = by.map(|by| by.reconciler.to_owned()).or_else(|| old.and_then(|o| o.owner.clone()));
+    let mut labels = desired.labels.clone();
+    if let (Some(by), true) = (by, owner.is_some()) {
+        labels.insert(RECONCILER_LABEL.to_owned(), by.reconciler.to_owned());
+    }
+    if old.is_some_and(|old| old.labels == labels && old.body == desired.body && old.owner == owner) {
+        return;
+    }
+    let object = ManagedObject {
+        key: desired.key.clone(),
+        labels,
+        body: desired.body.clone(),
+        owner,
+        term: by.map_or(FencingToken(0), |by| by.term),
+        created: old.map_or(stamp.at, |o| o.created),
+        revision: stamp.at,
+    };
+    all.objects.insert(desired.key.clone(), Arc::new(object));
+    all.changed = stamp.at;
+}
+
+fn report(tables: &mut Tables, stamp: &Stamp<'_>, progress: &Progress) -> Result<(), CommandRefusal> {
+    in_force(tables, &progress.reconciler, progress.term)?;
+    let all = &mut tables.reconcilers;
+    all.progress.insert(progress.reconciler.clone(), Arc::new(progress.clone()));
+    all.changed = stamp.at;
+    Ok(())
+}
+
+fn control(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    reconciler: &str,
+    set: impl FnOnce(&mut Controls),
+) -> Result<(), CommandRefusal> {
+    known(tables, reconciler)?;
+    let all = &mut tables.reconcilers;
+    let old = all.controls.get(reconciler).cloned().unwrap_or_default();
+    let mut new = old.clone();
+    set(&mut new);
+    if new != old {
+        let words = |c: &Controls| {
+            let (paused, finalized) = (c.paused, c.finalized.as_deref().map_or("nothing", short));
+            format!("{reconciler}: paused {paused}, finalized {finalized}, retries {}", c.retries)
+        };
+        let (was, is) = (words(&old), words(&new));
+        all.controls.insert(reconciler.to_owned(), new);
+        all.changed = stamp.at;
+        stamp.log(tables, EventKind::Gate, None, Some(was), Some(is));
+    }
+    Ok(())
+}
+
+fn gate(tables: &Tables, reconciler: &str) -> Result<Arc<Gate>, CommandRefusal> {
+    tables.reconcilers.gates.get(reconciler).cloned().ok_or_else(|| not_found("gate", reconciler))
+}
+
+fn repair(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, epoch: u64) -> Result<(), CommandRefusal> {
+    let gate = gate(tables, reconciler)?;
+    let entry = gate.history.iter().chain([&gate.now]).find(|entry| entry.epoch == epoch);
+    let entry = entry.ok_or_else(|| not_found("epoch", epoch))?.clone();
+    let why = format!("repaired from epoch {epoch}");
+    let entry = GateEntry { term: gate.now.term, at: stamp.wall, revision: stamp.at, why, ..entry };
+    write_gate(tables, stamp, reconciler, &gate.scope, entry);
+    exclude(tables, stamp, &gate.scope);
+    Ok(())
+}
+
+fn force_floor(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, floor: Triple) -> Result<(), CommandRefusal> {
+    let gate = gate(tables, reconciler)?;
+    if !gate.is_readable() {
+        let reconciler = reconciler.to_owned();
+        return Err(CommandRefusal::Held(muster_messages::Hold::GateUnreadable { reconciler }));
+    }
+    // Never below where the run that is at work leads.
+    let floor = gate.now.target.as_ref().map_or(floor, |target| floor.max(target.floor));
+    let why = "floor set by hand".to_owned();
+    let entry = GateEntry { floor, at: stamp.wall, revision: stamp.at, why, ..gate.now.clone() };
+    write_gate(tables, stamp, reconciler, &gate.scope, entry);
+    exclude(tables, stamp, &gate.scope);
+    Ok(())
+}
+
+/// GATE-1, where an operator moved the gate.
+fn exclude(tables: &mut Tables, stamp: &Stamp<'_>, scope: &str) {
+    let serving = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving;
+    let all = &tables.reconcilers;
+    let out = all.participants_of(scope).filter(serving).filter(|p| all.admission(p).is_err());
+    let out: Vec<_> = out.map(|p| (**p).clone()).collect();
+    for mut participant in out {
+        participant.phase = ParticipantPhase::Draining;
+        (participant.since, participant.revision) = (stamp.wall, stamp.at);
+        put_participant(tables, stamp, participant);
+    }
+}
+
+fn delete_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<(), CommandRefusal> {
+    let gate = gate(tables, reconciler)?;
+    let all = &mut tables.reconcilers;
+    all.gates.remove(reconciler);
+    let mut controls = all.controls.get(reconciler).cloned().unwrap_or_default();
+    controls.last_epoch = gate.now.epoch;
+    all.controls.insert(reconciler.to_owned(), controls);
+    all.changed = stamp.at;
+    stamp.log(tables, EventKind::Gate, None, Some(words(reconciler, &gate.now)), None);
+    Ok(())
+}

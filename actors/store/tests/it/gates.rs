@@ -1,0 +1,653 @@
+//! Release gates: who may serve, who may run, and in which order the log lets them.
+
+use std::collections::BTreeMap;
+
+use muster_messages::*;
+use muster_store::apply;
+use muster_store::invariants::{check, check_step};
+use proptest::prelude::*;
+
+use crate::world::*;
+
+const NAME: &str = "schema";
+const SCOPE: &str = "db";
+
+fn release(text: &str) -> Release {
+    text.parse().unwrap()
+}
+fn triple(text: &str) -> Triple {
+    text.parse().unwrap()
+}
+
+/// A definition that applies one object.
+fn definition(of: &str, floor: &str) -> Definition {
+    Definition {
+        reconciler: NAME.to_owned(),
+        release: release(of),
+        scope: SCOPE.to_owned(),
+        floor: triple(floor),
+        action: Action::Objects(vec![object("t")]),
+        depends_on: vec![],
+        every_ms: None,
+        settle_ms: 0,
+        run_timeout_ms: 60_000,
+        finalize: Finalize::Auto,
+        choice: RunnerChoice::Newest,
+        pinned: None,
+        downgrade: true,
+        from_at_least: None,
+        resign_after: 5,
+        digest: format!("digest-of-{of}-{floor}"),
+        applied_at: WallTime(0),
+        revision: Revision(0),
+    }
+}
+
+fn object(name: &str) -> DesiredObject {
+    let key = ManagedKey { kind: "table".to_owned(), namespace: "default".to_owned(), name: name.to_owned() };
+    DesiredObject { key, labels: BTreeMap::new(), body: r#"{"rows":1}"#.to_owned(), wave: 0 }
+}
+
+fn change(change: ReconcilerChange) -> Command {
+    command([Change::Reconciler(change)])
+}
+
+fn key(member: &str, incarnation: u128) -> ParticipantKey {
+    ParticipantKey { scope: SCOPE.to_owned(), member: member.to_owned(), incarnation: SessionId(incarnation) }
+}
+
+/// A world with reconcilers, and what is said to it in this file.
+struct Gated(World);
+
+impl Gated {
+    fn new() -> Self {
+        let mut world = World::founded();
+        world.must(command([Change::SetFeatureLevel(RECONCILERS_LEVEL)]));
+        Self(world)
+    }
+    fn all(&self) -> &Reconcilers {
+        &self.0.tables.reconcilers
+    }
+    fn must(&mut self, what: ReconcilerChange) {
+        let before = self.0.tables.clone();
+        self.0.must(change(what));
+        check_step(&before, &self.0.tables).unwrap();
+    }
+    fn refused(&mut self, what: ReconcilerChange) -> CommandRefusal {
+        self.0.refused(change(what))
+    }
+    fn define(&mut self, of: &str, floor: &str) -> Definition {
+        let definition = definition(of, floor);
+        self.must(ReconcilerChange::Define { definition: Box::new(definition.clone()), replace: false });
+        definition
+    }
+    /// Takes the runner's lease: from now on the term is its own.
+    fn runs(&mut self, node: &str, session: u128) -> FencingToken {
+        self.acquire(&runner_lease(NAME), node, session)
+    }
+    fn acquire(&mut self, key: &ObjectKey, holder: &str, session: u128) -> FencingToken {
+        let (key, holder, session) = (key.clone(), holder.to_owned(), SessionId(session));
+        let lease = Change::AcquireLease { key: key.clone(), holder, session, duration_ms: 15_000, uid: Uid(1) };
+        self.0.must(command([lease]));
+        self.0.tables.objects[&key].lease().unwrap().holding.token
+    }
+    /// The lease of a runner that is gone runs out.
+    fn expires(&mut self, key: ObjectKey) {
+        self.0.must(command([Change::ExpireLease(key)]));
+    }
+    fn step(&self, of: &str, term: FencingToken, step: GateStep) -> ReconcilerChange {
+        let epoch = self.all().gates.get(NAME).map_or(0, |gate| gate.now.epoch);
+        ReconcilerChange::Step { reconciler: NAME.to_owned(), release: triple(of), term, epoch, step }
+    }
+    fn steps(&mut self, of: &str, term: FencingToken, step: GateStep) {
+        let step = self.step(of, term, step);
+        self.must(step);
+    }
+    /// Applies a first definition: `(done, of, floor)`.
+    fn applied(&mut self, of: &str, floor: &str) -> FencingToken {
+        self.define(of, floor);
+        let term = self.runs("n1", 1);
+        self.steps(of, term, GateStep::Complete);
+        term
+    }
+    fn announce(&mut self, member: &str, incarnation: u128, of: &str, needs: &[(&str, &str)]) -> ParticipantKey {
+        let key = key(member, incarnation);
+        let token = (incarnation > 0).then(|| self.acquire(&key.lease(), member, incarnation));
+        let participant = Participant {
+            key: key.clone(),
+            node: None,
+            release: release(of),
+            needs: needs.iter().map(|(name, of)| ((*name).to_owned(), triple(of))).collect(),
+            phase: ParticipantPhase::Announced,
+            token,
+            since: WallTime(0),
+            revision: Revision(0),
+        };
+        self.must(ReconcilerChange::Announce(Box::new(participant)));
+        key
+    }
+    fn serve(&mut self, member: &str, incarnation: u128, of: &str) -> ParticipantKey {
+        let key = self.announce(member, incarnation, of, &[]);
+        self.must(ReconcilerChange::Admit(key.clone()));
+        key
+    }
+    fn phase(&self, key: &ParticipantKey) -> Option<ParticipantPhase> {
+        self.all().participants.get(key).map(|p| p.phase)
+    }
+    fn gate(&self) -> (GateState, String, String) {
+        let now = &self.all().gates[NAME].now;
+        (now.state, now.reconciled.to_string(), now.floor.to_string())
+    }
+    fn way(&self, of: &str) -> Result<GatePath, Hold> {
+        let key = DefinitionKey { reconciler: NAME.to_owned(), release: triple(of) };
+        self.all().way(&self.all().definitions[&key])
+    }
+    fn apply(&self, of: &str, term: FencingToken, name: &str, there: bool) -> ReconcilerChange {
+        ReconcilerChange::Apply {
+            reconciler: NAME.to_owned(),
+            release: triple(of),
+            term,
+            key: object(name).key,
+            object: there.then(|| Box::new(object(name))),
+        }
+    }
+}
+
+/// A state with something in every table.
+pub fn full() -> Tables {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.serve("m1", 7, "1.0.0");
+    world.announce("m2", 0, "1.1.0-rc.1", &[(NAME, "2.0.0")]);
+    let write = world.apply("1.0.0", term, "t", true);
+    world.must(write);
+    world.define("1.1.0", "1.0.0");
+    world.steps("1.1.0", term, GateStep::Work);
+    world.must(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: true });
+    let progress = Progress {
+        reconciler: NAME.to_owned(),
+        term,
+        node: id(1),
+        release: release("1.1.0"),
+        phase: "running".to_owned(),
+        reason: String::new(),
+        message: String::new(),
+        since: T0,
+        attempt: 1,
+        consecutive_failures: 0,
+        last_error: None,
+        next_retry_at: Some(T0),
+        wave: Some((1, 2)),
+        output: String::new(),
+    };
+    world.must(ReconcilerChange::Progress(Box::new(progress)));
+    world.0.tables
+}
+
+/// The nine orderings of a release and of a floor, against a gate of 2.0.0 with floor 2.0.0.
+#[test]
+fn the_way_to_a_target_is_restricted_going_down_or_raising_the_floor() {
+    use GatePath::{Open, Reached, Restrict};
+    for (of, floor, path, between) in [
+        ("3.0.0", "3.0.0", Restrict, ("2.0.0", "3.0.0")),
+        ("3.0.0", "2.0.0", Open, ("2.0.0", "2.0.0")),
+        ("3.0.0", "1.0.0", Open, ("2.0.0", "2.0.0")),
+        ("2.0.0", "3.0.0", Restrict, ("2.0.0", "3.0.0")),
+        ("2.0.0", "2.0.0", Reached, ("2.0.0", "2.0.0")),
+        ("2.0.0", "1.0.0", Open, ("2.0.0", "2.0.0")),
+        ("1.0.0", "3.0.0", Restrict, ("1.0.0", "3.0.0")),
+        ("1.0.0", "2.0.0", Restrict, ("1.0.0", "2.0.0")),
+        ("1.0.0", "1.0.0", Restrict, ("1.0.0", "2.0.0")),
+    ] {
+        let mut world = Gated::new();
+        world.applied("2.0.0", "2.0.0");
+        let gate = world.all().gates[NAME].clone();
+        let digest = if (of, floor) == ("2.0.0", "2.0.0") { gate.now.digest.clone() } else { "another".to_owned() };
+        let target = GateTarget { release: release(of), digest, floor: triple(floor) };
+        assert_eq!(gate.path_to(&target), path, "{of} {floor}");
+        let (reconciled, highest) = gate.restricted_to(&target);
+        assert_eq!((reconciled.to_string(), highest.to_string()), (between.0.to_owned(), between.1.to_owned()));
+    }
+}
+
+#[test]
+fn a_participant_waits_for_a_first_success_for_its_release_and_above_the_floor() {
+    let mut world = Gated::new();
+    let waits = world.announce("m", 1, "2.0.0", &[(NAME, "2.0.0")]);
+    let no_gate = NotAdmitted::NoGate { reconciler: NAME.to_owned() };
+    assert_eq!(world.refused(ReconcilerChange::Admit(waits.clone())), CommandRefusal::NotAdmitted(no_gate));
+    let term = world.applied("1.0.0", "1.0.0");
+    let refusal = world.refused(ReconcilerChange::Admit(waits.clone()));
+    assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::ReconcilerTooOld { .. })), "{refusal:?}");
+    world.define("2.0.0", "1.5.0");
+    world.steps("2.0.0", term, GateStep::Restrict);
+    assert!(matches!(world.refused(ReconcilerChange::Admit(waits.clone())), CommandRefusal::NotAdmitted(_)), "working");
+    world.steps("2.0.0", term, GateStep::Complete);
+    world.must(ReconcilerChange::Admit(waits.clone()));
+    world.must(ReconcilerChange::Admit(waits));
+    let late = world.announce("late", 2, "1.0.0", &[]);
+    let refusal = world.refused(ReconcilerChange::Admit(late));
+    assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::BelowFloor { .. })), "{refusal:?}");
+}
+
+/// The race that reading and then writing cannot win: whoever comes second in the log sees the first.
+#[test]
+fn an_admission_and_a_restriction_of_the_same_moment_exclude_each_other_in_both_orders() {
+    let mut first = Gated::new();
+    let term = first.applied("1.0.0", "1.0.0");
+    first.define("2.0.0", "2.0.0");
+    let old = first.announce("old", 1, "1.0.0", &[]);
+    let mut second = Gated(first.0.clone());
+
+    first.must(ReconcilerChange::Admit(old.clone()));
+    let restrict = first.step("2.0.0", term, GateStep::Restrict);
+    let CommandRefusal::InTheWay { blockers } = first.refused(restrict) else { panic!("it serves") };
+    assert_eq!((blockers.len(), blockers[0].member.as_str()), (1, "old"));
+    assert_eq!(first.gate(), (GateState::Done, "1.0.0".to_owned(), "1.0.0".to_owned()));
+
+    second.steps("2.0.0", term, GateStep::Restrict);
+    assert_eq!(second.gate(), (GateState::Working, "1.0.0".to_owned(), "2.0.0".to_owned()));
+    let refusal = second.refused(ReconcilerChange::Admit(old));
+    assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::BelowFloor { .. })), "{refusal:?}");
+}
+
+#[test]
+fn announcing_blocks_nobody_and_draining_does() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.define("2.0.0", "2.0.0");
+    world.announce("waits", 1, "1.0.0", &[]);
+    let drains = world.serve("drains", 2, "1.0.0");
+    world.must(ReconcilerChange::Drain(drains.clone()));
+    let restrict = world.step("2.0.0", term, GateStep::Restrict);
+    assert!(matches!(world.refused(restrict.clone()), CommandRefusal::InTheWay { .. }));
+    world.must(ReconcilerChange::Leave(drains));
+    world.must(restrict);
+}
+
+#[test]
+fn going_down_waits_for_those_that_need_more() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "1.0.0");
+    let needy = world.announce("needy", 1, "2.0.0", &[(NAME, "2.0.0")]);
+    world.must(ReconcilerChange::Admit(needy.clone()));
+    world.define("1.0.0", "1.0.0");
+    let restrict = world.step("1.0.0", term, GateStep::Restrict);
+    let CommandRefusal::InTheWay { blockers } = world.refused(restrict) else { panic!("it needs 2.0.0") };
+    assert!(blockers[0].why.contains("needs schema of 2.0.0"), "{blockers:?}");
+    world.must(ReconcilerChange::Leave(needy));
+    world.steps("1.0.0", term, GateStep::Restrict);
+    world.steps("1.0.0", term, GateStep::Complete);
+    assert_eq!(world.gate(), (GateState::Done, "1.0.0".to_owned(), "1.0.0".to_owned()));
+}
+
+#[test]
+fn a_participants_record_goes_with_its_lease_however_that_ends() {
+    for how in 0..4 {
+        let mut world = Gated::new();
+        let key = world.serve("m", 5, "1.0.0");
+        let lease = key.lease();
+        let token = world.0.tables.objects[&lease].lease().unwrap().holding.token;
+        match how {
+            0 => world.expires(lease.clone()),
+            1 => world.0.must(command([Change::ReleaseLease { key: lease.clone(), session: SessionId(5), token }])),
+            2 => world.0.must(command([Change::DeleteObject { key: lease.clone(), force: true }])),
+            _ => {
+                world.acquire(&lease, "m", 6); // somebody under its name
+            }
+        }
+        assert_eq!(world.phase(&key), None, "{how}");
+        assert_eq!(world.0.tables.objects.contains_key(&lease), how == 3, "{how}: the lease leaves nothing behind");
+        let refusal = world.refused(ReconcilerChange::Admit(key));
+        assert!(matches!(refusal, CommandRefusal::NotFound { .. }), "{refusal:?}");
+    }
+}
+
+#[test]
+fn a_member_that_started_again_counts_twice_until_its_first_start_is_over() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.define("2.0.0", "2.0.0");
+    let before = world.serve("m", 1, "1.0.0");
+    world.serve("m", 2, "2.0.0");
+    let restrict = world.step("2.0.0", term, GateStep::Restrict);
+    assert!(matches!(world.refused(restrict.clone()), CommandRefusal::InTheWay { .. }), "nobody saw the first one end");
+    world.expires(before.lease());
+    world.must(restrict);
+}
+
+#[test]
+fn an_external_participant_blocks_until_somebody_vouches_for_its_end() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.define("2.0.0", "2.0.0");
+    let external = world.serve("legacy", 0, "1.0.0");
+    let restrict = world.step("2.0.0", term, GateStep::Restrict);
+    let CommandRefusal::InTheWay { blockers } = world.refused(restrict.clone()) else { panic!("it serves") };
+    assert!(blockers[0].external);
+    world.must(ReconcilerChange::Leave(external));
+    world.must(restrict);
+}
+
+#[test]
+fn a_runner_whose_term_is_over_writes_nothing_any_more() {
+    let mut world = Gated::new();
+    let old = world.applied("1.0.0", "1.0.0");
+    world.define("1.1.0", "1.0.0");
+    world.steps("1.1.0", old, GateStep::Work);
+    world.expires(runner_lease(NAME));
+    let new = world.runs("n2", 2);
+    let progress = Progress { term: old, ..(*full().reconcilers.progress[NAME]).clone() };
+    for late in [
+        world.step("1.1.0", old, GateStep::Work),
+        world.step("1.1.0", old, GateStep::Complete),
+        world.apply("1.1.0", old, "t", true),
+        ReconcilerChange::Progress(Box::new(progress)),
+    ] {
+        assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }));
+    }
+    // Half-way at the same release: nobody is waited for a second time.
+    assert_eq!(world.way("1.1.0"), Ok(GatePath::Open));
+    world.steps("1.1.0", new, GateStep::Work);
+    let write = world.apply("1.1.0", new, "t", true);
+    world.must(write);
+    world.steps("1.1.0", new, GateStep::Complete);
+    assert_eq!(world.gate(), (GateState::Done, "1.1.0".to_owned(), "1.0.0".to_owned()));
+}
+
+#[test]
+fn a_runner_that_repeats_itself_or_believes_in_an_old_gate_changes_nothing() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.define("1.1.0", "1.0.0");
+    let begin = world.step("1.1.0", term, GateStep::Work);
+    world.must(begin.clone());
+    let gate = world.all().gates[NAME].clone();
+    world.must(begin);
+    assert_eq!(world.all().gates[NAME], gate, "its answer was lost, its step was not");
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.0.0") });
+    let ReconcilerChange::Step { reconciler, release, term, step, .. } = world.step("1.1.0", term, GateStep::Complete)
+    else {
+        unreachable!()
+    };
+    let late = ReconcilerChange::Step { reconciler, release, term, epoch: gate.now.epoch, step };
+    assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "the gate has moved since it looked");
+}
+
+#[test]
+fn there_is_no_gate_before_a_first_success_and_nobody_below_the_floor_is_run_over() {
+    let mut world = Gated::new();
+    world.define("1.0.0", "1.0.0");
+    let old = world.serve("old", 1, "0.9.0");
+    let term = world.runs("n1", 9);
+    let write = world.apply("1.0.0", term, "t", true);
+    assert!(matches!(world.refused(write.clone()), CommandRefusal::Stale { .. }));
+    let complete = world.step("1.0.0", term, GateStep::Complete);
+    assert!(matches!(world.refused(complete.clone()), CommandRefusal::InTheWay { .. }));
+    assert!(world.all().gates.is_empty());
+    world.must(ReconcilerChange::Leave(old));
+    world.must(write);
+    assert!(world.all().gates.is_empty());
+    world.must(complete);
+    assert_eq!(world.gate(), (GateState::Done, "1.0.0".to_owned(), "1.0.0".to_owned()));
+}
+
+#[test]
+fn objects_are_written_only_towards_where_the_gate_leads() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.define("2.0.0", "2.0.0");
+    let early = world.apply("2.0.0", term, "t", true);
+    assert!(matches!(world.refused(early.clone()), CommandRefusal::Stale { .. }), "nothing is restricted yet");
+    world.steps("2.0.0", term, GateStep::Restrict);
+    world.must(early);
+    let old = world.apply("1.0.0", term, "t", false);
+    assert!(matches!(world.refused(old), CommandRefusal::Stale { .. }), "the way leads elsewhere");
+}
+
+#[test]
+fn an_object_is_its_makers_until_it_is_forgotten_and_anybody_may_spoil_it() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.must(ReconcilerChange::PutObject(Box::new(object("by-hand"))));
+    let taken = world.apply("1.0.0", term, "by-hand", true);
+    assert!(matches!(world.refused(taken), CommandRefusal::Exists { .. }));
+    let write = world.apply("1.0.0", term, "t", true);
+    world.must(write.clone());
+    let made = world.all().objects[&object("t").key].clone();
+    assert_eq!((made.owner.as_deref(), made.labels[RECONCILER_LABEL].as_str(), made.term), (Some(NAME), NAME, term));
+    world.must(write.clone());
+    assert_eq!(world.all().objects[&object("t").key], made, "nothing was different");
+    let drifted = DesiredObject { body: "{}".to_owned(), ..object("t") };
+    world.must(ReconcilerChange::PutObject(Box::new(drifted)));
+    assert_eq!(world.all().objects[&object("t").key].owner.as_deref(), Some(NAME));
+    world.must(write);
+    assert_eq!(world.all().objects[&object("t").key].body, made.body);
+    world.must(ReconcilerChange::Forget { reconciler: NAME.to_owned() });
+    let orphan = &world.all().objects[&object("t").key];
+    assert_eq!((orphan.owner.as_deref(), orphan.labels.len()), (None, 0));
+}
+
+#[test]
+fn what_an_operator_must_do_first_is_said_and_kept() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "1.0.0");
+    let put = |world: &mut Gated, of: &str, edit: &dyn Fn(&mut Definition)| {
+        let mut definition = definition(of, "1.0.0");
+        edit(&mut definition);
+        world.must(ReconcilerChange::Define { definition: Box::new(definition), replace: true });
+    };
+    put(&mut world, "1.0.0", &|d| d.downgrade = false);
+    assert!(matches!(world.way("1.0.0"), Err(Hold::DowngradeDenied { .. })));
+    put(&mut world, "4.0.0", &|d| d.from_at_least = Some(triple("3.0.0")));
+    assert!(matches!(world.way("4.0.0"), Err(Hold::SkipsReleases { .. })));
+    put(&mut world, "3.0.0", &|d| d.depends_on = vec!["base".to_owned()]);
+    assert!(matches!(world.way("3.0.0"), Err(Hold::Dependency { .. })));
+    put(&mut world, "2.0.0", &|d| d.digest = "another build".to_owned());
+    assert!(matches!(world.way("2.0.0"), Err(Hold::DigestMismatch { .. })));
+    let retry = |digest: &str| ReconcilerChange::Retry { reconciler: NAME.to_owned(), digest: Some(digest.to_owned()) };
+    world.must(retry("another build"));
+    assert_eq!(world.way("2.0.0"), Ok(GatePath::Open));
+    let manual = |d: &mut Definition| {
+        (d.finalize, d.floor, d.digest) = (Finalize::Manual, triple("2.5.0"), "manual".to_owned());
+    };
+    put(&mut world, "2.5.0", &manual);
+    assert!(matches!(world.way("2.5.0"), Err(Hold::ReadyToFinalize { .. })));
+    let restrict = world.step("2.5.0", term, GateStep::Restrict);
+    assert!(matches!(world.refused(restrict.clone()), CommandRefusal::Held(Hold::ReadyToFinalize { .. })));
+    world.must(ReconcilerChange::Finalize { reconciler: NAME.to_owned(), digest: "manual".to_owned() });
+    world.must(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: true });
+    assert!(matches!(world.refused(restrict.clone()), CommandRefusal::Held(Hold::Paused { .. })));
+    world.must(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: false });
+    world.must(restrict);
+}
+
+#[test]
+fn another_digest_of_a_release_is_refused_unless_it_is_meant_to_replace() {
+    let mut world = Gated::new();
+    world.define("1.0.0", "1.0.0");
+    let other = Definition { digest: "other".to_owned(), ..definition("1.0.0+b", "1.0.0") };
+    let define = |replace| ReconcilerChange::Define { definition: Box::new(other.clone()), replace };
+    assert!(matches!(world.refused(define(false)), CommandRefusal::Exists { .. }));
+    world.must(define(true));
+    let elsewhere = Definition { scope: "elsewhere".to_owned(), ..definition("2.0.0", "1.0.0") };
+    let define = ReconcilerChange::Define { definition: Box::new(elsewhere), replace: true };
+    assert!(matches!(world.refused(define), CommandRefusal::Stale { .. }), "one gate stands for one scope");
+}
+
+#[test]
+fn a_gate_that_cannot_be_read_lets_nobody_in_and_nobody_run_until_it_is_repaired() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.define("1.1.0", "1.0.0");
+    world.steps("1.1.0", term, GateStep::Work);
+    let waits = world.announce("m", 1, "1.1.0", &[]);
+    let mut gate = (*world.all().gates[NAME]).clone();
+    gate.format = GATE_FORMAT + 1;
+    world.0.tables.reconcilers.gates.insert(NAME.to_owned(), gate.into());
+    let refusal = world.refused(ReconcilerChange::Admit(waits.clone()));
+    assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::GateUnreadable { .. })));
+    assert!(matches!(world.way("1.1.0"), Err(Hold::GateUnreadable { .. })));
+    for what in [world.step("1.1.0", term, GateStep::Work), world.apply("1.1.0", term, "t", true)] {
+        world.refused(what);
+    }
+    world.must(ReconcilerChange::Repair { reconciler: NAME.to_owned(), epoch: 1 });
+    assert_eq!(world.gate(), (GateState::Done, "1.0.0".to_owned(), "1.0.0".to_owned()));
+    assert_eq!(world.all().gates[NAME].now.epoch, 3);
+    world.must(ReconcilerChange::Admit(waits));
+}
+
+#[test]
+fn a_floor_by_hand_tells_whoever_is_below_it_to_stop() {
+    let mut world = Gated::new();
+    world.applied("1.0.0", "1.0.0");
+    let (old, new) = (world.serve("old", 1, "1.0.0"), world.serve("new", 2, "1.2.0"));
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.1.0") });
+    assert_eq!(world.phase(&old), Some(ParticipantPhase::Draining));
+    assert_eq!(world.phase(&new), Some(ParticipantPhase::Serving));
+    let refusal = world.refused(ReconcilerChange::Admit(old));
+    assert!(matches!(refusal, CommandRefusal::Stale { .. }), "told to stop is told to stop");
+}
+
+#[test]
+fn a_deleted_gate_closes_for_newcomers_leaves_those_who_serve_and_counts_on() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    let serves = world.serve("m", 1, "1.0.0");
+    world.must(ReconcilerChange::DeleteGate { reconciler: NAME.to_owned() });
+    assert_eq!(world.phase(&serves), Some(ParticipantPhase::Serving));
+    let waits = world.announce("late", 2, "1.0.0", &[(NAME, "1.0.0")]);
+    assert!(matches!(world.refused(ReconcilerChange::Admit(waits)), CommandRefusal::NotAdmitted(_)));
+    assert_eq!(world.way("1.0.0"), Ok(GatePath::First));
+    world.steps("1.0.0", term, GateStep::Complete);
+    assert_eq!(world.all().gates[NAME].now.epoch, 2);
+}
+
+#[test]
+fn a_gates_history_is_kept_and_bounded() {
+    let mut world = Gated::new();
+    world.applied("1.0.0", "1.0.0");
+    for _ in 0..40 {
+        world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.0.0") });
+    }
+    let gate = &world.all().gates[NAME];
+    let epochs: Vec<u64> = gate.history.iter().map(|entry| entry.epoch).collect();
+    assert_eq!(epochs, (41 - GATE_HISTORY as u64..41).collect::<Vec<_>>());
+}
+
+#[test]
+fn before_every_manager_knows_reconcilers_there_are_none() {
+    let mut world = World::founded();
+    let define = ReconcilerChange::Define { definition: Box::new(definition("1.0.0", "1.0.0")), replace: false };
+    let refusal = world.refused(change(define));
+    assert_eq!(refusal, CommandRefusal::FeatureLevel { needs: RECONCILERS_LEVEL, level: 1 });
+}
+
+fn any_change() -> impl Strategy<Value = ReconcilerChange> {
+    use ReconcilerChange as R;
+    let of = || prop_oneof![Just("1.0.0"), Just("2.0.0"), Just("3.0.0")];
+    let member = || (prop_oneof![Just("a"), Just("b")], 1..4u128).prop_map(|(member, n)| key(member, n));
+    let term = || (1..60u64).prop_map(FencingToken);
+    let step = prop_oneof![Just(GateStep::Work), Just(GateStep::Restrict), Just(GateStep::Complete)];
+    let name = || NAME.to_owned();
+    prop_oneof![
+        3 => (of(), of(), any::<bool>()).prop_map(|(of, floor, replace)| {
+            let lower = if triple(floor) > triple(of) { of } else { floor };
+            R::Define { definition: Box::new(definition(of, lower)), replace }
+        }),
+        6 => (member(), of(), proptest::option::of(of()), term()).prop_map(|(key, of, needs, token)| {
+            let needs = needs.map(|of| (NAME.to_owned(), triple(of))).into_iter().collect();
+            let (phase, since, revision) = (ParticipantPhase::Serving, WallTime(0), Revision(0));
+            let token = Some(token);
+            R::Announce(Box::new(Participant { key, node: None, release: release(of), needs, phase, token, since, revision }))
+        }),
+        6 => member().prop_map(R::Admit),
+        1 => member().prop_map(R::Drain),
+        1 => member().prop_map(R::Leave),
+        9 => (of(), term(), 0..9u64, step).prop_map(move |(of, term, epoch, step)| R::Step {
+            reconciler: name(), release: triple(of), term, epoch, step
+        }),
+        2 => (of(), term(), any::<bool>()).prop_map(move |(of, term, there)| R::Apply {
+            reconciler: name(), release: triple(of), term, key: object("t").key, object: there.then(|| Box::new(object("t"))),
+        }),
+        1 => of().prop_map(move |of| R::ForceFloor { reconciler: name(), floor: triple(of) }),
+        1 => (1..9u64).prop_map(move |epoch| R::Repair { reconciler: name(), epoch }),
+        1 => Just(R::DeleteGate { reconciler: name() }),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Said {
+    Reconciler(ReconcilerChange),
+    Lease(Change),
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    let lease = prop_oneof![
+        Just(runner_lease(NAME)),
+        (prop_oneof![Just("a"), Just("b")], 1..4u128).prop_map(|(member, n)| key(member, n).lease()),
+    ];
+    let acquired = (lease.clone(), 1..4u128).prop_map(|(key, n)| {
+        // A member's lease is taken by its own session, mostly.
+        let own = key.name.rsplit_once('.').and_then(|(_, hex)| u128::from_str_radix(hex, 16).ok()).unwrap_or(n);
+        let holder = format!("h{own}");
+        Change::AcquireLease { key, holder, session: SessionId(own), duration_ms: 1000, uid: Uid(2) }
+    });
+    prop_oneof![
+        3 => any_change().prop_map(Said::Reconciler),
+        1 => acquired.prop_map(Said::Lease),
+        1 => lease.prop_map(|key| Said::Lease(Change::ExpireLease(key))),
+    ]
+}
+
+/// What holds at every revision of a history in which runners and participants say anything at all; to get anywhere, the
+/// terms, tokens and epochs that they name are mostly those in force.
+fn holds_throughout(history: Vec<(Said, bool)>) -> Result<(), TestCaseError> {
+    let mut world = Gated::new();
+    let mut newest_writer = FencingToken(0);
+    for (said, true_to_life) in history {
+        let tables = &world.0.tables;
+        let token = |key: &ObjectKey| tables.objects.get(key).and_then(|o| o.lease()).map(|l| l.holding.token);
+        let said = match said {
+            Said::Lease(change) => change,
+            Said::Reconciler(mut change) => {
+                let epoch_now = tables.reconcilers.gates.get(NAME).map_or(0, |gate| gate.now.epoch);
+                match &mut change {
+                    ReconcilerChange::Announce(p) if true_to_life => p.token = token(&p.key.lease()).or(p.token),
+                    ReconcilerChange::Step { term, epoch, .. } if true_to_life => {
+                        (*term, *epoch) = (token(&runner_lease(NAME)).unwrap_or(*term), epoch_now);
+                    }
+                    ReconcilerChange::Apply { term, .. } if true_to_life => {
+                        *term = token(&runner_lease(NAME)).unwrap_or(*term);
+                    }
+                    _ => {}
+                }
+                Change::Reconciler(change)
+            }
+        };
+        let before = world.0.tables.clone();
+        let at = world.0.next();
+        let applied = apply(&mut world.0.tables, at, &command([said.clone()])).is_ok();
+        if let (true, Change::Reconciler(ReconcilerChange::Apply { term, .. })) = (applied, &said) {
+            prop_assert!(*term >= newest_writer, "a term that was superseded wrote an object");
+            newest_writer = *term;
+        }
+        let gates = |tables: &Tables| tables.reconcilers.gates.get(NAME).cloned();
+        if let (None, Some(gate)) = (gates(&before), gates(&world.0.tables)) {
+            prop_assert_eq!(gate.now.state, GateState::Done, "a gate begins with a success");
+        }
+        prop_assert_eq!(check(&world.0.tables), Ok(()));
+        prop_assert_eq!(check_step(&before, &world.0.tables), Ok(()));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn whatever_runners_and_participants_say_the_gates_promises_hold(
+        history in proptest::collection::vec((said(), proptest::bool::weighted(0.9)), 1..80)
+    ) {
+        holds_throughout(history)?;
+    }
+}

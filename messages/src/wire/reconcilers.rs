@@ -1,0 +1,225 @@
+//! Reconcilers over `muster-api/1`: what operators, participants, candidates and runners ask. Answers are JSON text as for
+//! every request.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{
+    Blocker, Definition, FencingToken, GateStep, ManagedKey, NodeId, Participant, ParticipantKey, ParticipantPhase,
+    Progress, Release, Revision, Triple,
+};
+
+/// What can be asked about reconcilers. A write that is lost is asked again; repeated, it changes nothing more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReconcilerRequest {
+    /// `{"definitions":[{"name","release","digest","changed"}]}`. The server fills in digests. Operators only.
+    Apply {
+        definitions: Vec<Definition>,
+        replace: bool,
+    },
+    /// `{"revision","items":[STATUS…]}`.
+    List,
+    /// STATUS, once its revision is after `seen`, or after `wait_ms`.
+    Status {
+        name: String,
+        seen: Revision,
+        wait_ms: u64,
+    },
+    /// What a definition would do now: `{"name","release","path","objects":[{"op","key"}…],"blockers":[…],"gate"}`. `None`:
+    /// the newest one.
+    Plan {
+        name: String,
+        release: Option<Triple>,
+    },
+    /// `{"name","history":[GATE…]}`, newest last.
+    History {
+        name: String,
+    },
+    Pause {
+        name: String,
+        paused: bool,
+    },
+    /// The newest definition may pass the point of no return.
+    Finalize {
+        name: String,
+    },
+    Retry {
+        name: String,
+    },
+    Repair {
+        name: String,
+        epoch: u64,
+    },
+    /// `{"excluded":[member…]}`. With `dry_run` nothing changes.
+    ForceFloor {
+        name: String,
+        floor: Triple,
+        dry_run: bool,
+    },
+    DeleteGate {
+        name: String,
+    },
+    /// Everything under the name, but for what was applied.
+    Delete {
+        name: String,
+    },
+
+    /// `{"revision","items":[MEMBER…]}`.
+    MemberList {
+        scope: Option<String>,
+    },
+    /// For an external one, or one whose lease somebody does not want to wait for: whoever says so vouches that it has ended.
+    MemberForget {
+        scope: String,
+        member: String,
+    },
+    MemberDrain {
+        scope: String,
+        member: String,
+    },
+
+    /// `{"revision","items":[OBJECT…]}`.
+    ObjectList {
+        kind: Option<String>,
+        namespace: Option<String>,
+    },
+    /// OBJECT.
+    ObjectGet {
+        key: ManagedKey,
+    },
+    /// OBJECT. By hand; a reconciler whose object it is will repair it.
+    ObjectPut {
+        key: ManagedKey,
+        labels: BTreeMap<String, String>,
+        body: String,
+    },
+    ObjectDelete {
+        key: ManagedKey,
+    },
+
+    /// ADMISSION. The lease named by its key must be held by the caller.
+    Announce {
+        participant: Participant,
+    },
+    /// ADMISSION: `phase` is `serving` if every gate lets it in.
+    Admit {
+        key: ParticipantKey,
+    },
+    /// ADMISSION once something that concerns it has changed after `seen`, or after `wait_ms`.
+    Admission {
+        key: ParticipantKey,
+        seen: Revision,
+        wait_ms: u64,
+    },
+    /// `{}`. Gone already: the same.
+    Leave {
+        key: ParticipantKey,
+    },
+
+    /// [`RunnerView`] once something has changed after `seen`, or after `wait_ms`. `None` names every reconciler that has
+    /// a definition of this release: [`Definitions`].
+    Definitions {
+        release: Triple,
+        seen: Revision,
+        wait_ms: u64,
+    },
+    View {
+        name: String,
+        release: Triple,
+        seen: Revision,
+        wait_ms: u64,
+    },
+    /// `{"epoch"}`. A runner's step; `gate_closed` with the blockers in its details where it is refused.
+    Step {
+        name: String,
+        release: Triple,
+        term: FencingToken,
+        epoch: u64,
+        step: GateStep,
+    },
+    /// `{"created","updated","deleted","unchanged","errors":[{"key","message"}]}`. One wave of an object set; after the
+    /// last one whatever is not wanted any more is deleted.
+    Wave {
+        name: String,
+        release: Triple,
+        term: FencingToken,
+        wave: u32,
+    },
+    /// `{}`. Too soon after the last one: kept back, and written with the next.
+    Progress {
+        progress: Progress,
+    },
+}
+
+/// ADMISSION.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmissionView {
+    pub revision: Revision,
+    /// `None`: there is no such participant (any more).
+    pub phase: Option<ParticipantPhase>,
+    /// Why it is not admitted, while it is announced.
+    pub waiting: Option<Waiting>,
+}
+
+/// A reason and what it means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// For scripts.
+    pub reason: String,
+    /// For people, with what would help.
+    pub message: String,
+}
+
+/// The reconcilers that a release has definitions for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Definitions {
+    pub revision: Revision,
+    /// Name and digest.
+    pub items: BTreeMap<String, String>,
+}
+
+/// All that a candidate or runner of one reconciler goes by, as of one revision of one copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunnerView {
+    pub revision: Revision,
+    /// Of the release asked for; `None`: there is none any more.
+    pub definition: Option<Definition>,
+    pub gate: GateView,
+    /// Those who are announced, best first by the definition's choice; of equals the older first.
+    pub candidates: Vec<CandidateView>,
+    /// What an operator must do first.
+    pub hold: Option<Waiting>,
+    /// How the definition's gate would be reached: `first`, `reached`, `open`, `restrict`.
+    pub path: Option<String>,
+    /// At most [`MOST_BLOCKERS`] of them.
+    pub blockers: Vec<Blocker>,
+    pub blockers_in_all: usize,
+    /// Grows when an operator wants a runner that gave up to begin again.
+    pub retries: u64,
+    /// How many waves an object set has.
+    pub waves: u32,
+}
+
+/// Blockers that are named.
+pub const MOST_BLOCKERS: usize = 32;
+
+/// What a runner goes by of its gate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateView {
+    /// 0: there is none.
+    pub epoch: u64,
+    pub readable: bool,
+    pub reconciled: Option<Release>,
+    /// Of the runner that wrote it last.
+    pub term: FencingToken,
+}
+
+/// A candidate as others see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CandidateView {
+    pub node: Option<NodeId>,
+    pub member: String,
+    pub release: Release,
+    pub revision: Revision,
+}
