@@ -90,18 +90,36 @@ pub struct Family {
     pub command: ProcessId,
 }
 
+/// All of a candidate, stopped. Dropped, or gone with this process: all of it is killed, by a process that waits for that, because
+/// neither guardian nor command would notice.
+pub struct Frozen {
+    pub family: Family,
+    undertaker: Child,
+}
+
+impl Frozen {
+    /// Lets all of it go on, the command first: the order in which most can go wrong.
+    pub fn thaw(mut self) {
+        let _killed = self.undertaker.kill();
+        let _status = self.undertaker.wait();
+        let Family { muster, guardian, command } = self.family;
+        self.family.signal_group(Signal::CONT);
+        [command, muster, guardian].into_iter().for_each(|process| process.signal(Signal::CONT));
+    }
+}
+
 impl Family {
     /// Stops all of it: those first who could start or end the others.
-    pub fn freeze(self) {
-        self.all().into_iter().for_each(|process| process.signal(Signal::STOP));
+    pub fn freeze(self) -> Frozen {
+        let all = [self.muster, self.guardian, self.command];
+        let mut undertaker = Command::new("sh");
+        undertaker.args(["-c", r#"cat > /dev/null; kill -KILL "$@""#, "sh"]);
+        undertaker.args(all.map(|process| process.pid.to_string())).stdin(Stdio::piped()).stderr(Stdio::null());
+        let undertaker = undertaker.spawn().expect("there is a shell");
+        all.into_iter().for_each(|process| process.signal(Signal::STOP));
         self.signal_group(Signal::STOP);
-        eventually_so("all of it stands still", || self.all().into_iter().all(stands_still));
-    }
-
-    /// Lets all of it go on, the command first: the order in which most can go wrong.
-    pub fn thaw(self) {
-        self.signal_group(Signal::CONT);
-        [self.command, self.muster, self.guardian].into_iter().for_each(|process| process.signal(Signal::CONT));
+        eventually_so("all of it stands still", || all.into_iter().all(stands_still));
+        Frozen { family: self, undertaker }
     }
 
     /// To everything that the command has started in its group.
@@ -114,10 +132,6 @@ impl Family {
     /// The command's.
     pub fn group(self) -> Pid {
         Pid::from_raw(self.command.pid).expect("it has a pid")
-    }
-
-    fn all(self) -> [ProcessId; 3] {
-        [self.muster, self.guardian, self.command]
     }
 }
 

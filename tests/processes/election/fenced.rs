@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use muster::cli::parent;
 use rustix::process::{Signal, test_kill_process_group};
 
-use super::candidate::{Candidate, Entry, Family};
+use super::candidate::{Candidate, Entry, Family, Frozen};
 use super::played::{Part, words};
 use crate::harness::{PATIENCE, World, eventually, eventually_so};
 
@@ -146,14 +146,14 @@ impl Story {
     }
 
     /// Freezes all of the one that writes until the other does. The frozen one, under which token, and its index.
-    fn freeze(&mut self) -> (usize, Family, u64) {
+    fn freeze(&mut self) -> (usize, Frozen, u64) {
         self.fill_up();
         let holds = self.resource.says("somebody writes", |said| said.accepted);
         let (index, family) = family(&mut self.candidates, &holds);
-        family.freeze();
+        let frozen = family.freeze();
         self.resource.says("the other one writes", |said| said.accepted && said.token > holds.token);
         assert!(family.command.is_alive() && family.guardian.is_alive(), "the frozen do not notice");
-        (index, family, holds.token)
+        (index, frozen, holds.token)
     }
 }
 
@@ -162,10 +162,11 @@ fn a_candidate_that_was_frozen_past_its_lease_is_gone_at_once_and_none_of_its_wr
     let mut story = Story::begin();
     let mut took = vec![];
     for _ in 0..5 {
-        let (index, family, _) = story.freeze();
-        family.thaw();
+        let (index, frozen, _) = story.freeze();
+        let group = frozen.family.group();
+        frozen.thaw();
         let thawed = Instant::now();
-        while test_kill_process_group(family.group()).is_ok() {
+        while test_kill_process_group(group).is_ok() {
             assert!(thawed.elapsed() < PATIENCE, "it goes on");
             std::thread::park_timeout(Duration::from_micros(200));
         }
@@ -181,12 +182,13 @@ fn a_candidate_that_was_frozen_past_its_lease_is_gone_at_once_and_none_of_its_wr
 #[test]
 fn a_frozen_writer_whose_guardian_stays_frozen_writes_on_and_is_refused() {
     let mut story = Story::begin();
-    let (index, family, token) = story.freeze();
+    let (index, frozen, token) = story.freeze();
     // What no elector can prevent: the command alone goes on.
-    family.signal_group(Signal::CONT);
+    let command = frozen.family.command;
+    frozen.family.signal_group(Signal::CONT);
     story.resource.says("its writes are refused", |said| !said.accepted && said.token == token);
-    family.thaw();
-    eventually_so("it is gone", || !family.command.is_alive());
+    frozen.thaw();
+    eventually_so("it is gone", || !command.is_alive());
     assert_eq!(story.candidates[index].exit(), Some(7), "it has lost its lease");
     story.resource.says("the other one writes on", |said| said.accepted && said.token > token);
     story.resource.assert_fenced();

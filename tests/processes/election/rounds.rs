@@ -11,7 +11,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
-use super::candidate::{Candidate, Entry, Family};
+use super::candidate::{Candidate, Entry, Family, Frozen};
 use super::played::{Manners, Part, words};
 use super::records::{Record, Records, Thaw, one_at_a_time};
 use super::server::{Listener, tenures};
@@ -55,7 +55,7 @@ const TO_THE_CLUSTER: [Fault; 3] = [LeaderMoved, LeaderKilled, LeaderFrozen];
 /// What must be put right when a round is over.
 enum Debt {
     Thaw(ProcessId),
-    ThawAll(Family, u64),
+    ThawAll(Frozen, u64),
     Restart(String),
     ThawNode(String),
 }
@@ -183,10 +183,7 @@ impl Contest {
                 family.muster.signal(Signal::STOP);
                 return vec![Debt::Thaw(family.muster)];
             }
-            AllFrozen => {
-                family.freeze();
-                return vec![Debt::ThawAll(family, token)];
-            }
+            AllFrozen => return vec![Debt::ThawAll(family.freeze(), token)],
             OthersKilled => {
                 for _ in 0..self.dice.random_range(1..5) {
                     let other = self.another(holder);
@@ -248,10 +245,11 @@ impl Contest {
     fn settle(&mut self, debt: Debt) {
         match debt {
             Debt::Thaw(process) => process.signal(Signal::CONT),
-            Debt::ThawAll(family, token) => {
+            Debt::ThawAll(frozen, token) => {
+                let command = frozen.family.command;
                 self.thaws.push(Thaw { token, at: BootTime.now() });
-                family.thaw();
-                eventually_so("what was thawed is killed", || !family.command.is_alive());
+                frozen.thaw();
+                eventually_so("what was thawed is killed", || !command.is_alive());
             }
             Debt::Restart(name) => {
                 self.another_leads(&name);
