@@ -31,6 +31,9 @@ pub struct Expired {
 #[derive(Clone, Debug)]
 pub struct History {
     changes: VecDeque<(Moment, Arc<ObjectChange>)>,
+    /// The newest change of each object among them. Every holder of a lease asks for its own; one after the other they would
+    /// look through all changes.
+    latest: BTreeMap<ObjectKey, Revision>,
     bytes: usize,
     max_bytes: usize,
     /// Everything after this revision is here.
@@ -48,7 +51,7 @@ impl History {
     /// An empty history with a limit of its own.
     pub fn bounded(max_bytes: usize) -> Self {
         let (complete_after, newest) = (Revision(0), Revision(0));
-        Self { changes: VecDeque::new(), bytes: 0, max_bytes, complete_after, newest }
+        Self { changes: VecDeque::new(), latest: BTreeMap::new(), bytes: 0, max_bytes, complete_after, newest }
     }
 
     /// What lies before this revision is not known: a member starts from a snapshot or installs one. A history that
@@ -68,6 +71,10 @@ impl History {
                 continue;
             }
             self.bytes += weight(&change);
+            match self.latest.get_mut(&change.key) {
+                Some(at) => *at = change.revision,
+                None => drop(self.latest.insert(change.key.clone(), change.revision)),
+            }
             self.changes.push_back((now, Arc::new(change)));
         }
         self.newest = self.newest.max(through);
@@ -103,8 +110,7 @@ impl History {
         if seen < self.complete_after {
             return Err(Expired { oldest: self.complete_after });
         }
-        let mut newer = self.changes.iter().rev().take_while(|(_, change)| change.revision > seen);
-        Ok(newer.any(|(_, change)| change.key == *key))
+        Ok(self.latest.get(key).is_some_and(|at| *at > seen))
     }
 
     /// The revision up to which changes were taken in.
@@ -132,6 +138,9 @@ impl History {
             }
             self.bytes -= weight(oldest);
             self.complete_after = oldest.revision;
+            if self.latest.get(&oldest.key) == Some(&oldest.revision) {
+                self.latest.remove(&oldest.key);
+            }
             self.changes.pop_front();
         }
     }
@@ -141,7 +150,7 @@ impl History {
 /// neighbours share one.
 fn weight(change: &ObjectChange) -> usize {
     let both = [&change.before, &change.after].into_iter().flatten();
-    let keys = 2 * (change.key.name.len() + change.key.namespace.len());
+    let keys = 3 * (change.key.name.len() + change.key.namespace.len()) + size_of::<(ObjectKey, Revision)>();
     size_of::<ObjectChange>() + keys + both.map(|object| weight_of(object)).sum::<usize>()
 }
 

@@ -125,3 +125,28 @@ fn a_slow_watcher_is_told_in_portions_of_whole_entries() {
     let rest = world.history.since(portion[1].revision, 1).unwrap();
     assert_eq!(rest.len(), 1);
 }
+
+/// Who watches one object is told of it alone, whatever is forgotten meanwhile.
+#[test]
+fn an_object_was_touched_as_its_kept_changes_say() {
+    let mut world = Watched { history: History::bounded(8192), ..Watched::new() };
+    for n in 0..60 {
+        let name = format!("l{}", n * n % 11);
+        world.acquire(&name, &format!("h{n}"));
+        if n % 3 == 0 {
+            world
+                .apply(&command([Change::DeleteObject { key: ObjectKey::lease("default", &name), force: true }]))
+                .unwrap();
+        } else {
+            world.apply(&command([Change::ExpireLease(ObjectKey::lease("default", &name))])).unwrap();
+        }
+        for seen in (0..=world.tables.revision.0).map(Revision) {
+            for name in 0..11 {
+                let key = ObjectKey::lease("default", format!("l{name}"));
+                let told = world.history.since(seen, usize::MAX).map(|told| told.iter().any(|c| c.key == key));
+                assert_eq!(world.history.touched_since(&key, seen), told, "{key} after {seen:?}");
+            }
+        }
+    }
+    assert!(world.history.since(Revision(1), 1).is_err(), "some are forgotten");
+}

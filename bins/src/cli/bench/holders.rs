@@ -169,12 +169,28 @@ impl Holders {
         let mut kept = 0;
         for (elector, token) in self.electors.iter().zip(&self.tokens) {
             let config = elector.config();
-            let get = LeaseRequest::Get { lease: config.lease.clone() };
-            let seen: LeaseView = parse(&self.link.ask(get, Duration::from_secs(30)).await?)?;
+            let seen = self.look(&config.lease).await?;
             let held = seen.holder.as_deref() == Some(&config.identity) && !seen.expired;
             kept += u32::from(held && Some(seen.fencing_token) == *token);
         }
         Ok(kept)
+    }
+}
+
+impl Holders {
+    /// A lease as the cluster sees it, beside all the renewals that go on.
+    async fn look(&self, lease: &LeaseRef) -> Outcome<LeaseView> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let get = LeaseRequest::Get { lease: lease.clone() };
+            match self.link.ask(get, PATIENCE).await {
+                Ok(text) => return parse(&text),
+                Err(body) if body.code == ErrorCode::TooManyRequests && Instant::now() < until => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                Err(body) => return Err(body.into()),
+            }
+        }
     }
 }
 
