@@ -31,7 +31,7 @@ pub fn answer(ask: &Ask, tables: &Tables, now: WallTime) -> Result<KubeAnswer, S
         }
     }
     let selection = ask.selection(resource);
-    Ok(list_answer(ask, resource, selection.of(tables, None).map(|(_, object)| object), revision, now))
+    Ok(list_answer(ask, resource, selection.of(&tables.objects, None).map(|(_, object)| object), revision, now))
 }
 
 /// One object.

@@ -37,7 +37,7 @@ mod watch;
 pub use self::answer::{answer, content_type};
 pub use self::discovery::document;
 pub use self::document::FENCING_TOKEN;
-pub use self::plan::{Context, Plan, Refused, plan};
+pub use self::plan::{Context, Plan, Refused, plan, room_for_another};
 pub use self::resource::{COORDINATION, Resource, SERVED};
 pub use self::review::{AccessQuestion, access_answer, access_review, self_review};
 pub use self::route::{Ask, Freshness, Head, Takes, Verb, route};

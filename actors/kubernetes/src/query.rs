@@ -6,6 +6,9 @@ use crate::resource::Resource;
 use crate::select::{FieldSelector, LabelSelector};
 use crate::status::{Cause, Status};
 
+/// The longest watch, however long the client wants one: it comes back, and its rights and its place are looked at anew.
+const LONGEST_WATCH: Duration = Duration::from_secs(3600);
+
 /// The longest name of a field manager.
 const MANAGER_MAX: usize = 128;
 
@@ -131,7 +134,7 @@ impl ReadOptions {
             fields: FieldSelector::parse(params.get("fieldSelector").unwrap_or_default(), resource)?,
             resource_version,
             matching: None,
-            watch_for: params.seconds("timeoutSeconds")?,
+            watch_for: params.seconds("timeoutSeconds")?.map(|asked| asked.min(LONGEST_WATCH)),
             bookmarks: watch && params.flag("allowWatchBookmarks").unwrap_or(false),
             initial_events: params.flag("sendInitialEvents"),
             include: match params.nonempty("includeObject") {

@@ -6,7 +6,8 @@ use serde_json::json;
 
 use crate::answer::json_answer;
 use crate::body;
-use crate::route::Ask;
+use crate::resource::{Resource, SERVED};
+use crate::route::{Ask, Verb};
 use crate::status::Status;
 
 /// Answers a `SelfSubjectReview`.
@@ -56,6 +57,21 @@ pub fn access_review(ask: &Ask, body: &[u8]) -> Result<AccessQuestion, Status> {
     question.ok_or_else(|| Status::bad_request("spec asks neither about a resource nor about a path"))
 }
 
+impl AccessQuestion {
+    /// Whether there is such a thing to do here, for anybody.
+    pub fn is_served(&self) -> bool {
+        let known = |verb: &str| VERBS.iter().any(|known| known.to_string() == verb);
+        let resource = |r: &Resource| {
+            (self.group == "*" || self.group == r.group) && (self.resource == "*" || self.resource == r.plural())
+        };
+        self.subresource.is_empty() && (self.verb == "*" || known(&self.verb)) && SERVED.iter().any(resource)
+    }
+}
+
+/// What is done to objects.
+const VERBS: [Verb; 8] =
+    [Verb::Get, Verb::List, Verb::Watch, Verb::Create, Verb::Update, Verb::Patch, Verb::Delete, Verb::DeleteCollection];
+
 /// Answers a `SelfSubjectAccessReview`.
 pub fn access_answer(question: &AccessQuestion, allowed: bool, reason: &str) -> KubeAnswer {
     let AccessQuestion { verb, group, resource, subresource, namespace, name, path } = question;
@@ -90,6 +106,16 @@ mod tests {
             (question.verb.as_str(), question.resource.as_str(), question.namespace.as_str()),
             ("update", "leases", "ns")
         );
+        assert!(question.is_served());
+        let other = |edit: fn(&mut AccessQuestion)| {
+            let mut other = question.clone();
+            edit(&mut other);
+            other.is_served()
+        };
+        assert!(other(|q| q.verb = "*".into()) && other(|q| (q.group, q.resource) = ("*".into(), "*".into())));
+        assert!(other(|q| (q.group, q.resource) = (String::new(), "configmaps".into())));
+        assert!(!other(|q| q.resource = "pods".into()) && !other(|q| q.group = "apps".into()));
+        assert!(!other(|q| q.verb = "impersonate".into()) && !other(|q| q.subresource = "status".into()));
         let answer: Value = serde_json::from_str(&access_answer(&question, true, "because").body).unwrap();
         assert_eq!(answer["status"], json!({"allowed": true, "reason": "because"}));
 

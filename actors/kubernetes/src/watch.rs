@@ -7,6 +7,9 @@
 //! Why the state before a change matters: an object that enters the selection is an addition to whoever watches, one
 //! that leaves it a deletion, whatever happened to the object itself.
 
+use std::sync::Arc;
+
+use imbl::OrdMap;
 use muster_messages::{Object, ObjectChange, ObjectKey, Revision, Tables, WallTime};
 use serde_json::{Value, json};
 
@@ -41,7 +44,8 @@ pub struct Watcher {
 /// What a stream begins with.
 #[derive(Debug)]
 struct Beginning {
-    tables: Tables,
+    /// As of that moment. Nothing else of the copy is kept alive.
+    objects: OrdMap<ObjectKey, Arc<Object>>,
     told: Option<ObjectKey>,
     /// Its end is marked.
     marked: bool,
@@ -55,7 +59,7 @@ impl Watcher {
         let marked = ask.read.initial_events == Some(true);
         // Without a revision a client wants the present first, unless it says that it does not.
         let begins = marked || ask.read.initial_events.is_none() && asked.is_none();
-        let beginning = begins.then(|| Beginning { tables: tables.clone(), told: None, marked });
+        let beginning = begins.then(|| Beginning { objects: tables.objects.clone(), told: None, marked });
         Ok(Self {
             resource,
             selection: ask.selection(resource),
@@ -68,21 +72,21 @@ impl Watcher {
         })
     }
 
-    /// The next events that the stream begins with, about `most` of them. `None`: it has told them all.
+    /// The next events that the stream begins with, about `most` bytes of them. `None`: it has told them all.
     pub fn initial(&mut self, most: usize, now: WallTime) -> Option<String> {
         let beginning = self.beginning.take()?;
         let selection = self.selection.clone();
-        let (mut lines, mut told, mut count) = (String::new(), beginning.told, 0);
-        let mut last = None;
-        for (key, object) in selection.of(&beginning.tables, told.as_ref()).take(most) {
+        let (mut lines, mut last) = (String::new(), None);
+        for (key, object) in selection.of(&beginning.objects, beginning.told.as_ref()) {
             lines += &self.event("ADDED", self.shaped(object, now));
             self.columns = false;
-            last = Some(key.clone());
-            count += 1;
+            if lines.len() >= most {
+                last = Some(key.clone());
+                break;
+            }
         }
-        told = last.or(told);
-        if count == most {
-            self.beginning = Some(Beginning { told, ..beginning });
+        if last.is_some() {
+            self.beginning = Some(Beginning { told: last, ..beginning });
         } else if beginning.marked {
             lines += &self.mark(true);
         }
@@ -92,6 +96,18 @@ impl Watcher {
     /// Everything up to here is told: go on with what the history says came later.
     pub fn after(&self) -> Revision {
         self.after
+    }
+
+    /// Tells changes, which come in the order of the log, until they make about `most` bytes.
+    pub fn changes(&mut self, changes: &[Arc<ObjectChange>], most: usize, now: WallTime) -> String {
+        let mut lines = String::new();
+        for change in changes {
+            if lines.len() >= most {
+                break;
+            }
+            lines.extend(self.change(change, now));
+        }
+        lines
     }
 
     /// The event that a change is to this client, if it is one. Changes come in the order of the log.

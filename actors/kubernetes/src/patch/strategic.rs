@@ -6,7 +6,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::status::Status;
+use crate::status::{Reason, Status};
+
+/// Items of one list of a patch that are looked for among those of the document, one by one.
+const MOST_ITEMS: usize = 256;
 
 /// How two lists become one.
 enum Lists {
@@ -45,11 +48,13 @@ fn merge_objects(document: &mut Map<String, Value>, patch: &Map<String, Value>) 
         Some(other) => return Err(Status::bad_request(format!("$patch: {other:?} must be merge, replace or delete"))),
     }
     if let Some(Value::Array(kept)) = patch.get("$retainKeys") {
+        few(kept)?;
         document.retain(|key, _| kept.iter().any(|name| name.as_str() == Some(key)));
     }
     for (key, value) in patch {
         if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {
             if let (Some(Value::Array(items)), Value::Array(gone)) = (document.get_mut(list), value) {
+                few(gone)?;
                 items.retain(|item| !gone.contains(item));
             }
             continue;
@@ -82,7 +87,19 @@ fn merge_objects(document: &mut Map<String, Value>, patch: &Map<String, Value>) 
     Ok(())
 }
 
+fn few(items: &[Value]) -> Result<(), Status> {
+    if items.len() <= MOST_ITEMS {
+        return Ok(());
+    }
+    let text =
+        format!("a list of this patch has {} items; at most {MOST_ITEMS} are merged in one request", items.len());
+    Err(Status::new(Reason::RequestEntityTooLarge, text))
+}
+
 fn merge_lists(items: &mut Vec<Value>, new: &[Value], how: &Lists) -> Result<(), Status> {
+    if !matches!(how, Lists::Replace) {
+        few(new)?;
+    }
     match how {
         Lists::Replace => *items = new.iter().map(without_directives).collect(),
         Lists::Set => {
@@ -189,6 +206,21 @@ mod tests {
         );
         assert_eq!(finalizers, json!({"finalizers": ["b", "c"]}));
         assert_eq!(merged(json!({"subsets": [1, 2]}), json!({"subsets": [3]})), json!({"subsets": [3]}));
+    }
+
+    #[test]
+    fn lists_that_are_merged_are_short() {
+        let owners =
+            |count: usize| json!({"ownerReferences": (0..count).map(|n| json!({"uid": n})).collect::<Vec<_>>()});
+        let texts = |key: &str| json!({key: (0..257).map(|n| n.to_string()).collect::<Vec<_>>()});
+        assert!(merge(&mut json!({}), &owners(256)).is_ok());
+        let refused =
+            [owners(257), texts("finalizers"), texts("$retainKeys"), texts("$deleteFromPrimitiveList/finalizers")];
+        for patch in refused {
+            let refused = merge(&mut json!({"finalizers": []}), &patch).unwrap_err();
+            assert_eq!(refused.reason, Reason::RequestEntityTooLarge, "{patch}");
+        }
+        assert!(merge(&mut json!({}), &texts("subsets")).is_ok(), "what is replaced may be long");
     }
 
     fn tree() -> impl Strategy<Value = Value> {

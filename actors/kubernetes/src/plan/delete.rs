@@ -78,7 +78,7 @@ pub(super) fn one(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) -
 pub(super) fn many(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) -> Result<Plan, Status> {
     let (_, dry_run) = options(ask, body)?;
     let selection = ask.selection(resource);
-    let mut found = selection.of(tables, None).filter_map(|(key, _)| tables.objects.get_key_value(key));
+    let mut found = selection.of(&tables.objects, None).filter_map(|(key, _)| tables.objects.get_key_value(key));
     let (mut changes, mut objects) = (Vec::new(), Vec::new());
     for (key, object) in found.by_ref().take(MOST_AT_ONCE) {
         changes.push(Change::DeleteObject { key: key.clone(), force: false });

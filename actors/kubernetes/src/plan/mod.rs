@@ -7,6 +7,7 @@
 //! and only the plan knows whether that is allowed.
 
 mod delete;
+mod room;
 mod written;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use muster_messages::wire::KubeAnswer;
 use muster_messages::{Change, CommandRefusal, Guard, Object, Tables, Uid, WallTime};
 use serde_json::json;
 
+pub use self::room::room_for_another;
 use crate::answer::{json_answer, list_answer, object_answer};
 use crate::resource::Resource;
 use crate::route::{Ask, Verb};
@@ -70,14 +72,18 @@ pub enum Refused {
 /// Plans a write on the leader's copy. A copy that lags behind what this client has been answered would refuse wrongly.
 pub fn plan(ask: &Ask, body: &[u8], tables: &Tables, context: Context) -> Result<Plan, Status> {
     let resource = ask.resource.ok_or_else(Status::no_such_path)?;
-    match ask.verb {
+    let plan = match ask.verb {
         Verb::Create => written::create(ask, resource, body, tables, context),
         Verb::Update => written::update(ask, resource, body, tables, context),
         Verb::Patch => written::patch(ask, resource, body, tables, context),
         Verb::Delete => delete::one(ask, resource, body, tables),
         Verb::DeleteCollection => delete::many(ask, resource, body, tables),
         Verb::None | Verb::Get | Verb::List | Verb::Watch => Err(Status::bad_request("this request writes nothing")),
+    }?;
+    if let Outcome::Written(object) = &plan.outcome {
+        room::room(tables, object, tables.objects.get(&object.key()).map(AsRef::as_ref))?;
     }
+    Ok(plan)
 }
 
 impl Plan {

@@ -2,6 +2,7 @@
 
 use muster_messages::{Object, ObjectKind};
 
+use super::MOST_TERMS;
 use crate::resource::Resource;
 use crate::status::Status;
 
@@ -25,8 +26,11 @@ enum Field {
 
 impl FieldSelector {
     pub(crate) fn parse(text: &str, resource: Resource) -> Result<Self, Status> {
-        let terms = split(text).into_iter().filter(|term| !term.is_empty());
-        terms.map(|term| Term::parse(term, resource)).collect::<Result<_, _>>().map(Self)
+        let terms: Vec<&str> = split(text).into_iter().filter(|term| !term.is_empty()).collect();
+        if terms.len() > MOST_TERMS {
+            return Err(Status::bad_request(format!("a field selector has at most {MOST_TERMS} terms")));
+        }
+        terms.into_iter().map(|term| Term::parse(term, resource)).collect::<Result<_, _>>().map(Self)
     }
 
     pub(crate) fn matches(&self, object: &Object) -> bool {

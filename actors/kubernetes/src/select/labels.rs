@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::MOST_TERMS;
 use crate::status::Status;
 use crate::validate::names;
 
@@ -33,6 +34,9 @@ impl LabelSelector {
         let bad = |why: String| Status::bad_request(format!("unable to parse the label selector {text:?}: {why}"));
         if tokens.peek() != Token::End {
             loop {
+                if requirements.len() == MOST_TERMS {
+                    return Err(Status::bad_request(format!("a label selector has at most {MOST_TERMS} requirements")));
+                }
                 requirements.push(requirement(&mut tokens).map_err(bad)?);
                 match tokens.next() {
                     Token::End => break,
@@ -187,6 +191,13 @@ mod tests {
     fn matches(selector: &str, labels: &[(&str, &str)]) -> bool {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         LabelSelector::parse(selector).unwrap_or_else(|e| panic!("{selector}: {}", e.message)).matches(&labels)
+    }
+
+    #[test]
+    fn a_selector_demands_a_bounded_number_of_things() {
+        let many = |count| vec!["!a"; count].join(",");
+        assert!(LabelSelector::parse(&many(MOST_TERMS)).is_ok());
+        assert!(LabelSelector::parse(&many(MOST_TERMS + 1)).is_err());
     }
 
     #[test]

@@ -3,10 +3,16 @@
 mod fields;
 mod labels;
 
-use muster_messages::{Object, ObjectKey, ObjectKind, Tables};
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use muster_messages::{Object, ObjectKey, ObjectKind};
 
 pub(crate) use self::fields::FieldSelector;
 pub(crate) use self::labels::LabelSelector;
+
+/// What one selector may demand: it is looked at for every object of a list, and for every change of a watch.
+const MOST_TERMS: usize = 64;
 
 /// Everything that decides whether an object belongs to a list or a watch.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +35,7 @@ impl Selection {
     /// What is selected, by namespace and name, after `last` if given.
     pub(crate) fn of<'a>(
         &'a self,
-        tables: &'a Tables,
+        objects: &'a OrdMap<ObjectKey, Arc<Object>>,
         last: Option<&ObjectKey>,
     ) -> impl Iterator<Item = (&'a ObjectKey, &'a Object)> + use<'a> {
         let namespace = self.namespace.clone().unwrap_or_default();
@@ -38,7 +44,8 @@ impl Selection {
         let within = |key: &ObjectKey| {
             key.kind == self.kind && self.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
         };
-        (tables.objects.range(first..))
+        objects
+            .range(first..)
             .skip_while(move |(key, _)| Some(*key) == begun.as_ref())
             .take_while(move |(key, _)| within(key))
             .map(|(key, object)| (key, object.as_ref()))

@@ -104,6 +104,9 @@ fn strategy(name: &str, causes: &mut Vec<Cause>) {
 fn candidate(spec: &CandidateFields, old: Option<&Object>, causes: &mut Vec<Cause>) {
     if spec.lease_name.is_empty() {
         causes.push(Cause::required("spec.leaseName", ""));
+    } else if let Some(broken) = names::dns_subdomain(&spec.lease_name) {
+        // It is created under this name when a candidate is elected, and its holder has to be able to write it.
+        causes.push(Cause::invalid("spec.leaseName", spec.lease_name.as_str(), broken));
     }
     let zero = Version::new(0, 0, 0);
     let mut version = |field: &str, text: &str| {
@@ -251,6 +254,8 @@ mod tests {
     fn case_98_candidates_say_what_they_are() {
         assert_eq!(candidate(json!({})), [""; 0]);
         assert_eq!(candidate(json!({"leaseName": null})), ["Required spec.leaseName"]);
+        // Its holder could not write a lease of this name.
+        assert_eq!(candidate(json!({"leaseName": "my_lock"})), ["Invalid spec.leaseName"]);
         assert_eq!(
             candidate(json!({"binaryVersion": "1.30.0.0"})),
             ["Invalid spec.binaryVersion", "Invalid spec.binaryVersion"]

@@ -1,6 +1,6 @@
 //! Watch streams: beginnings, selections, bookmarks, ends.
 
-use muster_kubernetes::Status;
+use muster_kubernetes::{Status, Watcher};
 use muster_messages::{Change, ObjectKey, Revision};
 use serde_json::{Value, json};
 
@@ -176,4 +176,36 @@ fn people_watch_tables() {
     let next = stream.events(&server);
     assert_eq!(next[0]["object"]["columnDefinitions"], json!([]), "columns are told once");
     assert_eq!(next[0]["object"]["rows"][0]["cells"], json!(["b", "h2", "0s"]));
+}
+
+#[test]
+fn a_portion_is_as_large_as_was_asked_and_one_object_more() {
+    let mut server = Server::new();
+    for n in 0..20 {
+        let map = json!({"metadata": {"name": format!("m{n:02}")}, "data": {"k": "x".repeat(10_000)}});
+        server.post(MAPS, map).expect(201);
+    }
+    let ask = request("GET", format!("{MAPS}?watch=1"), Value::Null).ask().unwrap();
+    let mut watcher = Watcher::begin(&ask, &server.tables).unwrap();
+    let (mut told, mut portions) = (0, 0);
+    while let Some(lines) = watcher.initial(25_000, server.wall()) {
+        assert!(lines.len() < 40_000, "{} bytes", lines.len());
+        told += lines.lines().count();
+        portions += 1;
+    }
+    assert_eq!((told, portions), (20, 7));
+    // The same for what happens later.
+    let changes = server.history.since(Revision(0), usize::MAX).unwrap();
+    let mut watcher = Watcher::begin(&ask, &Server::new().tables).unwrap();
+    assert_eq!(watcher.initial(1, server.wall()), None);
+    let lines = watcher.changes(&changes, 25_000, server.wall());
+    assert_eq!((lines.lines().count(), watcher.after()), (3, changes[2].revision), "the rest is told from there on");
+}
+
+#[test]
+fn no_watch_lasts_for_ever() {
+    for (asked, lasts) in [(300, 300), (i64::MAX, 3600)] {
+        let ask = request("GET", format!("{BASE}?watch=1&timeoutSeconds={asked}"), Value::Null).ask().unwrap();
+        assert_eq!(ask.watch_for(), Some(std::time::Duration::from_secs(lasts)));
+    }
 }

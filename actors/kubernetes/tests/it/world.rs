@@ -251,7 +251,7 @@ impl Stream {
     /// Everything that has not been told yet.
     pub fn events(&mut self, server: &Server) -> Vec<Value> {
         let mut lines = String::new();
-        while let Some(more) = self.watcher.initial(2, server.wall()) {
+        while let Some(more) = self.watcher.initial(600, server.wall()) {
             lines += &more;
         }
         self.begun = true;
