@@ -11,6 +11,9 @@ pub struct ElectionsConfig {
     pub mailbox: usize,
     /// Leases with candidates that have an actor each, of a few KB. Further ones wait until one of these has none left.
     pub max_contests: usize,
+    /// Candidates of one contest that take part. Further ones wait until one of these has gone. Electors run three to five
+    /// candidates; each of these costs a little with every sign of life of any of them.
+    pub max_candidates: usize,
 }
 
 impl Default for ElectionsConfig {
@@ -20,6 +23,7 @@ impl Default for ElectionsConfig {
             coordination: CoordinationConfig::default(),
             mailbox: 16_384,
             max_contests: 4096,
+            max_candidates: 256,
         }
     }
 }

@@ -29,7 +29,8 @@ pub(crate) struct Contests {
 
 impl Contests {
     pub fn new(ports: ElectionsPorts) -> Self {
-        Self { ports, board: Board::default(), children: BTreeMap::new(), unattended: BTreeSet::new() }
+        let board = Board::new(ports.config.max_candidates);
+        Self { ports, board, children: BTreeMap::new(), unattended: BTreeSet::new() }
     }
 
     /// A newer copy. `group` makes the group of the children, which need not exist before there is one.

@@ -203,6 +203,7 @@ impl Shell for ElectionShell {
             "state": stance,
             "about": more,
             "candidates": candidates,
+            "candidates_beyond": scene.beyond,
         })
     }
 }

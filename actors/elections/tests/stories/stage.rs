@@ -98,7 +98,7 @@ impl Stage {
             term: Term(5),
             config: CoordinationConfig::default(),
             keeper: Keeper::new(KeeperConfig::default(), Term(5), now, 7 << 100, BTreeMap::new()),
-            board: Board::default(),
+            board: Board::new(256),
             contest: None,
             jobs: VecDeque::new(),
             clients: BTreeMap::new(),
@@ -122,7 +122,7 @@ impl Stage {
     pub fn change_leader(&mut self) {
         self.term = self.term.next();
         self.keeper = Keeper::new(KeeperConfig::default(), self.term, self.now, 9 << 100, BTreeMap::new());
-        (self.board, self.contest, self.led) = (Board::default(), None, true);
+        (self.board, self.contest, self.led) = (Board::new(256), None, true);
         self.jobs.retain(|(_, job)| !matches!(job, Job::Contest(..) | Job::Expiry(..)));
         self.look();
     }
