@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -324,7 +324,7 @@ async fn after_a_crash_the_next_time_of_leading_has_its_own_token() {
 }
 
 /// Case 21, and all that others may ask of a running elector.
-#[tokio::test(start_paused = true)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_can_be_looked_at_from_anywhere_while_it_renews() {
     let world = World::new();
     let quick = ElectorConfig { retry_period: Duration::from_millis(5), ..world.config("a") };
@@ -332,12 +332,25 @@ async fn it_can_be_looked_at_from_anywhere_while_it_renews() {
     leads(&elector).await;
     let health = Arc::new(HealthCheck::new(Duration::from_secs(20)));
     health.attach(elector.clone());
+    let looking = Arc::new(AtomicBool::new(true));
     let checks = std::thread::spawn({
-        let (health, elector) = (Arc::clone(&health), elector.clone());
-        move || (0..10_000).all(|_| health.check().is_ok() && elector.leader().is_some())
+        let (health, elector, looking) = (Arc::clone(&health), elector.clone(), Arc::clone(&looking));
+        move || {
+            let mut looks = 0;
+            while looking.load(Ordering::Relaxed) {
+                assert!(health.check().is_ok() && elector.leader().is_some());
+                looks += 1;
+            }
+            looks
+        }
     });
-    sleep(Duration::from_secs(2)).await;
-    assert!(checks.join().unwrap());
+    // A hundred renewals, each of them looked at.
+    let renewals = elector.status().borrow().view.renewals;
+    let mut status = elector.status();
+    let renewed = status.wait_for(|status| status.view.renewals >= renewals + 100);
+    timeout(Duration::from_secs(60), renewed).await.expect("it renews").unwrap();
+    looking.store(false, Ordering::Relaxed);
+    assert!(checks.join().unwrap() > 100);
     let mut registry = prometheus_client::registry::Registry::default();
     muster_elector::metrics::describe(&mut registry, &[elector]);
     let mut text = String::new();

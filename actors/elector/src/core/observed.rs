@@ -294,6 +294,7 @@ impl ObservedElector {
 
     fn found(&mut self, now: Moment, wall: MicroTime, found: Versioned, out: &mut Out) {
         let record = found.record;
+        let transitions = self.seen.as_ref().map(|seen| seen.record.transitions);
         if self.seen.as_ref().is_none_or(|seen| seen.record != record) {
             self.seen = Some(Sight { record: record.clone(), at: now });
         }
@@ -305,6 +306,11 @@ impl ObservedElector {
         match &mut self.phase {
             Phase::Holding(tenure) if !ours && !vacant => {
                 tenure.end(Ending::Overtaken { by: Some(record.holder) }, out);
+                return;
+            }
+            // Nobody has it now. Somebody had it since our last write, though, and has done work of their own.
+            Phase::Holding(tenure) if vacant && transitions != Some(record.transitions) => {
+                tenure.end(Ending::Overtaken { by: None }, out);
                 return;
             }
             Phase::Standing { defers_until, .. } if !vacant => *defers_until = None,
@@ -348,7 +354,7 @@ impl ObservedElector {
     }
 
     fn wrote(&mut self, now: Moment, sent: Moment, written: Versioned, out: &mut Out) {
-        let token = written.fencing_token();
+        let (token, of_cluster) = (written.fencing_token(), written.token);
         self.seen = Some(Sight { record: written.record, at: now });
         self.again_at = sent + self.timing.retry;
         match &mut self.phase {
@@ -359,6 +365,11 @@ impl ObservedElector {
                 self.tally.terms += 1;
                 notice(&mut self.leader, Some(&self.me), out);
                 self.phase = Phase::Holding(Box::new(Tenure::begin(&self.timing, sent, token, out)));
+            }
+            // The cluster has begun another tenure of ours: between the two the lease was nobody's or another's, and what
+            // checks tokens has perhaps seen a later one than the work has.
+            Phase::Holding(tenure) if of_cluster.is_some() && of_cluster != tenure.token => {
+                tenure.end(Ending::Overtaken { by: None }, out);
             }
             Phase::Holding(tenure) => {
                 self.tally.renewals += 1;

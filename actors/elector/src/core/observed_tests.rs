@@ -29,6 +29,8 @@ struct World {
     elector: ObservedElector,
     server: Option<Versioned>,
     revision: u64,
+    /// What the cluster says beside each write, if it is Muster's.
+    token: Option<FencingToken>,
     verbs: Vec<&'static str>,
     /// What becomes of the next requests of a kind, where it is not what the server says.
     fails: VecDeque<(&'static str, LockError)>,
@@ -46,6 +48,7 @@ impl World {
             elector: ObservedElector::new(config, 7, None),
             server: None,
             revision: 40,
+            token: None,
             verbs: Vec::new(),
             fails: VecDeque::new(),
             holds_answers: false,
@@ -65,7 +68,7 @@ impl World {
     }
     fn write(&mut self, record: Record) {
         self.revision += 1;
-        self.server = Some(Versioned { record, resource_version: self.revision.to_string(), token: None });
+        self.server = Some(Versioned { record, resource_version: self.revision.to_string(), token: self.token });
     }
     fn wall(&self) -> MicroTime {
         MicroTime(self.now.0 as i64)
@@ -393,6 +396,54 @@ fn a_deleted_lease_is_made_again_and_leadership_goes_on() {
     world.pass(secs(2));
     assert_eq!(world.verbs, ["get", "create", "update", "get", "create"]);
     assert!(world.leads() && world.endings().is_empty());
+}
+
+#[test]
+fn whoever_had_the_lease_between_two_looks_ended_our_leadership() {
+    let mut world = leading();
+    world.write(Record { transitions: 1, ..held_by("") });
+    world.fails.push_back(("update", LockError::Conflict));
+    world.pass(secs(2));
+    assert_eq!(world.endings(), [&Ending::Overtaken { by: None }]);
+    world.signal(Signal::Drained);
+    world.pass(secs(5));
+    assert!(world.leads() && world.record().transitions == 2, "it stood again");
+}
+
+#[test]
+fn a_lease_that_was_cleared_and_taken_by_nobody_is_led_on() {
+    let mut world = leading();
+    world.write(held_by(""));
+    world.fails.push_back(("update", LockError::Conflict));
+    world.pass(secs(2));
+    assert!(world.leads() && world.endings().is_empty());
+}
+
+#[test]
+fn leadership_does_not_outlast_its_token() {
+    // Deleted, or cleared, and perhaps another's for a while: all that shows is that the cluster counts on.
+    for deleted in [true, false] {
+        let mut world = World::new(&config());
+        world.token = Some(FencingToken(41));
+        world.start();
+        assert!(world.leads());
+        world.pass(secs(2));
+        assert!(world.leads(), "renewals keep the token");
+        world.token = Some(FencingToken(57));
+        if deleted {
+            world.server = None;
+        } else {
+            world.write(held_by(""));
+            world.fails.push_back(("update", LockError::Conflict));
+        }
+        world.pass(secs(2));
+        assert_eq!(world.endings(), [&Ending::Overtaken { by: None }], "{deleted}");
+        world.signal(Signal::Drained);
+        world.pass(secs(5));
+        let token =
+            world.told.iter().rev().find_map(|e| if let Effect::Begin { token, .. } = e { *token } else { None });
+        assert_eq!((world.leads(), token), (true, Some(FencingToken(57))), "{deleted}: it stood again");
+    }
 }
 
 #[test]
