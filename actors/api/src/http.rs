@@ -39,6 +39,8 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 const HEADER_ROOM: usize = 16 * 1024;
 /// What a client may send ahead on HTTP/2, per stream and in all: one body.
 const AHEAD: u32 = 64 * 1024;
+/// What waits for a client that does not read, per stream on HTTP/2.
+const BEHIND: usize = 64 * 1024;
 
 /// Who speaks on one connection.
 #[derive(Clone)]
@@ -60,7 +62,7 @@ where
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(HEADER_ROOM as u32);
-    http2.initial_stream_window_size(AHEAD).initial_connection_window_size(AHEAD);
+    http2.initial_stream_window_size(AHEAD).initial_connection_window_size(AHEAD).max_send_buf_size(BEHIND);
     let answer = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(peer.clone());
         router().clone().call(request)

@@ -10,7 +10,7 @@ use muster_messages::protocol::{ElectionsMsg, Renewal};
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{
     Change, ClientWrite, Command, ErrorBody, ErrorCode, FencingToken, Guard, GuardScope, Lease, LeaseSpec, LeaseView,
-    MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, Replica, Revision, SessionId, Tables, Uid,
+    MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, Principal, Replica, Revision, SessionId, Tables, Uid,
 };
 use serde_json::{Value, json};
 
@@ -50,6 +50,17 @@ fn holder_is_sane(holder: &str) -> Result<(), ErrorBody> {
     Err(invalid(format!("a holder's name has 1 to {HOLDER_LIMIT} printable bytes")))
 }
 
+/// Whether the lease may come into being, if it is not there.
+fn there_is_room(manager: &ManagerPorts, lease: &LeaseRef) -> Result<(), ErrorBody> {
+    let tables = &manager.replica.borrow().tables;
+    if tables.objects.contains_key(&key(lease)) {
+        return Ok(());
+    }
+    // Not for good: somebody may delete what is there.
+    muster_kubernetes::room_for_another(tables, &lease.namespace)
+        .map_err(|full| ErrorBody::new(ErrorCode::TooManyRequests, full.message).retry_after(Duration::from_secs(5)))
+}
+
 fn no_such(lease: &LeaseRef) -> ErrorBody {
     ErrorBody::new(ErrorCode::NotFound, format!("no such lease: {lease}"))
 }
@@ -75,7 +86,7 @@ impl Service {
             }
             LeaseRequest::Guards => {
                 let replica = self.copy(manager, asked.left()).await?;
-                Ok(guards(&replica.tables).to_string())
+                Ok(guards(&replica.tables, &asked.caller).to_string())
             }
             LeaseRequest::SetGuard { scope, mode } => {
                 guard_scope_is_sane(scope)?;
@@ -87,6 +98,7 @@ impl Service {
             LeaseRequest::Create { lease, holder, duration_ms } => {
                 holder.as_deref().map_or(Ok(()), holder_is_sane)?;
                 duration_ms.map_or(Ok(()), duration_is_sane)?;
+                there_is_room(manager, lease)?;
                 let command = self.lease_command(asked, lease, "lease created");
                 let change = Change::CreateObject(Box::new(new_lease(asked, lease, holder.clone(), *duration_ms)));
                 let replica = self.propose(manager, asked, command.change(change)).await?;
@@ -106,6 +118,7 @@ impl Service {
             LeaseRequest::Acquire { lease, holder, session, duration_ms } => {
                 holder_is_sane(holder)?;
                 duration_is_sane(*duration_ms)?;
+                there_is_room(manager, lease)?;
                 let change = Change::AcquireLease {
                     key: key(lease),
                     holder: holder.clone(),
@@ -335,13 +348,48 @@ fn renewal(lease: &LeaseRef, outcome: Renewal) -> Value {
     }
 }
 
-fn guards(tables: &Tables) -> Value {
+/// Those of the namespaces that whoever asks may touch.
+fn guards(tables: &Tables, caller: &Principal) -> Value {
+    let own = |(scope, _): &(&GuardScope, _)| may_touch(tables, caller, &scope.namespace).is_ok();
     let item =
         |(scope, mode): (&GuardScope, _)| json!({"namespace": scope.namespace, "lease": scope.lease, "mode": mode});
-    json!({"items": tables.guards.iter().map(item).collect::<Vec<_>>()})
+    json!({"items": tables.guards.iter().filter(own).map(item).collect::<Vec<_>>()})
 }
 
 fn guard_scope_is_sane(scope: &GuardScope) -> Result<(), ErrorBody> {
     let name = scope.lease.clone().unwrap_or_else(|| "any".to_owned());
     lease_name_is_sane(&LeaseRef { namespace: scope.namespace.clone(), name })
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{GuardMode, Name, User, WallTime};
+
+    use super::*;
+
+    #[test]
+    fn a_user_hears_of_the_guards_of_its_own_namespaces() {
+        let mut tables = Tables::default();
+        for (namespace, lease) in [("own", None), ("own", Some("l")), ("other", None)] {
+            let scope = GuardScope { namespace: namespace.to_owned(), lease: lease.map(str::to_owned) };
+            tables.guards.insert(scope, GuardMode::All);
+        }
+        let name: Name = "ann".parse().unwrap();
+        let user = User {
+            name: name.clone(),
+            admin: false,
+            namespaces: vec!["own".to_owned()],
+            serial: String::new(),
+            created_at: WallTime(0),
+            not_after: WallTime(0),
+            revision: Revision(1),
+        };
+        tables.users.insert(name.clone(), user);
+        let told = |caller: Principal| {
+            let items = guards(&tables, &caller)["items"].as_array().cloned().unwrap();
+            items.into_iter().map(|item| item["namespace"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(told(Principal::User(name)), ["own", "own"]);
+        assert_eq!(told(Principal::Operator).len(), 3);
+    }
 }

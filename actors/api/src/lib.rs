@@ -18,6 +18,7 @@ mod ports;
 mod reads;
 mod relay;
 mod service;
+mod shares;
 mod shell;
 mod socket;
 mod writes;

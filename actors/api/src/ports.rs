@@ -47,9 +47,10 @@ pub struct ApiPorts {
 pub struct ApiLimits {
     /// The longest a request may take, whatever its caller says: it holds a place among the bounded requests.
     pub longest: Duration,
-    /// Requests in progress in one process. Chosen so that their memory stays in the tens of megabytes.
+    /// Requests in progress in one process. Chosen so that their memory stays in the tens of megabytes; long answers count
+    /// by their callers, until they are read.
     pub in_progress: u64,
-    /// Watch streams open in one process; each may hold one portion of lines.
+    /// Watch streams open in one process, a quarter of them one caller's; each may hold a portion or two of lines.
     pub watches: u64,
     /// Requests in progress on one native connection; the next one is read when one of them is answered.
     pub in_flight: usize,

@@ -12,6 +12,12 @@ use tokio::time::Instant;
 use crate::core::{Kind, authorize, kind_of};
 use crate::ports::{ApiPorts, ManagerPorts};
 use crate::relay::Relay;
+use crate::shares::{Share, Shares};
+
+/// One caller may have this part of all watches.
+const SHARE_OF_WATCHES: u64 = 4;
+/// Long answers of one caller on their way at once: a list of ten thousand leases takes some 10 MB until it is read.
+const LONG_ANSWERS: usize = 16;
 
 /// The API of this process. Cheap to clone.
 #[derive(Clone)]
@@ -21,6 +27,9 @@ pub struct Service {
     /// Room for requests that this node passes on as they are.
     pub(crate) passing: Arc<Semaphore>,
     pub(crate) counters: Arc<Counters>,
+    /// Watch streams, and long answers on their way, by whoever asked.
+    watching: Shares,
+    long: Shares,
 }
 
 /// What the API counts.
@@ -57,7 +66,10 @@ impl Service {
     pub fn new(ports: ApiPorts) -> Self {
         let relay = Relay::new(ports.dialer.clone());
         let passing = Arc::new(Semaphore::new(crate::kube::proxy::ON_THEIR_WAY));
-        Self { ports, relay, passing, counters: Arc::new(Counters::default()) }
+        let share = (ports.limits.watches / SHARE_OF_WATCHES).max(1);
+        let watching = Shares::of(usize::try_from(share).unwrap_or(usize::MAX));
+        let (long, counters) = (Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
+        Self { ports, relay, passing, counters, watching, long }
     }
 
     /// Answers a request of an authenticated caller, within its timeout.
@@ -92,10 +104,19 @@ impl Service {
         Ok(Place(&self.counters))
     }
 
-    /// A place among the watches, until dropped; `None`: there is none left.
-    pub(crate) fn watch_place(&self) -> Option<Watching> {
-        let place = Watching(Arc::clone(&self.counters));
+    /// A place among the watches, until dropped; `None`: there is none left, or this caller has its share of them.
+    pub(crate) fn watch_place(&self, caller: &Principal) -> Option<Watching> {
+        let share = self.watching.take(caller)?;
+        let place = Watching(Arc::clone(&self.counters), share);
         (self.counters.watches.fetch_add(1, Ordering::Relaxed) < self.ports.limits.watches).then_some(place)
+    }
+
+    /// A place among the long answers of one caller that are being made or have not been read yet, until dropped.
+    pub(crate) fn long_answer(&self, caller: &Principal) -> Result<Share, ErrorBody> {
+        self.long.take(caller).ok_or_else(|| {
+            let text = "too many long answers of yours are not read yet; read them, or retry";
+            ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1))
+        })
     }
 
     /// A manager half that stops takes the answers of its actors with it: what was asked of it is not waited for.
@@ -219,7 +240,7 @@ fn final_code(trouble: &str) -> Option<ErrorCode> {
     }
 }
 
-pub(crate) struct Watching(Arc<Counters>);
+pub(crate) struct Watching(Arc<Counters>, #[expect(dead_code, reason = "dropped with it")] Share);
 impl Drop for Watching {
     fn drop(&mut self) {
         self.0.watches.fetch_sub(1, Ordering::Relaxed);

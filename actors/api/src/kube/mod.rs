@@ -15,16 +15,20 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
+use http_body_util::BodyExt;
 use muster_kernel::Clock;
-use muster_kubernetes::{Ask, Freshness, Head, Status, Takes, Verb};
+use muster_kubernetes::{Ask, Freshness, Head, Reason, Status, Takes, Verb};
 use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Request as Asked};
 use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables, WallTime};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::access::bearer;
 use crate::core::may_touch;
 use crate::http::Peer;
 use crate::ports::ManagerPorts;
+use crate::service::Service;
+use crate::shares::Share;
 
 /// How long a client waits that does not say so, and the longest that any may wait for one answer.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -117,20 +121,19 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
             let question = muster_kubernetes::access_review(&ask, &body)?;
             let namespace = if question.namespace.is_empty() { "*" } else { question.namespace.as_str() };
             let copy = manager.replica.borrow().clone();
-            let allowed = question.path.is_empty() && may_touch(&copy.tables, &caller, namespace).is_ok()
-                || !question.path.is_empty() && question.verb == "get";
+            let allowed =
+                question.path.is_empty() && question.is_served() && may_touch(&copy.tables, &caller, namespace).is_ok()
+                    || !question.path.is_empty() && question.verb == "get";
             Ok(respond(muster_kubernetes::access_answer(&question, allowed, "")))
         }
         Takes::Read => {
             let _place = service.enter()?;
-            let copy = fresh_copy(peer, &manager, ask.freshness(), deadline).await?;
-            who.may(&ask, &copy.tables)?;
-            Ok(respond(muster_kubernetes::answer(&ask, &copy.tables, Clock.wall())?))
+            read(service, &manager, &who, &caller, ask, deadline).await
         }
         Takes::Watch => {
-            let copy = fresh_copy(peer, &manager, ask.freshness(), deadline).await?;
+            let copy = fresh_copy(service, &manager, ask.freshness(), deadline).await?;
             who.may(&ask, &copy.tables)?;
-            watch::stream(service, manager, who, &ask, &copy.tables)
+            watch::stream(service, manager, who, &caller, &ask, &copy.tables)
         }
         Takes::Write => {
             let body = peer.body(body).await?;
@@ -154,6 +157,50 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
                 .map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))?;
             Ok(respond(answer))
         }
+    }
+}
+
+/// Above this an answer counts as long until it is read.
+const LONG: usize = 64 * 1024;
+
+/// A get or a list.
+async fn read(
+    service: &Service,
+    manager: &ManagerPorts,
+    who: &Who,
+    caller: &Principal,
+    ask: Ask,
+    deadline: Instant,
+) -> Result<Response, Status> {
+    let copy = fresh_copy(service, manager, ask.freshness(), deadline).await?;
+    who.may(&ask, &copy.tables)?;
+    if ask.verb == Verb::List {
+        let share = service.long_answer(caller)?;
+        // Ten thousand objects take as long as an election may: not on the threads that Raft lives on.
+        let made = spawn_blocking(move || muster_kubernetes::answer(&ask, &copy.tables, Clock.wall())).await;
+        let answer = made.map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the list was not made: {e}")))??;
+        let share = (answer.body.len() > LONG).then_some(share);
+        return Ok(respond(answer).map(|body| until_read(body, share)));
+    }
+    match muster_kubernetes::answer(&ask, &copy.tables, Clock.wall()) {
+        // KUBE-1. The client would take an older copy; that something does not exist is for a confirmed one to say.
+        Err(status) if status.reason == Reason::NotFound && ask.freshness() != Freshness::Now => {
+            let copy = fresh_copy(service, manager, Freshness::Now, deadline).await?;
+            who.may(&ask, &copy.tables)?;
+            Ok(respond(muster_kubernetes::answer(&ask, &copy.tables, Clock.wall())?))
+        }
+        answered => Ok(respond(answered?)),
+    }
+}
+
+/// A body that holds its share until it is read, or its connection is gone.
+fn until_read(body: Body, share: Option<Share>) -> Body {
+    match share {
+        None => body,
+        Some(share) => Body::new(body.map_frame(move |frame| {
+            let _until_then = &share;
+            frame
+        })),
     }
 }
 
@@ -191,7 +238,7 @@ impl Who {
     }
 
     /// A copy that is a moment behind may not know a token that was just made.
-    async fn known(&self, service: &crate::Service, manager: &ManagerPorts) -> Result<Principal, Status> {
+    async fn known(&self, service: &Service, manager: &ManagerPorts) -> Result<Principal, Status> {
         let known = self.by(&manager.replica.borrow().tables);
         match known {
             Some(who) => Ok(who),
@@ -247,7 +294,7 @@ fn groups_of(caller: &Principal) -> Vec<String> {
 
 /// A copy that may answer.
 async fn fresh_copy(
-    peer: &Peer,
+    service: &Service,
     manager: &ManagerPorts,
     freshness: Freshness,
     deadline: Instant,
@@ -259,9 +306,9 @@ async fn fresh_copy(
             if copy.tables.cluster.is_some() {
                 return Ok(copy);
             }
-            Ok(peer.service.copy(manager, by.saturating_duration_since(Instant::now())).await?)
+            Ok(service.copy(manager, by.saturating_duration_since(Instant::now())).await?)
         }
-        Freshness::Now => Ok(peer.service.copy(manager, by.saturating_duration_since(Instant::now())).await?),
+        Freshness::Now => Ok(service.copy(manager, by.saturating_duration_since(Instant::now())).await?),
         Freshness::AtLeast(revision) => {
             let mut copies = manager.replica.clone();
             let reached = timeout_at(by, copies.wait_for(|copy| copy.tables.revision >= revision)).await;
@@ -272,3 +319,6 @@ async fn fresh_copy(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 //! that entry left it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_kernel::Clock;
 use muster_kubernetes::{Ask, Context, Head, Plan, Refused, Status};
@@ -57,15 +58,15 @@ impl Service {
             return Err(ErrorBody::new(ErrorCode::Internal, "only writes are passed to the leader").into());
         }
         let mut copy = manager.replica.borrow().clone();
-        if copy.tables.outcomes.contains_key(&asked.request_id) {
-            // The attempt of an earlier leader was applied, and its answer lost. Planned again it would conflict with itself.
-            let text = "leadership was lost after the write was made and before it was answered; read it again";
-            return Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).into());
+        let attempts = asked.request_id..id(asked, MOST_ATTEMPTS);
+        if copy.tables.outcomes.range(attempts).any(|(_, outcome)| outcome.refused.is_none()) {
+            // An attempt of an earlier leader was applied, and its answer lost. Planned again it would conflict with itself.
+            return Err(unanswered("leadership was lost after the write was made and before it was answered").into());
         }
         let mut confirmed = false;
         for attempt in 0..MOST_ATTEMPTS {
             // Another plan is another request.
-            let request_id = RequestId(asked.request_id.0.wrapping_add(attempt));
+            let request_id = id(asked, attempt);
             let planned = self.planned(&ask, asked, call, &copy, request_id);
             let plan = match planned {
                 Ok(plan) if !plan.dry_run || confirmed => plan,
@@ -91,7 +92,7 @@ impl Service {
             }
         }
         let text = "others write this object all the time; retry";
-        Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(std::time::Duration::from_secs(1)).into())
+        Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1)).into())
     }
 
     fn planned(
@@ -127,12 +128,23 @@ impl Service {
         }
         let stored = plan.changes.iter().find_map(|change| manager.feed.change_at(revision, &change.object()?));
         if stored.is_none() && plan.creates {
-            let text =
-                format!("it was made at revision {revision}, which this leader's history has lost already; read it");
-            return Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).into());
+            let text = format!("it was made at revision {revision}, which this leader's history has lost already");
+            return Err(unanswered(&text).into());
         }
         Ok(Made::Answered(plan.done(ask, stored.and_then(|change| change.after.clone()).as_deref(), Clock.wall())))
     }
+}
+
+/// The id that one attempt is proposed under.
+fn id(asked: &Asked, attempt: u128) -> RequestId {
+    RequestId(asked.request_id.0.saturating_add(attempt))
+}
+
+/// It was made, and nobody knows any more how to answer it. Final: whoever relays must not ask again, for no leader will
+/// ever know more.
+fn unanswered(why: &str) -> Status {
+    let error = ErrorBody::new(ErrorCode::UnknownOutcome, format!("{why}; read it again"));
+    error.retry_after(Duration::from_secs(1)).into()
 }
 
 /// How a plan ended.

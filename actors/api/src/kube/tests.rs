@@ -1,0 +1,201 @@
+//! Answers of one manager, before a raft member that is a closure.
+
+use std::collections::BTreeSet;
+
+use muster_gateway::Dialer;
+use muster_kernel::{Recipient, Tree, Undeliverable};
+use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::{
+    ClusterId, ClusterRecord, ConfigMap, Incarnation, Name, NodeId, Object, ObjectBody, ObjectMeta, Outcome, Revision,
+    Role, RoleView, Secret, Uid, User,
+};
+use muster_raft_member::ObjectFeed;
+use tokio::sync::watch;
+
+use super::*;
+use crate::service::Asked as OnItsWay;
+use crate::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts};
+
+pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l";
+pub(super) const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
+
+/// A manager half whose raft member answers reads with `confirmed`, or not at all.
+pub(super) struct Half {
+    pub ports: Arc<ManagerPorts>,
+    pub copy: watch::Sender<Arc<Replica>>,
+    pub in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
+}
+
+fn nobody_there<P: Send + 'static>() -> Recipient<P> {
+    Recipient::new(|_| Err(Undeliverable::Down))
+}
+
+impl Half {
+    pub fn with(tables: Tables, confirmed: Option<Tables>) -> Self {
+        let (copy, replica) = watch::channel(replica(tables));
+        let raft = Recipient::new(move |msg| match (msg, confirmed.clone()) {
+            (RaftMemberMsg::Read { reply, .. }, Some(tables)) => {
+                let _gone = reply.send(Ok(super::tests::replica(tables)));
+                Ok(())
+            }
+            _ => Err(Undeliverable::Down),
+        });
+        let leader = LeaderPorts {
+            roles: nobody_there(),
+            authority: nobody_there(),
+            dispatcher: nobody_there(),
+            elections: nobody_there(),
+            view: watch::channel(Arc::new(RoleView::default())).1,
+            stale: watch::channel(Arc::default()).1,
+        };
+        let ports = Arc::new(ManagerPorts {
+            node: NodeId::from_entropy(1),
+            replica,
+            feed: ObjectFeed::default(),
+            raft,
+            mesh: nobody_there(),
+            sessions: nobody_there(),
+            peers: Arc::new(BTreeSet::new),
+            leader,
+        });
+        let in_force = watch::Sender::new(Some(Arc::clone(&ports)));
+        Self { ports, copy, in_force }
+    }
+    fn service(&self) -> Service {
+        let facts = || NodeFacts {
+            id: NodeId::from_entropy(1),
+            name: "n1".parse().unwrap(),
+            role: Role::Manager,
+            managers: Vec::new(),
+            cluster: String::new(),
+            root_pem: String::new(),
+            trouble: None,
+        };
+        Service::new(ApiPorts {
+            facts: Arc::new(facts),
+            manager: self.in_force.subscribe(),
+            tree: Tree::new(),
+            dialer: Dialer::anonymous(""),
+            crash_allowed: false,
+            limits: ApiLimits::default(),
+        })
+    }
+}
+
+pub(super) fn replica(tables: Tables) -> Arc<Replica> {
+    Arc::new(Replica { tables, ..Replica::default() })
+}
+
+pub(super) fn ask(method: &'static str, target: &str) -> Ask {
+    muster_kubernetes::route(Head { method, target, ..Head::default() }).unwrap_or_else(|e| panic!("{}", e.message))
+}
+
+/// A copy with config maps of this size, and a user of their namespace.
+pub(super) fn copy_with(maps: usize, bytes: usize) -> Tables {
+    let mut tables = Tables { revision: Revision(10), ..Tables::default() };
+    for n in 0..maps {
+        let data = [("k".to_owned(), "x".repeat(bytes))].into();
+        let body = ObjectBody::ConfigMap(ConfigMap { data, ..ConfigMap::default() });
+        let meta = ObjectMeta::fresh(Uid(n as u128));
+        let object = Object { namespace: "ns".to_owned(), name: format!("m{n:03}"), meta, body };
+        tables.objects.insert(object.key(), Arc::new(object));
+    }
+    let (name, namespaces) = ("ann".parse::<Name>().unwrap(), vec!["ns".to_owned()]);
+    let times = (WallTime(0), WallTime(0));
+    let user = User {
+        name: name.clone(),
+        admin: false,
+        namespaces,
+        serial: String::new(),
+        created_at: times.0,
+        not_after: times.1,
+        revision: Revision(1),
+    };
+    tables.users.insert(name, user);
+    tables
+}
+
+pub(super) fn ann() -> Who {
+    Who { peer: Principal::User("ann".parse().unwrap()), token: None }
+}
+
+async fn read_by_ann(service: &Service, half: &Half, target: &str) -> Result<Response, Status> {
+    let (who, deadline) = (ann(), Instant::now() + Duration::from_secs(5));
+    read(service, &half.ports, &who, &who.peer, ask("GET", target), deadline).await
+}
+
+/// KUBE-1.
+#[tokio::test]
+async fn a_copy_that_the_client_takes_unconfirmed_denies_nothing() {
+    let cluster = ClusterRecord {
+        id: ClusterId::from_entropy(1),
+        name: "c".parse().unwrap(),
+        incarnation: Incarnation(1),
+        feature_level: 1,
+        root_cert_pem: String::new(),
+        root_key_pem: Secret::new(String::new()),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    };
+    let stale = Tables { cluster: Some(Arc::new(cluster)), ..copy_with(1, 10) };
+    for confirmed in [None, Some(stale.clone())] {
+        let half = Half::with(stale.clone(), confirmed.clone());
+        let service = half.service();
+        for query in ["?resourceVersion=0", "?resourceVersion=7"] {
+            let found = read_by_ann(&service, &half, &format!("{MAPS}/m000{query}")).await;
+            assert_eq!(found.unwrap().status(), 200, "what is there is told by any copy");
+            let missing = read_by_ann(&service, &half, &format!("{LEASE}{query}")).await.unwrap_err();
+            let expected = if confirmed.is_some() { 404 } else { 503 };
+            assert_eq!(missing.reason.code(), expected, "{query}: {}", missing.message);
+        }
+    }
+}
+
+#[tokio::test]
+async fn lists_that_nobody_reads_are_a_bounded_number() {
+    let tables = copy_with(20, 10_000);
+    let half = Half::with(tables.clone(), Some(tables));
+    let service = half.service();
+    let mut unread = Vec::new();
+    let refused = loop {
+        match read_by_ann(&service, &half, MAPS).await {
+            Ok(response) => unread.push(response),
+            Err(status) => break status,
+        }
+        assert!(unread.len() <= 100, "without bound");
+    };
+    assert_eq!(refused.reason, Reason::TooManyRequests);
+    // Short ones are told all the same, and reading makes room.
+    let short = read_by_ann(&service, &half, &format!("{MAPS}/m000")).await;
+    assert!(short.is_ok());
+    let body = unread.pop().unwrap().into_body().collect().await.unwrap().to_bytes();
+    assert!(body.len() > 200_000);
+    assert!(read_by_ann(&service, &half, MAPS).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_an_earlier_leader_made_is_answered_at_once_and_for_good() {
+    let request_id = RequestId(5);
+    let mut tables = copy_with(0, 0);
+    let outcome = Outcome { request: RequestId(6), revision: Revision(9), refused: None };
+    // Its first attempt met somebody else's write, its second was applied.
+    tables.outcomes.insert(outcome.request, outcome);
+    let half = Half::with(tables, None);
+    let call = KubeCall {
+        method: "PUT".to_owned(),
+        target: LEASE.to_owned(),
+        content_type: None,
+        accept: None,
+        user_agent: None,
+        body: b"{}".to_vec(),
+    };
+    let asked = OnItsWay {
+        caller: Principal::User("ann".parse().unwrap()),
+        request_id,
+        deadline: Instant::now() + Duration::from_secs(30),
+        request: Asked::Kube(call.clone()),
+    };
+    let answer = half.service().lead_kube(&half.ports, &asked, &call).await;
+    let answer: KubeAnswer = serde_json::from_str(&answer.expect("an answer, which nobody asks for again")).unwrap();
+    assert_eq!((answer.status, answer.retry_after_s), (503, Some(1)));
+}
