@@ -3,6 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use muster_messages::wire::Request;
+use muster_messages::{ErrorCode, Name};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use super::Asking;
 use crate::cli::args::KubeconfigArgs;
 use crate::cli::client::parse;
 use crate::cli::duration::millis;
-use crate::cli::failure::Outcome;
+use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::print;
 
 /// What the leader made for this file.
@@ -24,7 +25,7 @@ struct Access {
 
 pub async fn run(asking: &mut Asking, args: KubeconfigArgs) -> Outcome<u8> {
     let KubeconfigArgs { user, namespace, server, ttl } = args;
-    let user = user.unwrap_or_else(|| format!("kube-{namespace}").parse().expect("a namespace makes a legal name"));
+    let user = user.map_or_else(|| user_of(&namespace), Ok)?;
     let request =
         Request::AccessTokenCreate { user: user.clone(), namespace: namespace.to_string(), ttl_ms: Some(millis(ttl)) };
     let access: Access = parse(&asking.client.call(request).await?)?;
@@ -36,6 +37,14 @@ pub async fn run(asking: &mut Asking, args: KubeconfigArgs) -> Outcome<u8> {
         print(yaml(&document, 0).trim_start_matches('\n'));
     }
     Ok(0)
+}
+
+/// The user that is made for a namespace, where none is named.
+fn user_of(namespace: &Name) -> Result<Name, Failure> {
+    let user = format!("kube-{namespace}");
+    user.parse().map_err(|_| {
+        Failure::new(ErrorCode::Invalid, format!("{user} is too long for a user's name; name another with --user"))
+    })
 }
 
 fn kubeconfig(access: &Access, server: &str, user: &str, namespace: &str) -> Value {
@@ -76,6 +85,13 @@ fn yaml(value: &Value, depth: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_namespace_too_long_for_a_users_name_asks_for_one() {
+        let namespace = |length: usize| "n".repeat(length).parse::<Name>().unwrap();
+        assert_eq!(user_of(&namespace(58)).unwrap().as_str().len(), 63);
+        assert!(user_of(&namespace(59)).unwrap_err().message.contains("--user"));
+    }
 
     #[test]
     fn a_kubeconfig_is_block_style_yaml_with_quoted_texts() {
