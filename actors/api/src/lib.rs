@@ -16,6 +16,7 @@ mod leases;
 mod native;
 mod ports;
 mod reads;
+mod reconcilers;
 mod relay;
 mod service;
 mod shares;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use muster_gateway::{FrameError, Framed};
-use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, Request};
+use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -94,6 +94,13 @@ fn may_be_long(request: &Request) -> bool {
             | Request::Actors { .. }
             | Request::Events { .. }
             | Request::Lease(LeaseRequest::List { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. })
+            | Request::Reconciler(
+                ReconcilerRequest::List
+                    | ReconcilerRequest::Plan { .. }
+                    | ReconcilerRequest::MemberList { .. }
+                    | ReconcilerRequest::ObjectList { .. }
+                    | ReconcilerRequest::View { .. }
+            )
             | Request::Kube(_)
     )
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_gateway::{DialError, Dialer, Framed};
 use muster_messages::protocol::Service as Port;
-use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, Request};
+use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode};
 use tokio::sync::Semaphore;
 
@@ -130,6 +130,12 @@ fn patience(request: &Request) -> Duration {
         Request::Events { wait_ms, .. } | Request::Lease(LeaseRequest::Watch { wait_ms, .. }) => {
             Duration::from_millis(*wait_ms)
         }
+        Request::Reconciler(
+            ReconcilerRequest::Status { wait_ms, .. }
+            | ReconcilerRequest::Admission { wait_ms, .. }
+            | ReconcilerRequest::Definitions { wait_ms, .. }
+            | ReconcilerRequest::View { wait_ms, .. },
+        ) => Duration::from_millis(*wait_ms),
         Request::Actors { .. } => Duration::from_secs(60),
         _ => Duration::ZERO,
     };

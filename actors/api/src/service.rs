@@ -167,6 +167,9 @@ impl Service {
         if let Request::Lease(watch @ LeaseRequest::Watch { .. }) = &asked.request {
             return self.watch_lease(&manager, asked, watch).await;
         }
+        if let (Request::Reconciler(request), Kind::Read) = (&asked.request, kind_of(&asked.request)) {
+            return self.read_reconciler(&manager, asked, request).await;
+        }
         match kind_of(&asked.request) {
             Kind::Write | Kind::SecretRead | Kind::LeaderRead => self.write(&manager, asked, relayed).await,
             Kind::StaleableRead => self.staleable_read(&manager, asked, relayed).await,

@@ -240,6 +240,7 @@ impl Service {
                 json!({"leader": leader})
             }
             Request::Lease(request) => return self.lead_lease(manager, asked, request).await,
+            Request::Reconciler(request) => return self.lead_reconciler(manager, asked, request).await,
             Request::Kube(call) => return self.lead_kube(manager, asked, call).await,
             _ => return self.staleable_or_refuse(manager, asked).await,
         };

@@ -10,9 +10,11 @@ use super::duration::parse_duration;
 
 mod bench;
 mod lease;
+mod reconciler;
 
 pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
+pub use self::reconciler::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand};
 
 /// Muster: who is a member, which role each node holds, who may talk to whom, and who leads.
 #[derive(Debug, Parser)]
@@ -84,6 +86,15 @@ pub enum Command {
     Elect(super::elect::ElectArgs),
     /// Print a kubeconfig: unmodified clients of Kubernetes use this cluster as their lock server
     Kubeconfig(KubeconfigArgs),
+    /// Desired state that one node of the newest release applies, gated by who serves
+    #[command(subcommand)]
+    Reconciler(ReconcilerCommand),
+    /// Who takes part in a scope: announced, serving, draining
+    #[command(subcommand)]
+    Member(MemberCommand),
+    /// Objects of Muster's own store
+    #[command(subcommand)]
+    Object(ObjectCommand),
     /// The managers' consensus
     #[command(subcommand)]
     Raft(RaftCommand),

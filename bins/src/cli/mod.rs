@@ -11,6 +11,7 @@ pub mod bench;
 pub mod client;
 mod commands;
 pub mod connection;
+mod definition;
 pub mod dev;
 mod discover;
 pub mod duration;

@@ -98,12 +98,12 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
     let leases = match request {
         Request::Lease(request) => !matches!(request, LeaseRequest::SetGuard { .. }),
         Request::Kube(_) => true,
-        Request::Reconciler(request) => takes_part(request),
         _ => false,
     };
+    let takes_part = matches!(request, Request::Reconciler(request) if takes_part(request));
     let allowed = match caller {
         Principal::Operator | Principal::Admin(_) => true,
-        Principal::Node(_) => leases || matches!(kind, Kind::StaleableRead | Kind::Read | Kind::Actors),
+        Principal::Node(_) => leases || takes_part || matches!(kind, Kind::StaleableRead | Kind::Read | Kind::Actors),
         Principal::User(_) => leases || matches!(request, Request::Status { .. } | Request::Contact),
         Principal::Anonymous | Principal::Cluster => false,
     };

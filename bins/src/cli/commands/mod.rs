@@ -6,6 +6,7 @@ mod kubeconfig;
 mod lease;
 mod node;
 mod raft;
+mod reconciler;
 mod security;
 mod token;
 pub(super) mod user;
@@ -62,6 +63,9 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Kubeconfig(args) => kubeconfig::run(&mut asking, args).await,
         Command::Raft(command) => raft::run(&mut asking, command).await,
         Command::Actors(args) => actors::run(&mut asking, args).await,
+        Command::Reconciler(command) => reconciler::run(&mut asking, command).await,
+        Command::Member(command) => reconciler::member(&mut asking, command).await,
+        Command::Object(command) => reconciler::object(&mut asking, command).await,
         Command::Events(args) => events::run(&mut asking, args).await,
         Command::Dev(_) | Command::Bench(_) | Command::Elect(_) => unreachable!("these returned above"),
     }

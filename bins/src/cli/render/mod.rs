@@ -3,9 +3,11 @@
 
 mod actors;
 mod nodes;
+mod reconcilers;
 
 pub use self::actors::{actor, actor_paths, actors};
 pub use self::nodes::{node, nodes, status};
+pub use self::reconcilers::*;
 
 use serde_json::Value;
 

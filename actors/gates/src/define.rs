@@ -1,0 +1,120 @@
+//! Definitions as they come in: what is legal, and the digest that tells two of one release apart.
+
+use muster_messages::{Action, Definition, DesiredObject, RECONCILER_LABEL, Revision, WallTime};
+use sha2::{Digest, Sha256};
+
+/// Objects of one definition.
+const MOST_OBJECTS: usize = 5_000;
+/// Bytes of one definition as JSON: it travels in one entry of the log.
+const MOST_BYTES: usize = 512 * 1024;
+/// Waves of one definition.
+const MOST_WAVES: u32 = 1_000;
+
+/// Why a definition is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reconciler} {release}: {why}")]
+pub struct BadDefinition {
+    pub reconciler: String,
+    pub release: String,
+    pub why: String,
+}
+
+/// SHA-256, in hexadecimal, of the definition as JSON without what the server adds. Two that mean the same have the same:
+/// maps are sorted, and objects are in the order of their keys.
+pub fn digest(definition: &Definition) -> String {
+    let mut bare =
+        Definition { digest: String::new(), applied_at: WallTime(0), revision: Revision(0), ..definition.clone() };
+    if let Action::Objects(objects) = &mut bare.action {
+        objects.sort_by(|a, b| a.key.cmp(&b.key));
+    }
+    let text = serde_json::to_vec(&bare).unwrap_or_default();
+    Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The definition with its digest, if it is sound.
+pub fn sealed(mut definition: Definition) -> Result<Definition, BadDefinition> {
+    let why = fault(&definition);
+    if let Some(why) = why {
+        let (reconciler, release) = (definition.reconciler.clone(), definition.release.to_string());
+        return Err(BadDefinition { reconciler, release, why });
+    }
+    definition.digest = digest(&definition);
+    Ok(definition)
+}
+
+fn fault(d: &Definition) -> Option<String> {
+    let label_rule = "1 to 63 of [a-z0-9-], first and last a letter or digit";
+    if !is_label(&d.reconciler) || !is_label(&d.scope) {
+        return Some(format!("a name and a scope are {label_rule}"));
+    }
+    if d.floor > d.release.triple {
+        return Some(format!("the floor {} is above the release itself, which could then never serve", d.floor));
+    }
+    if d.every_ms.is_some_and(|ms| ms < 1_000) {
+        return Some("once a second is the most that it is applied again".to_owned());
+    }
+    if d.depends_on.contains(&d.reconciler) {
+        return Some("it depends on itself".to_owned());
+    }
+    if let Some(bad) = d.depends_on.iter().find(|name| !is_label(name)) {
+        return Some(format!("depends_on {bad:?}: a name is {label_rule}"));
+    }
+    match &d.action {
+        Action::Objects(objects) => fault_of_objects(objects),
+        Action::Command(command) if command.argv.first().is_none_or(String::is_empty) => {
+            Some("the command is empty".to_owned())
+        }
+        Action::Command(_) | Action::Handler => None,
+    }
+    .or_else(|| {
+        let bytes = serde_json::to_vec(d).map_or(0, |text| text.len());
+        (bytes > MOST_BYTES).then(|| format!("{bytes} bytes; {MOST_BYTES} is the limit"))
+    })
+}
+
+fn fault_of_objects(objects: &[DesiredObject]) -> Option<String> {
+    if objects.len() > MOST_OBJECTS {
+        return Some(format!("{} objects; {MOST_OBJECTS} is the limit", objects.len()));
+    }
+    let mut keys: Vec<_> = objects.iter().map(|object| &object.key).collect();
+    keys.sort_unstable();
+    if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Some(format!("{} is there twice", twice[0]));
+    }
+    objects.iter().find_map(|object| {
+        let (key, why) = (&object.key, |why: &str| Some(format!("{}: {why}", object.key)));
+        if ![&key.kind, &key.namespace].into_iter().all(|text| is_label(text)) || !is_name(&key.name) {
+            return why("kind and namespace are DNS labels, a name is a DNS subdomain (RFC 1123)");
+        }
+        if object.wave >= MOST_WAVES {
+            return why("waves are counted from 0 to 999");
+        }
+        if object.labels.contains_key(RECONCILER_LABEL) {
+            return why("the label muster.dev/reconciler is written by the reconciler itself");
+        }
+        match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&object.body) {
+            Ok(_) => None,
+            Err(_) => why("its body is no JSON object"),
+        }
+    })
+}
+
+/// Whether an object by itself is one that could be in a definition.
+pub fn sound_object(object: &DesiredObject) -> Result<(), String> {
+    if object.body.len() > MOST_BYTES {
+        return Err(format!("{} bytes; {MOST_BYTES} is the limit", object.body.len()));
+    }
+    fault_of_objects(std::slice::from_ref(object)).map_or(Ok(()), Err)
+}
+
+fn is_label(text: &str) -> bool {
+    let edge = |b: u8| b.is_ascii_digit() || b.is_ascii_lowercase();
+    let bytes = text.as_bytes();
+    matches!(bytes, [first, .., last] if edge(*first) && edge(*last)) | matches!(bytes, [only] if edge(*only))
+        && bytes.len() <= 63
+        && bytes.iter().all(|b| edge(*b) || *b == b'-')
+}
+
+fn is_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}

@@ -1,0 +1,233 @@
+//! What operators are shown. The names of fields are the contract's.
+
+use std::collections::BTreeMap;
+
+use muster_messages::{
+    Definition, DefinitionKey, Gate, GateEntry, GatePath, GateState, Hold, ManagedObject, Participant,
+    ParticipantPhase, Progress, Tables, Triple, WallTime, candidates_scope, runner_lease,
+};
+use serde_json::{Value, json};
+
+use crate::objects::{Waves, Write, drift};
+use crate::view::path_word;
+
+fn gate_view(entry: &GateEntry) -> Value {
+    json!({
+        "epoch": entry.epoch, "state": entry.state, "reconciled": entry.reconciled, "floor": entry.floor,
+        "target": entry.target.as_ref().map(|t| json!({"release": t.release, "digest": t.digest, "floor": t.floor})),
+        "digest": entry.digest, "term": entry.term, "at": entry.at, "why": entry.why,
+    })
+}
+
+fn gate(gate: &Gate) -> Value {
+    if gate.is_readable() { gate_view(&gate.now) } else { json!({"epoch": gate.now.epoch, "state": "unreadable"}) }
+}
+
+/// `{"name","history":[GATE…]}`, newest last. `None`: there is no gate.
+pub fn history(tables: &Tables, name: &str) -> Option<Value> {
+    let gate = tables.reconcilers.gates.get(name)?;
+    let entries: Vec<Value> = gate.history.iter().chain([&gate.now]).map(gate_view).collect();
+    Some(json!({"name": name, "history": entries}))
+}
+
+/// Where a reconciler is, in a word for scripts and a sentence for people.
+struct Phase {
+    phase: &'static str,
+    reason: String,
+    message: String,
+}
+
+/// STATUS. `None`: there is no reconciler of this name.
+pub fn status(tables: &Tables, name: &str) -> Option<Value> {
+    let all = &tables.reconcilers;
+    let newest = all.definitions_of(name).last().cloned();
+    let gate_now = all.gates.get(name);
+    let scope = newest.as_ref().map(|d| d.scope.clone()).or_else(|| gate_now.map(|g| g.scope.clone()))?;
+    let progress = current_progress(tables, name);
+    let best = best_definition(tables, name);
+    let shown = best.as_deref().or(newest.as_deref());
+    let blockers = shown.map(|d| all.blockers(name, &d.scope, d.release.triple, d.floor)).unwrap_or_default();
+    // Those who serve are in the way only of a way that is not open to them.
+    let way = shown.map(|d| all.way(d));
+    let waits = matches!(way, Some(Ok(GatePath::First | GatePath::Restrict)));
+    let blockers = if waits { blockers } else { vec![] };
+    let phase = phase(tables, name, shown, progress, blockers.len());
+    let count = |wanted| all.participants_of(&scope).filter(|p| p.phase == wanted).count();
+    let definitions: Vec<Value> = (all.definitions_of(name))
+        .map(|d| json!({"release": d.release, "digest": d.digest, "floor": d.floor, "applied_at": d.applied_at}))
+        .collect();
+    Some(json!({
+        "name": name,
+        "scope": scope,
+        "gate": gate_now.map(|g| gate(g)),
+        "runner": runner(tables, name, progress),
+        "phase": phase.phase,
+        "reason": phase.reason,
+        "message": phase.message,
+        "blockers": blockers,
+        "participants": {
+            "serving": count(ParticipantPhase::Serving),
+            "announced": count(ParticipantPhase::Announced),
+            "draining": count(ParticipantPhase::Draining),
+        },
+        "candidates": all.participants_of(&candidates_scope(name)).count(),
+        "attempt": progress.map_or(0, |p| p.attempt),
+        "consecutive_failures": progress.map_or(0, |p| p.consecutive_failures),
+        "last_error": progress.and_then(|p| p.last_error.clone()),
+        "next_retry_at": progress.and_then(|p| p.next_retry_at),
+        "wave": progress.and_then(|p| p.wave),
+        "output": progress.map_or("", |p| &p.output),
+        "definitions": definitions,
+        "history": gate_now.map_or(0, |g| g.history.len()),
+    }))
+}
+
+/// `{"revision","items":[STATUS…]}`.
+pub fn statuses(tables: &Tables) -> Value {
+    let all = &tables.reconcilers;
+    let mut names: Vec<&String> = all.definitions.keys().map(|key| &key.reconciler).chain(all.gates.keys()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let items: Vec<Value> = names.into_iter().filter_map(|name| status(tables, name)).collect();
+    json!({"revision": tables.revision, "items": items})
+}
+
+/// What the present runner has told of itself; what an earlier one told is no news.
+fn current_progress<'a>(tables: &'a Tables, name: &str) -> Option<&'a Progress> {
+    let lease = tables.objects.get(&runner_lease(name))?.lease()?;
+    let progress = tables.reconcilers.progress.get(name)?;
+    (lease.is_live() && lease.holding.token == progress.term).then_some(progress.as_ref())
+}
+
+fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Value> {
+    let object = tables.objects.get(&runner_lease(name))?;
+    let lease = object.lease().filter(|lease| lease.is_live())?;
+    Some(json!({
+        "member": lease.spec.held_by(),
+        "release": progress.map(|p| &p.release),
+        "term": lease.holding.token,
+        "since": lease.spec.acquired.map(|at| WallTime(at.0 / 1000)),
+    }))
+}
+
+/// The definition of the best live candidate's release.
+fn best_definition(tables: &Tables, name: &str) -> Option<std::sync::Arc<Definition>> {
+    let all = &tables.reconcilers;
+    let choice = all.definitions_of(name).last()?.choice;
+    let best = crate::view::candidates(tables, name, choice).into_iter().next()?;
+    let key = DefinitionKey { reconciler: name.to_owned(), release: best.release.triple };
+    all.definitions.get(&key).cloned()
+}
+
+fn phase(
+    tables: &Tables,
+    name: &str,
+    definition: Option<&Definition>,
+    progress: Option<&Progress>,
+    blockers: usize,
+) -> Phase {
+    let all = &tables.reconcilers;
+    let say = |phase, reason: &str, message: String| Phase { phase, reason: reason.to_owned(), message };
+    let Some(definition) = definition else {
+        let message =
+            format!("no release has a definition; `muster reconciler apply` brings one, `delete {name}` forgets it");
+        return say("blocked", "no-definition", message);
+    };
+    let way = all.way(definition);
+    match &way {
+        Err(hold @ Hold::Paused { .. }) => return say("paused", hold.reason(), hold.to_string()),
+        Err(hold @ Hold::ReadyToFinalize { .. }) => return say("ready-to-finalize", hold.reason(), hold.to_string()),
+        Err(hold @ Hold::Dependency { .. }) => return say("waiting", hold.reason(), hold.to_string()),
+        Err(hold) => return say("blocked", hold.reason(), hold.to_string()),
+        Ok(_) => {}
+    }
+    if all.participants_of(&candidates_scope(name)).next().is_none() {
+        let of: Vec<String> = all.definitions_of(name).map(|d| d.release.to_string()).collect();
+        let message = format!(
+            "no live node has a release with a definition ({}); start one with --release, or apply a definition for a release that runs",
+            of.join(", ")
+        );
+        return say("no-candidate", "no-candidate", message);
+    }
+    if blockers > 0 {
+        let message = format!(
+            "{blockers} serve that could not live with {}; update or stop them: `muster reconciler blockers {name}`",
+            definition.release
+        );
+        return say("waiting", "blockers", message);
+    }
+    let Some(progress) = progress else {
+        return say("electing", "electing", "no candidate has taken the runner's lease yet".to_owned());
+    };
+    match progress.phase.as_str() {
+        "idle" => say("idle", "", String::new()),
+        "failed" => {
+            let message = format!("{}; `muster reconciler retry {name}` tries again", progress.message);
+            say("failed", "permanent-failure", message)
+        }
+        "settling" => say("settling", "settling", progress.message.clone()),
+        "waiting" => say("waiting", &progress.reason, progress.message.clone()),
+        _ => say("running", &progress.reason, progress.message.clone()),
+    }
+}
+
+/// `{"name","release","path","hold","objects":[{"op","kind","namespace","name"}…],"blockers":[…],"gate"}`: what a
+/// definition would do now, and the gate it would leave. `None`: there is no such definition.
+pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Value> {
+    let all = &tables.reconcilers;
+    let definition = match release {
+        Some(release) => all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release })?,
+        None => all.definitions_of(name).last()?,
+    };
+    let way = all.way(definition);
+    let blockers = all.blockers(name, &definition.scope, definition.release.triple, definition.floor);
+    let waves = 0..Waves::of(definition).numbers().len();
+    let writes = waves.flat_map(|nth| drift(all, definition, nth));
+    let shown = |write: Write| {
+        let key = write.key();
+        json!({"op": write.op(), "kind": key.kind, "namespace": key.namespace, "name": key.name})
+    };
+    let objects: Vec<Value> = writes.filter(|write| !matches!(write, Write::Keep(_))).map(shown).collect();
+    let waits = matches!(way, Ok(GatePath::First | GatePath::Restrict) | Err(Hold::ReadyToFinalize { .. }));
+    Some(json!({
+        "name": name,
+        "release": definition.release,
+        "path": way.as_ref().ok().map(|path| path_word(*path)),
+        "hold": way.as_ref().err().map(|hold| json!({"reason": hold.reason(), "message": hold.to_string()})),
+        "objects": objects,
+        "blockers": if waits { blockers } else { vec![] },
+        "gate": {"state": GateState::Done, "reconciled": definition.release, "floor": definition.floor, "digest": definition.digest},
+    }))
+}
+
+/// MEMBER: one start of a member.
+pub fn member(participant: &Participant) -> Value {
+    let key = &participant.key;
+    json!({
+        "scope": key.scope, "member": key.member, "incarnation": key.incarnation.to_string(),
+        "external": key.is_external(), "node": participant.node, "release": participant.release,
+        "needs": participant.needs, "phase": participant.phase, "since": participant.since,
+    })
+}
+
+/// `{"revision","items":[MEMBER…]}`, candidates left out.
+pub fn members(tables: &Tables, scope: Option<&str>) -> Value {
+    let all = &tables.reconcilers;
+    let wanted = |p: &&std::sync::Arc<Participant>| match scope {
+        Some(scope) => p.key.scope == scope,
+        None => !p.key.scope.starts_with(muster_messages::CANDIDATES_SCOPE),
+    };
+    let items: Vec<Value> = all.participants.values().filter(wanted).map(|p| member(p)).collect();
+    json!({"revision": tables.revision, "items": items})
+}
+
+/// OBJECT.
+pub fn object(object: &ManagedObject) -> Value {
+    let key = &object.key;
+    let labels: BTreeMap<&str, &str> = object.labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    json!({
+        "apiVersion": "muster.dev/v1", "kind": key.kind,
+        "metadata": {"namespace": key.namespace, "name": key.name, "labels": labels, "revision": object.revision, "term": object.term},
+        "body": serde_json::from_str::<Value>(&object.body).unwrap_or_default(),
+    })
+}

@@ -1,0 +1,209 @@
+//! What is shown of a state is what the state allows: told on states that commands have made.
+
+#![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
+
+use std::collections::BTreeMap;
+
+use muster_gates::{Waves, Write, admission, digest, drift, plan, runner_view, sealed, status};
+use muster_messages::*;
+use muster_store::apply;
+
+const NAME: &str = "schema";
+
+fn object(name: &str, wave: u32) -> DesiredObject {
+    let key = ManagedKey { kind: "table".to_owned(), namespace: "default".to_owned(), name: name.to_owned() };
+    DesiredObject { key, labels: BTreeMap::new(), body: "{}".to_owned(), wave }
+}
+
+fn definition(of: &str, floor: &str, objects: Vec<DesiredObject>) -> Definition {
+    Definition {
+        reconciler: NAME.to_owned(),
+        release: of.parse().unwrap(),
+        scope: "db".to_owned(),
+        floor: floor.parse().unwrap(),
+        action: Action::Objects(objects),
+        depends_on: vec![],
+        every_ms: Some(30_000),
+        settle_ms: 0,
+        run_timeout_ms: 60_000,
+        finalize: Finalize::Auto,
+        choice: RunnerChoice::Newest,
+        pinned: None,
+        downgrade: true,
+        from_at_least: None,
+        resign_after: 5,
+        digest: String::new(),
+        applied_at: WallTime(0),
+        revision: Revision(0),
+    }
+}
+
+struct World(Tables);
+
+impl World {
+    fn new() -> Self {
+        let cluster = ClusterRecord {
+            id: ClusterId::from_entropy(1),
+            name: "c".parse().unwrap(),
+            incarnation: Incarnation(1),
+            feature_level: FEATURE_LEVEL,
+            root_cert_pem: String::new(),
+            root_key_pem: Secret::new(""),
+            founded_at: WallTime(0),
+            revision: Revision(0),
+        };
+        Self(Tables { cluster: Some(cluster.into()), ..Tables::default() })
+    }
+    fn must(&mut self, change: Change) {
+        let command = Command::idempotent(WallTime(0), Principal::Operator, "a test").change(change);
+        let at = self.0.revision.next();
+        apply(&mut self.0, at, &command).unwrap();
+    }
+    fn say(&mut self, change: ReconcilerChange) {
+        self.must(Change::Reconciler(change));
+    }
+    fn define(&mut self, definition: Definition) {
+        let definition = Box::new(sealed(definition).unwrap());
+        self.say(ReconcilerChange::Define { definition, replace: true });
+    }
+    fn acquire(&mut self, key: ObjectKey, holder: &str, session: u128) -> FencingToken {
+        let (holder, session) = (holder.to_owned(), SessionId(session));
+        self.must(Change::AcquireLease { key: key.clone(), holder, session, duration_ms: 1000, uid: Uid(1) });
+        self.0.objects[&key].lease().unwrap().holding.token
+    }
+    fn announce(&mut self, scope: &str, member: &str, of: &str) -> ParticipantKey {
+        let incarnation = u128::from(self.0.revision.0) + 100;
+        let key =
+            ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(incarnation) };
+        let token = Some(self.acquire(key.lease(), member, incarnation));
+        self.say(ReconcilerChange::Announce(Box::new(Participant {
+            key: key.clone(),
+            node: None,
+            release: of.parse().unwrap(),
+            needs: BTreeMap::new(),
+            phase: ParticipantPhase::Announced,
+            token,
+            since: WallTime(0),
+            revision: Revision(0),
+        })));
+        key
+    }
+    fn step(&mut self, of: &str, term: FencingToken, step: GateStep) {
+        let epoch = self.0.reconcilers.gates.get(NAME).map_or(0, |gate| gate.now.epoch);
+        self.say(ReconcilerChange::Step {
+            reconciler: NAME.to_owned(),
+            release: of.parse().unwrap(),
+            term,
+            epoch,
+            step,
+        });
+    }
+    fn make(&mut self, of: &str, term: FencingToken, write: Write) {
+        let (key, object) = match write {
+            Write::Create(object) | Write::Update(object) => (object.key.clone(), Some(Box::new(object))),
+            Write::Delete(key) => (key, None),
+            Write::Taken(_) | Write::Keep(_) => return,
+        };
+        let (reconciler, release) = (NAME.to_owned(), of.parse().unwrap());
+        self.say(ReconcilerChange::Apply { reconciler, release, term, key, object });
+    }
+    fn phase(&self) -> (String, String) {
+        let status = status(&self.0, NAME).unwrap();
+        let word = |field: &str| status[field].as_str().unwrap().to_owned();
+        (word("phase"), word("reason"))
+    }
+}
+
+fn ops(writes: &[Write]) -> Vec<(&str, &str)> {
+    writes.iter().map(|write| (write.op(), write.key().name.as_str())).collect()
+}
+
+#[test]
+fn a_digest_tells_definitions_apart_and_not_how_they_were_written_down() {
+    let one = definition("1.0.0", "1.0.0", vec![object("a", 0), object("b", 1)]);
+    let other = definition("1.0.0", "1.0.0", vec![object("b", 1), object("a", 0)]);
+    assert_eq!(digest(&one), digest(&other));
+    assert_eq!(digest(&one), digest(&Definition { applied_at: WallTime(9), digest: "x".to_owned(), ..one.clone() }));
+    assert_ne!(digest(&one), digest(&definition("1.0.0", "0.9.0", vec![object("a", 0), object("b", 1)])));
+}
+
+#[test]
+fn a_definition_that_could_never_work_is_refused_with_the_reason() {
+    let bad = |edit: &dyn Fn(&mut Definition)| {
+        let mut definition = definition("1.0.0", "1.0.0", vec![object("a", 0)]);
+        edit(&mut definition);
+        sealed(definition).unwrap_err().to_string()
+    };
+    assert!(bad(&|d| d.floor = Triple::new(1, 0, 1)).contains("could then never serve"));
+    assert!(bad(&|d| d.scope = "a.b".to_owned()).contains("[a-z0-9-]"));
+    assert!(bad(&|d| d.depends_on = vec![NAME.to_owned()]).contains("itself"));
+    assert!(bad(&|d| d.every_ms = Some(10)).contains("once a second"));
+    assert!(bad(&|d| d.action = Action::Objects(vec![object("a", 0), object("a", 1)])).contains("twice"));
+    let body = DesiredObject { body: "[]".to_owned(), ..object("a", 0) };
+    assert!(bad(&|d| d.action = Action::Objects(vec![body.clone()])).contains("no JSON object"));
+    let argv = CommandAction { argv: vec![], env: BTreeMap::new() };
+    assert!(bad(&|d| d.action = Action::Command(argv.clone())).contains("empty"));
+}
+
+#[test]
+fn what_is_missing_is_created_what_differs_updated_and_what_is_not_wanted_deleted_in_the_last_wave() {
+    let mut world = World::new();
+    let first = definition("1.0.0", "1.0.0", vec![object("foo", 0), object("bar", 1), object("baz", 1)]);
+    assert_eq!(Waves::of(&first).numbers(), [0, 1]);
+    world.define(first.clone());
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    for (nth, expected) in [(0, vec![("create", "foo")]), (1, vec![("create", "bar"), ("create", "baz")])] {
+        let writes = drift(&world.0.reconcilers, &first, nth);
+        assert_eq!(ops(&writes), expected);
+        writes.into_iter().for_each(|write| world.make("1.0.0", term, write));
+    }
+    world.step("1.0.0", term, GateStep::Complete);
+    assert!(drift(&world.0.reconcilers, &first, 0).iter().all(|write| write.op() == "keep"));
+
+    let drifted = DesiredObject { body: r#"{"by":"hand"}"#.to_owned(), ..object("bar", 0) };
+    world.say(ReconcilerChange::PutObject(Box::new(drifted)));
+    world.say(ReconcilerChange::PutObject(Box::new(object("mine", 0))));
+    let second = definition("1.1.0", "1.0.0", vec![object("bar", 0), object("mine", 0), object("new", 3)]);
+    assert_eq!(ops(&drift(&world.0.reconcilers, &second, 0)), [("update", "bar"), ("taken", "mine")]);
+    let last = drift(&world.0.reconcilers, &second, 1);
+    assert_eq!(ops(&last), [("create", "new"), ("delete", "baz"), ("delete", "foo")]);
+}
+
+#[test]
+fn a_status_says_what_is_waited_for_and_what_would_help() {
+    let mut world = World::new();
+    assert_eq!(status(&world.0, NAME), None);
+    world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
+    assert_eq!(world.phase().0, "no-candidate");
+    world.announce(&candidates_scope(NAME), "n1", "1.0.0");
+    assert_eq!(world.phase().0, "electing");
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.step("1.0.0", term, GateStep::Complete);
+    let old = world.announce("db", "old", "1.0.0");
+    world.say(ReconcilerChange::Admit(old.clone()));
+    world.define(definition("2.0.0", "2.0.0", vec![object("a", 0)]));
+    world.announce(&candidates_scope(NAME), "n2", "2.0.0");
+    assert_eq!(world.phase(), ("waiting".to_owned(), "blockers".to_owned()));
+    let shown = status(&world.0, NAME).unwrap();
+    assert_eq!(shown["blockers"][0]["member"], "old");
+    assert!(shown["message"].as_str().unwrap().contains("muster reconciler blockers schema"));
+    world.say(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: true });
+    assert_eq!(world.phase(), ("paused".to_owned(), "paused".to_owned()));
+
+    let plan = plan(&world.0, NAME, Some(Triple::new(2, 0, 0))).unwrap();
+    assert_eq!((&plan["hold"]["reason"], &plan["objects"][0]["op"]), (&"paused".into(), &"create".into()));
+    assert_eq!(plan["gate"]["floor"], "2.0.0");
+    world.say(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: false });
+    let view = runner_view(&world.0, NAME, Triple::new(2, 0, 0));
+    assert_eq!((view.path.as_deref(), view.blockers.len(), view.blockers_in_all), (Some("restrict"), 1, 1));
+    let best: Vec<&str> = view.candidates.iter().map(|c| c.member.as_str()).collect();
+    assert_eq!(best, ["n2", "n1"]);
+
+    world.say(ReconcilerChange::Leave(old));
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.step("2.0.0", term, GateStep::Restrict);
+    let late = world.announce("db", "late", "1.0.0");
+    let waits = admission(&world.0, &late).waiting.unwrap();
+    assert_eq!(waits.reason, "below-floor");
+    assert!(waits.message.contains("start it as 2.0.0 or later"), "{}", waits.message);
+}
