@@ -18,7 +18,7 @@ use futures_util::{FutureExt, StreamExt};
 use muster_gateway::{BoxStream, Dialer, Framed, FramedReader, FramedWriter};
 use muster_kernel::Clock;
 use muster_messages::protocol::Service;
-use muster_messages::wire::{ApiAnswer, ApiCall, KubeAnswer, KubeCall, LeaseRequest, Request};
+use muster_messages::wire::{ApiAnswer, ApiCall, KubeAnswer, KubeCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, RequestId};
 use serde_json::{Value, json};
 use tokio::io::{ReadHalf, WriteHalf};
@@ -179,10 +179,10 @@ impl Link {
     pub async fn request(&self, request: Request, patience: Duration) -> Result<String, ErrorBody> {
         let until = Instant::now() + patience;
         let id = RequestId::fresh(Clock.wall(), rand::random());
-        let doubt = match &request {
+        let doubt = match waits(&request) {
             // Silence is what a watch is for.
-            Request::Lease(LeaseRequest::Watch { wait_ms, .. }) => Duration::from_millis(*wait_ms) + WATCH_DOUBT,
-            _ => (patience / 4).clamp(*DOUBT.start(), *DOUBT.end()),
+            Some(wait_ms) => Duration::from_millis(wait_ms) + WATCH_DOUBT,
+            None => (patience / 4).clamp(*DOUBT.start(), *DOUBT.end()),
         };
         let call = || {
             let left = until.saturating_duration_since(Instant::now());
@@ -352,6 +352,21 @@ async fn say(mut writer: FramedWriter<WriteHalf<BoxStream>>, mut asked: mpsc::Re
         }
     }
     tokio::time::sleep(LINGER).await;
+}
+
+/// How long a watch waits for news.
+fn waits(request: &Request) -> Option<u64> {
+    use ReconcilerRequest as R;
+    match request {
+        Request::Lease(LeaseRequest::Watch { wait_ms, .. }) => Some(*wait_ms),
+        Request::Reconciler(
+            R::Status { wait_ms, .. }
+            | R::Admission { wait_ms, .. }
+            | R::Definitions { wait_ms, .. }
+            | R::View { wait_ms, .. },
+        ) => Some(*wait_ms),
+        _ => None,
+    }
 }
 
 /// Another manager may do better.

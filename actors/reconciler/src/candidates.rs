@@ -1,0 +1,284 @@
+//! A candidate: known to the others by a record of its own, standing for election while nobody is better.
+//!
+//! Owns   whether to stand; the record, a [member](crate::membership) of the scope `candidates.NAME`; the sibling `elect`.
+//! Hears  the view, where the record stands, that the runner resigns, that all of it is to end.   Says  nothing: it starts and stops.
+//! A crash loses the record, which runs out and is written anew; `elect` goes on, and its handle is found in a slot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_elector::{Election, LeaderElector, Session, Setup as ElectorSetup};
+use muster_kernel::{Address, Children, Cx, Fault, Shell, Slot, Spec};
+use muster_messages::protocol::Named;
+use muster_messages::wire::LeaseRef;
+use muster_messages::{Moment, candidates_scope, runner_lease};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::core::eligibility::{Eligibility, Input, Me};
+use crate::elect::Standing;
+use crate::membership::{Leave, Member, MemberSetup, MemberView, member_spec};
+use crate::wiring::Wiring;
+
+/// The elector's name among its siblings.
+pub const ELECT: &str = "elect";
+const MAILBOX: usize = 64;
+/// After the cluster refused a candidate for good, as far as it said.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+/// How long a term may take to end before its elector is taken down. A command has 5 s between TERM and KILL.
+const LONGEST_END: Duration = Duration::from_secs(20);
+
+/// What outlives a crash of the actor.
+#[derive(Clone, Default)]
+pub struct Memory {
+    elector: Slot<Option<LeaderElector>>,
+    out_until: Slot<Option<Moment>>,
+}
+
+/// What the actor hears. All of it is its own, but for `Resign`.
+pub enum Msg {
+    Look,
+    Member,
+    /// It failed here too often. Lost: said again after the next failure.
+    Resign,
+    /// The elector has ended: it was stopped, or the cluster refused it.
+    ElectEnded,
+    Again,
+    Retire,
+    Woke,
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Look => "look",
+            Self::Member => "member",
+            Self::Resign => "resign",
+            Self::ElectEnded => "elect_ended",
+            Self::Again => "again",
+            Self::Retire => "retire",
+            Self::Woke => "woke",
+        }
+    }
+}
+
+/// Where candidates are told to resign.
+pub fn candidates_address() -> Address<Msg> {
+    Address::new(MAILBOX)
+}
+
+/// How to make one.
+pub fn candidates_spec(wiring: Wiring, siblings: Children) -> Spec {
+    let address = wiring.candidates.clone();
+    Spec::actor("candidates", address, move || Ok(Candidates::new(wiring.clone(), siblings.clone())))
+}
+
+enum Elect {
+    None,
+    Running(LeaderElector),
+    /// It was told to end; nothing is started before it has.
+    Ending,
+}
+
+/// See the module.
+pub struct Candidates {
+    wiring: Wiring,
+    siblings: Children,
+    core: Eligibility,
+    elect: Elect,
+    member: Option<(watch::Receiver<MemberView>, Leave)>,
+    retiring: bool,
+    armed: Option<Moment>,
+}
+
+impl Candidates {
+    fn new(wiring: Wiring, siblings: Children) -> Self {
+        let setup = &wiring.setup;
+        let me = Me { member: setup.member.clone(), node: setup.node, release: setup.release.triple };
+        let memory = &wiring.memory;
+        // An elector that an earlier incarnation has started goes on.
+        let going = |elector: &LeaderElector| elector.status().borrow().outcome.is_none();
+        let elector = memory.elector.get().flatten().filter(going);
+        let core = Eligibility::new(me, setup.patience, elector.is_some(), memory.out_until.get().flatten());
+        let elect = elector.map_or(Elect::None, Elect::Running);
+        Self { wiring, siblings, core, elect, member: None, retiring: false, armed: None }
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
+        let was = self.core.verdict().clone();
+        let is = self.core.step(cx.now(), input).clone();
+        if was != is {
+            info!(reconciler = %self.wiring.name, stands = is.stands, why = ?is.why, "decided");
+        }
+        self.wiring.memory.out_until.set(self.core.out_until());
+        self.act(cx);
+        if let Some(at) = self.core.wake_at()
+            && self.armed.is_none_or(|armed| at < armed)
+        {
+            self.armed = Some(at);
+            cx.after(at.since(cx.now()), Msg::Woke);
+        }
+    }
+
+    /// Makes it so. The only place that starts or ends anything.
+    fn act(&mut self, cx: &Cx<Msg>) {
+        let stands = self.core.verdict().stands && !self.retiring;
+        match &self.elect {
+            Elect::None if stands => self.stand(cx),
+            Elect::Running(elector) if !stands => {
+                let (elector, me, siblings) = (elector.clone(), cx.me().clone(), self.siblings.clone());
+                self.elect = Elect::Ending;
+                elector.stop();
+                cx.spawn(async move {
+                    let _late = tokio::time::timeout(LONGEST_END, elector.ended()).await;
+                    siblings.stop_and_wait(ELECT).await;
+                    let _gone = me.tell(Msg::ElectEnded);
+                });
+            }
+            _ => {}
+        }
+        if self.retiring && matches!(self.elect, Elect::None) {
+            if let Some((_, leave)) = &self.member {
+                leave.leave();
+            }
+            let gone = self.member.as_ref().is_none_or(|(view, _)| view.borrow().gone);
+            self.wiring.retired.send_replace(gone);
+        }
+    }
+
+    fn stand(&mut self, cx: &Cx<Msg>) {
+        let setup = &self.wiring.setup;
+        let lease = runner_lease(&self.wiring.name);
+        let lease = LeaseRef { namespace: lease.namespace, name: lease.name };
+        let config = setup.lease.config(lease, &setup.member);
+        let candidate = Standing {
+            reconciler: self.wiring.name.clone(),
+            terms: Arc::clone(&self.wiring.terms),
+            bench: self.wiring.bench.clone(),
+        };
+        // A session for each time: a lease is never given back to one that has given it up.
+        let cluster: Arc<dyn muster_elector::Cluster> = setup.cluster.clone();
+        let election = Election::Native(Session::new(cluster));
+        let clock = Arc::clone(&setup.clock);
+        let made = LeaderElector::spec(ELECT, ElectorSetup { config, election, candidate: Arc::new(candidate), clock });
+        let Ok((spec, elector)) = made else { return }; // the durations were judged when the node started
+        self.siblings.start(spec);
+        self.adopt(cx, elector);
+    }
+
+    fn adopt(&mut self, cx: &Cx<Msg>, elector: LeaderElector) {
+        self.wiring.memory.elector.set(Some(elector.clone()));
+        self.elect = Elect::Running(elector.clone());
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            if elector.ended().await.is_err() {
+                let _gone = me.tell(Msg::Again);
+            }
+        });
+    }
+
+    fn look(&mut self, cx: &Cx<Msg>) {
+        let view = self.wiring.views.borrow_and_update().clone();
+        let Some(view) = view else { return };
+        let runnable = view.definition.as_ref().is_some_and(|definition| self.wiring.setup.runs(definition));
+        if runnable && self.member.is_none() && !self.retiring {
+            self.announce(cx);
+        }
+        self.step(cx, Input::View { view: &view, runnable });
+    }
+
+    fn announce(&mut self, cx: &Cx<Msg>) {
+        let setup = &self.wiring.setup;
+        let member = Member {
+            scope: candidates_scope(&self.wiring.name),
+            member: setup.member.clone(),
+            node: setup.node,
+            release: setup.release.clone(),
+            needs: Default::default(),
+            serves: false,
+        };
+        let (cluster, clock, lease) = (Arc::clone(&setup.cluster), Arc::clone(&setup.clock), setup.lease);
+        let (spec, view, leave) = member_spec("record", MemberSetup { cluster, clock, lease, member });
+        cx.children().start(spec);
+        let (mut news, me) = (view.clone(), cx.me().clone());
+        cx.spawn(async move { while news.changed().await.is_ok() && me.tell(Msg::Member).is_ok() {} });
+        self.member = Some((view, leave));
+    }
+}
+
+impl Shell for Candidates {
+    type Msg = Msg;
+    const KIND: &'static str = "Candidates";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        if let Elect::Running(elector) = &self.elect {
+            let elector = elector.clone();
+            self.adopt(cx, elector);
+        }
+        let (mut views, me) = (self.wiring.views.clone(), cx.me().clone());
+        views.mark_changed();
+        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::Look).is_ok() {} });
+        let (retire, me) = (self.wiring.retire.clone(), cx.me().clone());
+        cx.spawn(async move {
+            retire.cancelled().await;
+            let _gone = me.tell(Msg::Retire);
+        });
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Look => self.look(cx),
+            Msg::Member => {
+                let view = self.member.as_mut().map(|(view, _)| view.borrow_and_update().clone());
+                if view.as_ref().is_some_and(|view| view.standing.is_over()) && !self.retiring {
+                    cx.after(REFUSED_PAUSE, Msg::Again);
+                }
+                self.step(cx, Input::Announced(view.is_some_and(|view| view.announced)));
+            }
+            Msg::Resign => self.step(cx, Input::Resign),
+            Msg::ElectEnded => {
+                self.wiring.memory.elector.set(None);
+                self.elect = Elect::None;
+                self.act(cx);
+            }
+            Msg::Again => {
+                let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().standing.is_over());
+                if over && !self.retiring {
+                    self.announce(cx);
+                }
+                if let Elect::Running(elector) = &self.elect
+                    && elector.status().borrow().outcome.is_some()
+                {
+                    self.elect = Elect::Ending;
+                    let (siblings, me) = (self.siblings.clone(), cx.me().clone());
+                    cx.spawn(async move {
+                        siblings.stop_and_wait(ELECT).await;
+                        tokio::time::sleep(REFUSED_PAUSE).await;
+                        let _gone = me.tell(Msg::ElectEnded);
+                    });
+                }
+            }
+            Msg::Retire => {
+                self.retiring = true;
+                self.act(cx);
+            }
+            Msg::Woke => {
+                self.armed = None;
+                self.step(cx, Input::Woke);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let member = self.member.as_ref().map(|(view, _)| view.borrow().standing.clone());
+        let elect = match &self.elect {
+            Elect::None => "none",
+            Elect::Running(_) => "running",
+            Elect::Ending => "ending",
+        };
+        json!({"verdict": self.core.verdict(), "record": member, "elect": elect, "retiring": self.retiring})
+    }
+}

@@ -1,0 +1,185 @@
+//! What to do by the newest view: wait, lead the gate on, settle, or apply.
+
+use muster_messages::wire::{RunnerView, Waiting};
+use muster_messages::{Definition, GateStep};
+
+use super::*;
+
+impl Run {
+    /// The only reader of holds, paths and blockers.
+    pub(super) fn decide(&mut self, now: Moment, view: &Arc<RunnerView>, out: &mut Out) {
+        let Some(definition) = &view.definition else {
+            let message = format!("there is no definition of {} any more", self.who.release);
+            return self.wait("waiting", "no-definition", message);
+        };
+        if let Some(until) = self.lags(now, view) {
+            self.phase = Phase::Deciding { after: view.revision, until };
+            return;
+        }
+        match &view.hold {
+            // The point of no return is not worth asking about while somebody is in the way of it.
+            Some(hold) if hold.reason == "ready-to-finalize" && view.blockers_in_all > 0 => {
+                return self.wait_for_blockers(view, definition, out);
+            }
+            Some(hold) => return self.hold(hold),
+            None => {}
+        }
+        match view.path.as_deref() {
+            Some("reached") => self.reached(now, view, definition, out),
+            Some("open") => self.open(now, view, definition, out),
+            Some("restrict") if view.blockers_in_all > 0 => self.wait_for_blockers(view, definition, out),
+            Some("restrict") => {
+                self.job_of(view, definition, true);
+                self.take(view.gate.epoch, GateStep::Restrict, out);
+            }
+            Some("first") if view.blockers_in_all > 0 => self.wait_for_blockers(view, definition, out),
+            Some("first") => {
+                // Nobody has applied anything before: nothing of a predecessor can be on its way.
+                self.job_of(view, definition, true).settled = true;
+                self.apply(now, view, definition, out);
+            }
+            other => {
+                let message = format!("the cluster names a way that this release does not know: {other:?}");
+                self.wait("blocked", "unknown-path", message);
+            }
+        }
+    }
+
+    /// Until when a view is older than our own last step.
+    fn lags(&self, now: Moment, view: &RunnerView) -> Option<Moment> {
+        let (step, until) = self.last_step?;
+        let older = match step.revision {
+            Revision(0) => view.gate.epoch < step.epoch,
+            revision => view.revision < revision,
+        };
+        (older && now < until).then_some(until)
+    }
+
+    /// The job for this definition: the one in progress, or a new one.
+    fn job_of(&mut self, view: &RunnerView, definition: &Definition, completes: bool) -> &mut Job {
+        let current = self.job.take().filter(|job| job.digest == definition.digest && job.completes == completes);
+        self.job.insert(current.unwrap_or_else(|| Job {
+            digest: definition.digest.clone(),
+            from: view.gate.reconciled.clone(),
+            stepped: None,
+            settled: false,
+            completes,
+            periodic: false,
+            wave: 0,
+            attempt: 0,
+            ran: false,
+        }))
+    }
+
+    /// The gate says that it is applied. It is applied again each period, and once at the beginning of a term: only then is
+    /// it known that nothing has drifted meanwhile.
+    fn reached(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
+        if self.job.as_ref().is_some_and(|job| job.completes) {
+            // Our own completion, whose answer was lost; or an operator's repair.
+            let ran = self.job.take().is_some_and(|job| job.ran);
+            if ran {
+                return self.succeeded(now, definition);
+            }
+        }
+        if self.job.is_none() {
+            let applied = self.applied.as_ref().filter(|applied| applied.digest == definition.digest);
+            let (due, next, periodic) = match applied {
+                Some(applied) => (applied.next.is_some_and(|next| next <= now), applied.next, true),
+                // Once is once, whoever did it; unless somebody asks for it.
+                None => (definition.every_ms.is_some() || self.again, None, false),
+            };
+            if !due {
+                self.applied = Some(Applied { digest: definition.digest.clone(), next });
+                self.phase = Phase::Kept { next };
+                return;
+            }
+            let job = self.job_of(view, definition, false);
+            (job.periodic, job.settled) = (periodic, periodic);
+        }
+        self.apply(now, view, definition, out);
+    }
+
+    /// The gate lets nobody in who could not live with the outcome.
+    fn open(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
+        let term = self.who.term;
+        let (epoch, by) = (view.gate.epoch, view.gate.term);
+        let job = self.job_of(view, definition, true);
+        // Written by nobody but us since our step.
+        let ours = job.stepped.is_some_and(|stepped| stepped > epoch || stepped == epoch && by == term);
+        if ours {
+            self.apply(now, view, definition, out);
+        } else {
+            self.take(epoch, GateStep::Work, out);
+        }
+    }
+
+    fn take(&mut self, epoch: u64, step: GateStep, out: &mut Out) {
+        let number = self.number();
+        self.phase = Phase::Stepping { number, step };
+        out.push(Effect::Step { number, epoch, step });
+    }
+
+    /// Settles first; then the next attempt, or the end of the run.
+    pub(super) fn apply(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
+        let Some(job) = &mut self.job else { return self.look() };
+        if !job.settled && definition.settle_ms > 0 {
+            self.phase = Phase::Settling { until: now + Duration::from_millis(definition.settle_ms) };
+            return;
+        }
+        if job.ran {
+            let epoch = job.stepped.unwrap_or(view.gate.epoch);
+            return self.take(epoch, GateStep::Complete, out);
+        }
+        job.attempt += 1;
+        let (attempt, wave, from) = (job.attempt, job.wave, job.from.clone());
+        if is_object_set(definition) {
+            return self.wave(wave, out);
+        }
+        let number = self.number();
+        let limit = Some(definition.run_timeout_ms).filter(|ms| *ms > 0);
+        let deadline = limit.map(|ms| now + Duration::from_millis(ms));
+        self.phase = Phase::Acting { number, deadline, cancelled: None };
+        let work = Work { from, definition: Arc::new(definition.clone()), attempt };
+        out.push(Effect::Act { number, work: Box::new(work) });
+    }
+
+    pub(super) fn wave(&mut self, wave: u32, out: &mut Out) {
+        let number = self.number();
+        self.phase = Phase::Waving { number };
+        out.push(Effect::Wave { number, wave });
+    }
+
+    fn wait(&mut self, phase: &'static str, reason: &str, message: String) {
+        self.phase = Phase::Waiting(Wait { phase, reason: reason.to_owned(), message });
+    }
+
+    fn hold(&mut self, hold: &Waiting) {
+        let phase = match hold.reason.as_str() {
+            "paused" => "paused",
+            "ready-to-finalize" => "ready-to-finalize",
+            "dependency" => "waiting",
+            _ => "blocked",
+        };
+        self.wait(phase, &hold.reason, hold.message.clone());
+    }
+
+    /// Says who is in the way, once for each set of releases.
+    fn wait_for_blockers(&mut self, view: &RunnerView, definition: &Definition, out: &mut Out) {
+        let name = &self.who.reconciler;
+        let members: Vec<_> =
+            view.blockers.iter().map(|b| format!("{} ({}: {})", b.member, b.release, b.why)).collect();
+        let more = view.blockers_in_all.saturating_sub(members.len());
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let who = members.join(", ");
+        let message = format!(
+            "{who}{more} would not survive {}; stop or upgrade them; `muster reconciler blockers {name}` lists all",
+            definition.release
+        );
+        let releases: BTreeSet<String> = view.blockers.iter().map(|b| b.release.to_string()).collect();
+        if releases != self.named {
+            out.push(Effect::Say(Line::Info(format!("{name} waits: {message}"))));
+            self.named = releases;
+        }
+        self.wait("waiting", "blockers", message);
+    }
+}

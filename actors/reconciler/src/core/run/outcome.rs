@@ -1,0 +1,192 @@
+//! What steps, waves and actions came to.
+
+use muster_messages::ErrorCode;
+
+use super::*;
+
+impl Run {
+    pub(super) fn stepped(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        number: u64,
+        result: Result<Stepped, ErrorBody>,
+        out: &mut Out,
+    ) {
+        let Phase::Stepping { number: asked, step } = self.phase else { return };
+        if asked != number {
+            return;
+        }
+        let Some(view) = self.view.clone() else { return self.look() };
+        match result {
+            Ok(stepped) => {
+                self.last_step = Some((stepped, now + LAG));
+                self.named.clear();
+                let definition = view.definition.as_ref();
+                let current = definition.filter(|d| self.job.as_ref().is_some_and(|job| job.digest == d.digest));
+                match (current, step) {
+                    (Some(definition), GateStep::Complete) => self.succeeded(now, definition),
+                    (Some(definition), GateStep::Work | GateStep::Restrict) => {
+                        if let Some(job) = &mut self.job {
+                            job.stepped = Some(stepped.epoch);
+                        }
+                        self.apply(now, &view, definition, out);
+                    }
+                    (None, _) => self.superseded(),
+                }
+            }
+            Err(body) if is_refusal(body.code) => self.refused(now, &view),
+            Err(body) => self.trouble(now, wall, body.message, out),
+        }
+    }
+
+    pub(super) fn waved(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        number: u64,
+        result: Result<Waved, ErrorBody>,
+        out: &mut Out,
+    ) {
+        if self.phase != (Phase::Waving { number }) {
+            return;
+        }
+        let (Some(view), Some(job)) = (self.view.clone(), &mut self.job) else { return self.look() };
+        let current = view.definition.as_ref().filter(|definition| definition.digest == job.digest);
+        match result {
+            _ if current.is_none() => self.superseded(),
+            Ok(waved) if waved.errors.is_empty() => {
+                job.wave += 1;
+                if job.wave < waves(&view) {
+                    let wave = job.wave;
+                    self.wave(wave, out);
+                } else if let Some(definition) = current {
+                    self.ran(now, &view, definition, out);
+                }
+            }
+            Ok(waved) => {
+                let named = |error: &ObjectError| {
+                    let key = error.key.as_str().map_or_else(|| error.key.to_string(), str::to_owned);
+                    format!("{key}: {}", error.message)
+                };
+                let first: Vec<_> = waved.errors.iter().take(3).map(named).collect();
+                let text = format!("{} objects could not be applied: {}", waved.errors.len(), first.join("; "));
+                self.failed(now, wall, text, out);
+            }
+            Err(body) if is_refusal(body.code) => self.refused(now, &view),
+            Err(body) => self.trouble(now, wall, body.message, out),
+        }
+    }
+
+    pub(super) fn acted(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        (number, outcome, output): (u64, Outcome, String),
+        out: &mut Out,
+    ) {
+        let Phase::Acting { number: acting, cancelled, .. } = self.phase else { return };
+        if acting != number {
+            return;
+        }
+        self.output = output;
+        let Some(view) = self.view.clone() else { return self.look() };
+        let digest = self.job.as_ref().map(|job| job.digest.clone());
+        let current = view.definition.as_ref().filter(|d| Some(&d.digest) == digest.as_ref());
+        let Some(definition) = current else { return self.superseded() };
+        match (outcome, cancelled) {
+            // What has succeeded has, however late.
+            (Outcome::Done, _) => self.ran(now, &view, definition, out),
+            (_, Some(Cancelled::Superseded)) => self.superseded(),
+            (_, Some(Cancelled::TimedOut)) => {
+                let limit = Duration::from_millis(definition.run_timeout_ms);
+                self.failed(now, wall, format!("it did not end within {limit:?}"), out);
+            }
+            (Outcome::Later(why), None) => self.trouble(now, wall, why, out),
+            (Outcome::Failed(why), None) => self.failed(now, wall, why, out),
+            (Outcome::Permanent(why), None) => self.given_up(&in_short(&why), out),
+        }
+    }
+
+    /// The action has succeeded; the gate is told, if it does not say so already.
+    fn ran(&mut self, now: Moment, view: &Arc<RunnerView>, definition: &Definition, out: &mut Out) {
+        let Some(job) = &mut self.job else { return self.look() };
+        if !job.completes {
+            return self.succeeded(now, definition);
+        }
+        job.ran = true;
+        self.apply(now, view, definition, out);
+    }
+
+    /// All of it: what is left is to keep it so.
+    pub(super) fn succeeded(&mut self, now: Moment, definition: &Definition) {
+        self.job = None;
+        (self.failures, self.last_error, self.again) = (0, None, false);
+        self.backoff.reset();
+        self.log.reset();
+        let next = definition.every_ms.map(|ms| now + Duration::from_millis(ms));
+        self.applied = Some(Applied { digest: definition.digest.clone(), next });
+        self.phase = Phase::Kept { next };
+    }
+
+    /// Another definition has taken the place of the one at work.
+    fn superseded(&mut self) {
+        self.job = None;
+        self.look();
+    }
+
+    /// RUN-2. The gate is not where we believed, or somebody is in the way after all: a newer view says what there is.
+    fn refused(&mut self, now: Moment, view: &RunnerView) {
+        if let Some(job) = &mut self.job {
+            (job.stepped, job.ran, job.wave) = (None, false, 0);
+        }
+        self.phase = Phase::Deciding { after: view.revision, until: now + LOOK_AGAIN };
+    }
+
+    /// Nobody's failure: it is tried again.
+    fn trouble(&mut self, now: Moment, wall: WallTime, why: String, out: &mut Out) {
+        let pause = self.backoff.pause();
+        self.retry(now, wall, pause, why, out);
+    }
+
+    fn failed(&mut self, now: Moment, wall: WallTime, why: String, out: &mut Out) {
+        self.failures = self.failures.saturating_add(1);
+        let view = self.view.clone();
+        let definition = view.as_ref().and_then(|view| view.definition.as_ref());
+        let periodic = self.job.as_ref().is_some_and(|job| job.periodic);
+        let pause = match definition.and_then(|d| d.every_ms).filter(|_| periodic) {
+            // What was applied once still is, most likely; there is no hurry.
+            Some(every) => Duration::from_millis(every),
+            None => self.backoff.pause(),
+        };
+        self.retry(now, wall, pause, why, out);
+        let enough = definition.is_some_and(|d| d.resign_after > 0 && self.failures >= d.resign_after);
+        if enough && self.has_equal() {
+            let (name, n) = (&self.who.reconciler, self.failures);
+            out.push(Effect::Say(Line::Warn(format!("{name} has failed {n} times here; another node may try"))));
+            out.push(Effect::Resign);
+        }
+    }
+
+    fn retry(&mut self, now: Moment, wall: WallTime, pause: Duration, why: String, out: &mut Out) {
+        let why = in_short(&why);
+        if self.log.says(now, &why) {
+            out.push(Effect::Say(Line::Error(format!("{}: {why}", self.who.reconciler))));
+        }
+        self.last_error = Some(why.clone());
+        self.phase = Phase::Retrying { at: now + pause, wall: wall.plus(pause), why };
+    }
+
+    fn given_up(&mut self, why: &str, out: &mut Out) {
+        self.failures = self.failures.saturating_add(1);
+        let name = &self.who.reconciler;
+        out.push(Effect::Say(Line::Error(format!("{name} has failed for good: {why}"))));
+        self.last_error = Some(why.to_owned());
+        self.phase = Phase::Failed { why: why.to_owned() };
+    }
+}
+
+/// The cluster has judged, and would again.
+fn is_refusal(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::Conflict | ErrorCode::GateClosed | ErrorCode::NotFound)
+}

@@ -1,0 +1,596 @@
+//! One term of running a reconciler, against views that the test writes.
+
+use muster_messages::wire::{CandidateView, GateView, Waiting};
+use muster_messages::{Blocker, CommandAction, ErrorCode, Finalize, ParticipantPhase, RunnerChoice, Triple};
+
+use super::*;
+
+const TERM: FencingToken = FencingToken(40);
+
+fn definition(action: Action) -> Definition {
+    Definition {
+        reconciler: "schema".into(),
+        release: "2.0.0".parse().unwrap(),
+        scope: "db".into(),
+        floor: Triple::new(2, 0, 0),
+        action,
+        depends_on: vec![],
+        every_ms: Some(30_000),
+        settle_ms: 5_000,
+        run_timeout_ms: 60_000,
+        finalize: Finalize::Auto,
+        choice: RunnerChoice::Newest,
+        pinned: None,
+        downgrade: true,
+        from_at_least: None,
+        resign_after: 3,
+        digest: "d".into(),
+        applied_at: WallTime(0),
+        revision: Revision(0),
+    }
+}
+fn command() -> Action {
+    Action::Command(CommandAction { argv: vec!["true".into()], env: Default::default() })
+}
+fn blocker(member: &str, release: &str) -> Blocker {
+    Blocker {
+        member: member.into(),
+        release: release.parse().unwrap(),
+        phase: ParticipantPhase::Serving,
+        external: false,
+        since: WallTime(0),
+        why: "release is below 2.0.0".into(),
+    }
+}
+
+struct Story {
+    run: Run,
+    now: Moment,
+    view: RunnerView,
+    told: Vec<Effect>,
+    reports: Vec<Progress>,
+}
+
+impl Story {
+    fn new(action: Action, path: &str) -> Self {
+        let who = Runner {
+            reconciler: "schema".into(),
+            node: NodeId::from_entropy(1),
+            member: "n1".into(),
+            release: "2.0.0".parse().unwrap(),
+            term: TERM,
+        };
+        let gate = GateView {
+            epoch: if path == "first" { 0 } else { 4 },
+            readable: true,
+            reconciled: (path != "first").then(|| "1.0.0".parse().unwrap()),
+            term: FencingToken(20),
+        };
+        let view = RunnerView {
+            revision: Revision(41),
+            definition: Some(definition(action)),
+            gate,
+            candidates: vec![],
+            hold: None,
+            path: Some(path.into()),
+            blockers: vec![],
+            blockers_in_all: 0,
+            retries: 0,
+            waves: 3,
+        };
+        Self { run: Run::new(who, 3), now: Moment(1_000_000), view, told: vec![], reports: vec![] }
+    }
+    fn hear(&mut self, input: Input) {
+        let mut out = Vec::new();
+        let wall = WallTime(i64::try_from(self.now.0 / 1000).unwrap());
+        self.run.step(self.now, wall, input, &mut out);
+        for effect in out {
+            match effect {
+                Effect::Report(progress) => {
+                    self.reports.push(*progress);
+                    self.hear(Input::Reported { ok: true });
+                }
+                other => self.told.push(other),
+            }
+        }
+    }
+    /// The view changes.
+    fn see(&mut self, change: impl FnOnce(&mut RunnerView)) {
+        self.view.revision = self.view.revision.next();
+        change(&mut self.view);
+        self.hear(Input::View(Arc::new(self.view.clone())));
+    }
+    fn look(&mut self) {
+        self.see(|_| {});
+    }
+    fn pass(&mut self, ms: u64) {
+        let end = self.now + Duration::from_millis(ms);
+        while let Some(at) = self.run.wake_at().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let before = self.run.clone();
+            self.hear(Input::Woke);
+            assert!(self.run != before || self.run.wake_at() != Some(at), "it wakes for nothing: {:?}", self.run);
+        }
+        self.now = end;
+    }
+    fn told(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.told)
+    }
+    /// The only thing it does, lines aside.
+    fn only(&mut self) -> Effect {
+        let mut told = self.told();
+        told.retain(|effect| !matches!(effect, Effect::Say(_)));
+        assert_eq!(told.len(), 1, "{told:?}");
+        told.remove(0)
+    }
+    fn nothing(&mut self) {
+        let told = self.told();
+        assert!(told.iter().all(|effect| matches!(effect, Effect::Say(_))), "{told:?}");
+    }
+    /// The step it takes is granted; the view follows, if `seen`.
+    fn grant(&mut self, expected: GateStep, seen: bool) {
+        let Effect::Step { number, epoch, step } = self.only() else { panic!("it takes no step") };
+        assert_eq!((step, epoch), (expected, self.view.gate.epoch));
+        self.view.gate = GateView { epoch: epoch + 1, term: TERM, ..self.view.gate.clone() };
+        self.view.path = Some(if step == GateStep::Complete { "reached" } else { "open" }.to_owned());
+        self.view.revision = self.view.revision.next();
+        let stepped = Stepped { epoch: epoch + 1, revision: self.view.revision };
+        self.hear(Input::Stepped { number, result: Ok(stepped) });
+        if seen {
+            self.hear(Input::View(Arc::new(self.view.clone())));
+        }
+    }
+    fn refuse(&mut self, code: ErrorCode) {
+        let result = Err(ErrorBody::new(code, "no"));
+        match self.only() {
+            Effect::Step { number, .. } => {
+                self.hear(Input::Stepped { number, result: result.map(|()| Stepped::default()) })
+            }
+            Effect::Wave { number, .. } => {
+                self.hear(Input::Waved { number, result: result.map(|()| Waved::default()) })
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    fn acts(&mut self) -> (u64, Work) {
+        match self.only() {
+            Effect::Act { number, work } => (number, *work),
+            other => panic!("{other:?}"),
+        }
+    }
+    fn end(&mut self, number: u64, outcome: Outcome) {
+        self.hear(Input::Acted { number, outcome, output: "out".into() });
+    }
+    fn fails(&mut self, text: &str) {
+        let (number, _) = self.acts();
+        self.end(number, Outcome::Failed(text.into()));
+    }
+    fn words(&mut self) -> (String, String) {
+        let progress = self.run.progress(WallTime(0));
+        (progress.phase, progress.reason)
+    }
+    fn is(&mut self, phase: &str, reason: &str) {
+        assert_eq!(self.words(), (phase.to_owned(), reason.to_owned()));
+    }
+}
+
+/// Scenarios 5 and 6.
+#[test]
+fn nothing_is_applied_while_somebody_serves_who_could_not_live_with_it() {
+    let mut story = Story::new(command(), "restrict");
+    story.see(|view| (view.blockers, view.blockers_in_all) = (vec![blocker("b", "1.0.0")], 1));
+    story.is("waiting", "blockers");
+    story.pass(3_600_000);
+    story.nothing();
+    story.see(|view| (view.blockers, view.blockers_in_all) = (vec![], 0));
+    story.grant(GateStep::Restrict, true);
+    story.is("settling", "settling");
+    story.pass(4_999);
+    story.nothing();
+    story.pass(1);
+    let (number, work) = story.acts();
+    assert_eq!((work.attempt, work.from), (1, Some("1.0.0".parse().unwrap())));
+    story.end(number, Outcome::Done);
+    story.grant(GateStep::Complete, true);
+    story.is("idle", "done");
+}
+
+/// Scenario 18.
+#[test]
+fn blockers_are_said_once_for_each_set_of_releases() {
+    let mut story = Story::new(command(), "restrict");
+    let lines = |story: &mut Story| story.told().iter().filter(|e| matches!(e, Effect::Say(_))).count();
+    story.see(|view| (view.blockers, view.blockers_in_all) = (vec![blocker("a", "1.0.0"), blocker("b", "1.0.0")], 2));
+    assert_eq!(lines(&mut story), 1);
+    story.see(|view| (view.blockers, view.blockers_in_all) = (vec![blocker("a", "1.0.0")], 1));
+    assert_eq!(lines(&mut story), 0);
+    story.see(|view| view.blockers = vec![blocker("a", "1.1.0")]);
+    assert_eq!(lines(&mut story), 1);
+}
+
+/// Scenario 7: nobody is waited for.
+#[test]
+fn the_open_way_begins_at_once_and_settles_first() {
+    let mut story = Story::new(command(), "open");
+    story.see(|view| (view.blockers, view.blockers_in_all) = (vec![blocker("b", "1.0.0")], 1));
+    story.grant(GateStep::Work, false);
+    story.is("settling", "settling");
+    story.pass(5_000);
+    // The view is older than our own step: it is waited for.
+    story.nothing();
+    story.look();
+    story.acts();
+}
+
+/// Scenario 14.
+#[test]
+fn a_successor_in_the_middle_of_it_takes_the_open_way() {
+    let mut story = Story::new(command(), "open"); // what a restricted gate is for whoever restricted it
+    story.look();
+    story.grant(GateStep::Work, true);
+}
+
+#[test]
+fn the_first_run_ever_writes_no_gate_before_it_has_succeeded() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, work) = story.acts();
+    assert_eq!(work.from, None);
+    story.end(number, Outcome::Done);
+    story.grant(GateStep::Complete, true);
+    story.is("idle", "done");
+}
+
+#[test]
+fn waves_follow_each_other_only_after_success() {
+    let mut story = Story::new(Action::Objects(vec![]), "first");
+    story.view.definition.as_mut().unwrap().settle_ms = 0;
+    story.look();
+    let errors = vec![ObjectError { key: "a".into(), message: "no".into() }];
+    for (wave, errors) in [(0, vec![]), (1, errors), (1, vec![]), (2, vec![])] {
+        let Effect::Wave { number, wave: asked } = story.only() else { panic!() };
+        assert_eq!(asked, wave);
+        let fails = !errors.is_empty();
+        story.hear(Input::Waved { number, result: Ok(Waved { errors }) });
+        if fails {
+            story.nothing();
+            assert_eq!(story.run.progress(WallTime(0)).wave, Some((2, 3)));
+            story.pass(150);
+        }
+    }
+    story.grant(GateStep::Complete, true);
+}
+
+#[test]
+fn what_is_kept_is_applied_again_each_period_without_touching_the_gate() {
+    let mut story = Story::new(command(), "reached");
+    story.look();
+    story.is("settling", "settling");
+    story.pass(5_000);
+    let (number, _) = story.acts();
+    story.end(number, Outcome::Done);
+    for _ in 0..3 {
+        story.is("idle", "done");
+        story.pass(29_999);
+        story.look(); // news of others
+        story.nothing();
+        story.pass(1);
+        let (number, work) = story.acts();
+        assert_eq!(work.attempt, 1);
+        story.end(number, Outcome::Done);
+    }
+}
+
+#[test]
+fn a_failing_repair_waits_for_its_next_turn_and_leaves_the_gate() {
+    let mut story = Story::new(command(), "reached");
+    story.look();
+    story.pass(5_000);
+    let (number, _) = story.acts();
+    story.end(number, Outcome::Done);
+    story.pass(30_000);
+    story.fails("no");
+    assert_eq!(story.run.progress(WallTime(0)).consecutive_failures, 1);
+    story.pass(29_999);
+    story.nothing();
+    story.pass(1);
+    story.acts();
+}
+
+#[test]
+fn once_is_once_whoever_has_done_it() {
+    let mut story = Story::new(command(), "reached");
+    story.view.definition.as_mut().unwrap().every_ms = None;
+    story.look();
+    story.pass(3_600_000);
+    story.nothing();
+    story.is("idle", "done");
+    // Unless somebody asks for it.
+    story.see(|view| view.retries = 1);
+    story.pass(5_000);
+    let (number, _) = story.acts();
+    story.end(number, Outcome::Done);
+    story.look();
+    story.pass(3_600_000);
+    story.nothing();
+}
+
+/// RUN-2.
+#[test]
+fn a_refused_step_is_followed_by_a_look_and_not_by_an_action() {
+    for code in [ErrorCode::Conflict, ErrorCode::GateClosed] {
+        let mut story = Story::new(command(), "restrict");
+        story.look();
+        story.refuse(code);
+        story.nothing();
+        story.see(|view| (view.blockers, view.blockers_in_all) = (vec![blocker("late", "1.0.0")], 1));
+        story.nothing();
+        story.is("waiting", "blockers");
+    }
+    // A refusal that no newer view explains is put again after a while.
+    let mut story = Story::new(command(), "open");
+    story.look();
+    story.refuse(ErrorCode::Conflict);
+    story.pass(4_999);
+    story.nothing();
+    story.pass(1);
+    assert!(matches!(story.only(), Effect::Step { step: GateStep::Work, .. }));
+}
+
+/// RUN-4.
+#[test]
+fn a_view_from_before_its_completion_begins_no_second_run() {
+    for seen in [true, false] {
+        let mut story = Story::new(command(), "first");
+        story.look();
+        let old = story.view.clone();
+        let (number, _) = story.acts();
+        story.end(number, Outcome::Done);
+        story.grant(GateStep::Complete, seen);
+        story.hear(Input::View(Arc::new(RunnerView { ..old.clone() })));
+        story.nothing();
+        story.hear(Input::View(Arc::new(story.view.clone())));
+        story.pass(20_000);
+        story.nothing();
+        story.is("idle", "done");
+    }
+}
+
+/// RUN-4.
+#[test]
+fn a_completion_without_an_answer_is_asked_again_and_not_run_again() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.end(number, Outcome::Done);
+    story.refuse(ErrorCode::TimedOut);
+    story.pass(200);
+    assert!(matches!(story.only(), Effect::Step { step: GateStep::Complete, .. }));
+
+    // It had arrived, and the view says so.
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.end(number, Outcome::Done);
+    story.refuse(ErrorCode::UnknownOutcome);
+    story.see(|view| {
+        view.gate = GateView { epoch: 1, term: TERM, ..view.gate.clone() };
+        view.path = Some("reached".into());
+    });
+    story.pass(29_000);
+    story.nothing();
+    story.is("idle", "done");
+}
+
+#[test]
+fn failures_are_retried_after_growing_pauses_and_reported() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    story.told();
+    story = Story::new(command(), "first");
+    story.look();
+    let mut attempts = 0;
+    let began = story.now;
+    while story.now.since(began) < Duration::from_secs(30) {
+        story.fails("no space");
+        attempts += 1;
+        let at = story.run.progress(WallTime(0)).next_retry_at;
+        assert!(at.is_some());
+        while story.told.iter().all(|effect| !matches!(effect, Effect::Act { .. })) {
+            story.pass(10);
+        }
+    }
+    assert!((10..30).contains(&attempts), "{attempts} in half a minute");
+    let last = story.reports.last().unwrap();
+    assert_eq!((last.last_error.as_deref(), last.output.as_str()), (Some("no space"), "out"));
+    assert!(last.consecutive_failures >= 9);
+    assert!(story.reports.len() <= 35, "{} reports", story.reports.len());
+}
+
+#[test]
+fn a_runner_that_keeps_failing_makes_way_for_an_equal_and_for_nobody_else() {
+    let candidate = |member: &str, release: &str| CandidateView {
+        node: None,
+        member: member.into(),
+        release: release.parse().unwrap(),
+        revision: Revision(1),
+    };
+    for (other, resigns) in [("2.0.0+other", true), ("1.0.0", false)] {
+        let mut story = Story::new(command(), "first");
+        story.see(|view| view.candidates = vec![candidate("n1", "2.0.0"), candidate("n2", other)]);
+        for attempt in 1..=3 {
+            let (number, _) = story.acts();
+            story.end(number, Outcome::Failed("no".into()));
+            let told = story.told();
+            assert_eq!(told.contains(&Effect::Resign), resigns && attempt == 3, "{other} {attempt}");
+            story.pass(1_000);
+        }
+    }
+}
+
+#[test]
+fn later_is_no_failure_and_never_needs_somebody_to_say_retry() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.end(number, Outcome::Later("not yet".into()));
+    assert_eq!(story.run.progress(WallTime(0)).consecutive_failures, 0);
+    story.pass(150);
+    let (number, work) = story.acts();
+    assert_eq!(work.attempt, 2);
+    story.end(number, Outcome::Permanent("never".into()));
+    story.is("failed", "permanent");
+    story.look();
+    story.pass(3_600_000);
+    story.nothing();
+    story.see(|view| view.retries = 1);
+    story.acts();
+}
+
+#[test]
+fn what_takes_too_long_is_ended_and_counts_as_a_failure() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.pass(59_999);
+    story.nothing();
+    story.pass(1);
+    assert_eq!(story.only(), Effect::Cancel { number });
+    story.pass(60_000);
+    story.nothing();
+    story.end(number, Outcome::Failed("signal".into()));
+    let progress = story.run.progress(WallTime(0));
+    assert_eq!((progress.consecutive_failures, progress.last_error.as_deref()), (1, Some("it did not end within 60s")));
+}
+
+/// RUN-3.
+#[test]
+fn the_end_of_the_term_cancels_what_runs_and_nothing_begins_after_it() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.hear(Input::Ended);
+    assert_eq!(story.only(), Effect::Cancel { number });
+    story.end(number, Outcome::Done);
+    story.look();
+    story.see(|view| view.retries = 9);
+    story.pass(3_600_000);
+    story.nothing();
+    assert!(story.run.has_ended());
+}
+
+#[test]
+fn another_definition_takes_the_place_of_the_one_at_work() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.see(|view| view.definition.as_mut().unwrap().digest = "e".into());
+    assert_eq!(story.only(), Effect::Cancel { number });
+    story.end(number, Outcome::Failed("signal".into()));
+    let (_, work) = story.acts();
+    assert_eq!((work.definition.digest.as_str(), work.attempt), ("e", 1));
+    assert_eq!(story.run.progress(WallTime(0)).consecutive_failures, 0);
+}
+
+#[test]
+fn holds_are_named_and_waited_out() {
+    let cases = [
+        ("paused", "paused"),
+        ("gate-unreadable", "blocked"),
+        ("downgrade-denied", "blocked"),
+        ("skips-releases", "blocked"),
+        ("digest-mismatch", "blocked"),
+        ("dependency", "waiting"),
+        ("ready-to-finalize", "ready-to-finalize"),
+    ];
+    for (reason, phase) in cases {
+        let mut story = Story::new(command(), "open");
+        let hold = Waiting { reason: reason.into(), message: "m".into() };
+        story.see(|view| (view.hold, view.path) = (Some(hold), None));
+        story.is(phase, reason);
+        story.pass(3_600_000);
+        story.nothing();
+        story.see(|view| (view.hold, view.path) = (None, Some("open".into())));
+        assert!(matches!(story.only(), Effect::Step { .. }), "{reason}");
+    }
+}
+
+#[test]
+fn whoever_is_in_the_way_comes_before_the_operators_word() {
+    let mut story = Story::new(command(), "restrict");
+    let hold = Waiting { reason: "ready-to-finalize".into(), message: "m".into() };
+    story.see(|view| {
+        (view.hold, view.path) = (Some(hold), None);
+        (view.blockers, view.blockers_in_all) = (vec![blocker("b", "1.0.0")], 1);
+    });
+    story.is("waiting", "blockers");
+    story.see(|view| (view.blockers, view.blockers_in_all) = (vec![], 0));
+    story.is("ready-to-finalize", "ready-to-finalize");
+}
+
+#[test]
+fn a_pause_lets_what_was_begun_end_and_begins_nothing() {
+    let mut story = Story::new(command(), "open");
+    story.look();
+    story.grant(GateStep::Work, true);
+    story.pass(5_000);
+    let (number, _) = story.acts();
+    let paused = Waiting { reason: "paused".into(), message: "m".into() };
+    story.see(|view| (view.hold, view.path) = (Some(paused), None));
+    story.nothing();
+    story.end(number, Outcome::Done);
+    assert!(matches!(story.only(), Effect::Step { step: GateStep::Complete, .. }));
+}
+
+#[test]
+fn a_crash_asks_again_and_waits_for_the_action_that_still_runs() {
+    let mut story = Story::new(command(), "open");
+    story.look();
+    story.told();
+    story.run.recover(None);
+    story.hear(Input::Woke);
+    story.grant(GateStep::Work, true);
+    story.pass(5_000);
+    let (number, _) = story.acts();
+    story.run.recover(Some(number));
+    story.hear(Input::Woke);
+    story.look();
+    story.nothing();
+    story.end(number, Outcome::Failed("no".into()));
+    story.pass(150);
+    let (number, work) = story.acts();
+    assert_eq!(work.attempt, 2, "attempts go on, and nothing settles twice");
+    // This one has gone with the crash.
+    story.run.recover(None);
+    story.hear(Input::Woke);
+    let (again, work) = story.acts();
+    assert!(again > number);
+    assert_eq!(work.attempt, 3);
+}
+
+#[test]
+fn reports_come_once_a_second_at_most_and_again_after_a_failure() {
+    let mut story = Story::new(command(), "restrict");
+    for n in 0..50 {
+        story.see(|view| (view.blockers, view.blockers_in_all) = (vec![blocker(&format!("m{n}"), "1.0.0")], 1));
+        story.pass(100);
+    }
+    assert!((5..=7).contains(&story.reports.len()), "{}", story.reports.len());
+    story.pass(2_000);
+    let last = story.reports.last().unwrap();
+    assert!(last.message.contains("m49"), "{}", last.message);
+    assert_eq!(last.since, story.reports[0].since, "it waits for the same reason all the time");
+    let told = story.reports.len();
+    story.hear(Input::Reported { ok: false });
+    story.pass(6_000);
+    assert_eq!(story.reports.len(), told + 1);
+}
+
+#[test]
+fn texts_of_others_are_kept_in_short() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let long = "ö".repeat(100_000);
+    story.fails(&long);
+    assert!(story.run.progress(WallTime(0)).last_error.unwrap().chars().count() <= MOST_OF_AN_ERROR + 1);
+}

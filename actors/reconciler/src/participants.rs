@@ -1,0 +1,111 @@
+//! What a candidate or runner of one reconciler goes by: the cluster's view, watched and published as a level.
+
+use std::sync::Arc;
+
+use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_messages::protocol::Named;
+use muster_messages::wire::{ReconcilerRequest, RunnerView};
+use muster_messages::{ErrorBody, ErrorCode, Revision, Triple};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::asking::{self, Level};
+use crate::ports::Cluster;
+
+const MAILBOX: usize = 16;
+
+/// The newest view. `None`: none yet, or there is no such reconciler.
+pub type Views = watch::Receiver<Option<Arc<RunnerView>>>;
+
+/// The question.
+struct View {
+    name: String,
+    release: Triple,
+}
+
+impl Level for View {
+    type View = RunnerView;
+    fn request(&self, seen: Revision, wait_ms: u64) -> ReconcilerRequest {
+        ReconcilerRequest::View { name: self.name.clone(), release: self.release, seen, wait_ms }
+    }
+    fn revision(view: &RunnerView) -> Revision {
+        view.revision
+    }
+}
+
+/// An actor that publishes views.
+pub fn participants_spec(
+    cluster: Arc<dyn Cluster>,
+    name: String,
+    release: Triple,
+    publish: Arc<watch::Sender<Option<Arc<RunnerView>>>>,
+) -> Spec {
+    Spec::actor("participants", Address::new(MAILBOX), move || {
+        let (cluster, name, publish) = (Arc::clone(&cluster), name.clone(), Arc::clone(&publish));
+        Ok(Participants { cluster, name, release, publish, trouble: None })
+    })
+}
+
+/// An answer. A lost one is asked for again.
+pub struct Msg(Result<RunnerView, ErrorBody>);
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        "answer"
+    }
+}
+
+/// See the module.
+pub struct Participants {
+    cluster: Arc<dyn Cluster>,
+    name: String,
+    release: Triple,
+    publish: Arc<watch::Sender<Option<Arc<RunnerView>>>>,
+    trouble: Option<String>,
+}
+
+impl Shell for Participants {
+    type Msg = Msg;
+    const KIND: &'static str = "Participants";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let level = View { name: self.name.clone(), release: self.release };
+        let (cluster, me) = (Arc::clone(&self.cluster), cx.me().clone());
+        cx.spawn(asking::watch(cluster, level, move |answer| {
+            let heard = me.tell(Msg(answer)).is_ok();
+            async move { heard }
+        }));
+        Ok(())
+    }
+
+    async fn handle(&mut self, _cx: &Cx<Msg>, Msg(answer): Msg) -> Result<(), Fault> {
+        match answer {
+            Ok(view) => {
+                self.trouble = None;
+                self.publish.send_if_modified(|known| {
+                    let newer = known.as_ref().is_none_or(|known| known.revision <= view.revision);
+                    let changed = newer && known.as_deref() != Some(&view);
+                    if changed {
+                        *known = Some(Arc::new(view));
+                    }
+                    changed
+                });
+            }
+            Err(body) => {
+                if body.code == ErrorCode::NotFound {
+                    self.publish.send_replace(None);
+                }
+                self.trouble = Some(body.message);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let view = self.publish.borrow().clone();
+        json!({
+            "trouble": self.trouble, "revision": view.as_ref().map(|v| v.revision), "gate": view.as_ref().map(|v| &v.gate),
+            "candidates": view.as_ref().map(|v| v.candidates.len()), "blockers": view.as_ref().map(|v| v.blockers_in_all),
+        })
+    }
+}

@@ -1,0 +1,298 @@
+//! The runner as an actor: for each term that is held, a [`Run`] and what it asks and does.
+//!
+//! Owns   the run of the present term, with its checkpoint in a slot.
+//! Hears  the term and the view, as levels; answers; how actions ended.   Says  questions to the cluster; that it resigns.
+//! A crash loses answers, which are asked for again. An action that is at work goes on meanwhile, and the next incarnation waits
+//! for that one instead of beginning another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_elector::Term;
+use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_messages::protocol::Named;
+use muster_messages::wire::ReconcilerRequest;
+use muster_messages::{Action, ErrorBody, FencingToken, Moment, NodeId};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::asking::{PATIENCE, ask};
+use crate::bench::{Doing, Ended};
+use crate::candidates;
+use crate::core::run::{Effect, Input, Line, Outcome, Run, Runner, Stepped, Waved, Work};
+use crate::ports::{ApplyCtx, CommandEnd, CommandOrder, CommandRunner, environment};
+use crate::wiring::Wiring;
+
+const MAILBOX: usize = 64;
+/// How long a wave may take: thousands of entries in the log.
+const WAVE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the actor hears. All of it is its own.
+pub enum Msg {
+    Look,
+    Term,
+    Ended(FencingToken),
+    Stepped { term: FencingToken, number: u64, result: Result<Stepped, ErrorBody> },
+    Waved { term: FencingToken, number: u64, result: Result<Waved, ErrorBody> },
+    Acted { term: FencingToken, number: u64, ended: Ended },
+    Reported { term: FencingToken, ok: bool },
+    Woke,
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Look => "look",
+            Self::Term => "term",
+            Self::Ended(_) => "ended",
+            Self::Stepped { .. } => "stepped",
+            Self::Waved { .. } => "waved",
+            Self::Acted { .. } => "acted",
+            Self::Reported { .. } => "reported",
+            Self::Woke => "woke",
+        }
+    }
+}
+
+/// How to make one.
+pub(crate) fn runner_spec(wiring: Wiring) -> Spec {
+    Spec::actor("run", Address::new(MAILBOX), move || {
+        Ok(RunnerShell { wiring: wiring.clone(), running: None, armed: None })
+    })
+}
+
+/// See the module.
+pub(crate) struct RunnerShell {
+    wiring: Wiring,
+    running: Option<(Run, Term)>,
+    armed: Option<Moment>,
+}
+
+impl RunnerShell {
+    /// A step of the run of this term; of another one nobody wants to hear any more.
+    fn step(&mut self, cx: &Cx<Msg>, of: Option<FencingToken>, input: Input) {
+        let Some((run, term)) = &mut self.running else { return };
+        if of.is_some_and(|of| of != run.who().term) {
+            return;
+        }
+        // Frozen, perhaps: news from before must not begin anything.
+        let over = !term.is_current() && !run.has_ended();
+        let mut out = Vec::new();
+        if over {
+            run.step(cx.now(), cx.wall(), Input::Ended, &mut out);
+        }
+        run.step(cx.now(), cx.wall(), input, &mut out);
+        // First what the next incarnation needs, then what cannot be undone.
+        self.wiring.run.set(Some(run.clone()));
+        let (wake_at, term) = (run.wake_at(), term.clone());
+        for effect in out {
+            self.perform(cx, &term, effect);
+        }
+        if let Some(at) = wake_at
+            && self.armed.is_none_or(|armed| at < armed)
+        {
+            self.armed = Some(at);
+            cx.after(at.since(cx.now()), Msg::Woke);
+        }
+    }
+
+    fn perform(&self, cx: &Cx<Msg>, held: &Term, effect: Effect) {
+        let Wiring { name, setup, .. } = &self.wiring;
+        let (cluster, me) = (Arc::clone(&setup.cluster), cx.me().clone());
+        let (name, release, term) = (name.clone(), setup.release.triple, held.token().unwrap_or_default());
+        match effect {
+            Effect::Step { number, epoch, step } => cx.spawn(async move {
+                let request = ReconcilerRequest::Step { name, release, term, epoch, step };
+                let result = ask(&*cluster, request, PATIENCE).await;
+                let _gone = me.tell(Msg::Stepped { term, number, result });
+            }),
+            Effect::Wave { number, wave } => cx.spawn(async move {
+                let request = ReconcilerRequest::Wave { name, release, term, wave };
+                let result = ask(&*cluster, request, WAVE_PATIENCE).await;
+                let _gone = me.tell(Msg::Waved { term, number, result });
+            }),
+            Effect::Act { number, work } => self.begin(cx, held, number, *work),
+            Effect::Cancel { number } => {
+                if let Some(doing) = self.doing(term).filter(|doing| doing.number == number) {
+                    doing.cancel.cancel();
+                }
+            }
+            Effect::Report(progress) => cx.spawn(async move {
+                let request = ReconcilerRequest::Progress { progress: *progress };
+                let reported: Result<Value, ErrorBody> = ask(&*cluster, request, PATIENCE).await;
+                let _gone = me.tell(Msg::Reported { term, ok: reported.is_ok() });
+            }),
+            Effect::Resign => {
+                let _again_later = self.wiring.candidates.tell(candidates::Msg::Resign);
+            }
+            Effect::Say(Line::Info(text)) => info!("{text}"),
+            Effect::Say(Line::Warn(text)) => warn!("{text}"),
+            Effect::Say(Line::Error(text)) => error!("{text}"),
+        }
+    }
+
+    fn doing(&self, term: FencingToken) -> Option<Doing> {
+        self.wiring.bench.doing().filter(|doing| doing.term == term)
+    }
+
+    fn begin(&self, cx: &Cx<Msg>, held: &Term, number: u64, work: Work) {
+        let Wiring { name, setup, bench, .. } = &self.wiring;
+        let term = held.token().unwrap_or_default();
+        let Work { from, definition, attempt } = work;
+        let ctx = ApplyCtx {
+            reconciler: name.clone(),
+            fence: term,
+            from,
+            target: definition.release.clone(),
+            attempt,
+            cancelled: CancellationToken::new(),
+            term: Some(held.clone()),
+        };
+        let nothing = |why: &str| {
+            let ended = (Outcome::Failed(why.to_owned()), String::new());
+            std::future::ready(ended).boxed()
+        };
+        let limit = Some(definition.run_timeout_ms).filter(|ms| *ms > 0).map(Duration::from_millis);
+        let deadline = limit.map(|limit| cx.wall().plus(limit));
+        let (commands, handler) = (setup.commands.clone(), setup.handlers.get(name).cloned());
+        let action = move |cancelled: CancellationToken| -> BoxFuture<'static, Ended> {
+            let ctx = ApplyCtx { cancelled, ..ctx };
+            match (&definition.action, commands, handler) {
+                (Action::Command(command), Some(commands), _) => {
+                    let mut env = command.env.clone();
+                    env.extend(environment(&ctx, deadline));
+                    run_command(commands, command.argv.clone(), env, ctx)
+                }
+                (Action::Handler, _, Some(handler)) => async move {
+                    let applied = handler.apply(ctx).await;
+                    (applied.map_or_else(Outcome::from, |()| Outcome::Done), String::new())
+                }
+                .boxed(),
+                _ => nothing("this process cannot carry out such an action"),
+            }
+        };
+        let doing = bench.start((term, number), &held.cancellation(), action);
+        self.await_end(cx, doing);
+    }
+
+    fn await_end(&self, cx: &Cx<Msg>, doing: Doing) {
+        let (me, term, number) = (cx.me().clone(), doing.term, doing.number);
+        cx.spawn(async move {
+            let ended = doing.ended().await;
+            let _gone = me.tell(Msg::Acted { term, number, ended });
+        });
+    }
+
+    /// The term has changed.
+    fn take(&mut self, cx: &Cx<Msg>) {
+        let term = self.wiring.terms.borrow().clone();
+        let Some(term) = term.filter(|term| !term.cancellation().is_cancelled()) else {
+            self.step(cx, None, Input::Ended);
+            return;
+        };
+        let token = term.token().unwrap_or_default();
+        if self.running.as_ref().is_some_and(|(run, _)| run.who().term == token) {
+            return;
+        }
+        let doing = self.doing(token);
+        let kept = self.wiring.run.get().flatten().filter(|run| run.who().term == token && !run.has_ended());
+        let run = match kept {
+            Some(mut run) => {
+                run.recover(doing.as_ref().map(|doing| doing.number));
+                if let Some(doing) = doing {
+                    self.await_end(cx, doing);
+                }
+                run
+            }
+            None => Run::new(self.who(token), rand::random()),
+        };
+        info!(reconciler = %self.wiring.name, term = %token, "runs");
+        self.running = Some((run, term.clone()));
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            term.ended().await;
+            let _gone = me.tell(Msg::Ended(token));
+        });
+        self.step(cx, None, Input::Woke);
+        self.look(cx);
+    }
+
+    fn who(&self, term: FencingToken) -> Runner {
+        let Wiring { name, setup, .. } = &self.wiring;
+        Runner {
+            reconciler: name.clone(),
+            node: setup.node.unwrap_or(NodeId::from_entropy(0)),
+            member: setup.member.clone(),
+            release: setup.release.clone(),
+            term,
+        }
+    }
+
+    fn look(&mut self, cx: &Cx<Msg>) {
+        let view = self.wiring.views.borrow_and_update().clone();
+        if let Some(view) = view {
+            self.step(cx, None, Input::View(view));
+        }
+    }
+}
+
+fn run_command(
+    commands: Arc<dyn CommandRunner>,
+    argv: Vec<String>,
+    env: std::collections::BTreeMap<String, String>,
+    ctx: ApplyCtx,
+) -> BoxFuture<'static, Ended> {
+    async move {
+        let Some(term) = &ctx.term else { return (Outcome::Failed("it has no term".to_owned()), String::new()) };
+        let order = CommandOrder { argv, env, hold: term.hold(), cancelled: ctx.cancelled.clone() };
+        let CommandEnd { exit, output } = commands.run(order).await;
+        (exit.outcome(), output)
+    }
+    .boxed()
+}
+
+impl Shell for RunnerShell {
+    type Msg = Msg;
+    const KIND: &'static str = "Runner";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let (mut terms, me) = (self.wiring.terms.subscribe(), cx.me().clone());
+        terms.mark_changed();
+        cx.spawn(async move { while terms.changed().await.is_ok() && me.tell(Msg::Term).is_ok() {} });
+        let (mut views, me) = (self.wiring.views.clone(), cx.me().clone());
+        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::Look).is_ok() {} });
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Look => self.look(cx),
+            Msg::Term => self.take(cx),
+            Msg::Ended(term) => self.step(cx, Some(term), Input::Ended),
+            Msg::Stepped { term, number, result } => self.step(cx, Some(term), Input::Stepped { number, result }),
+            Msg::Waved { term, number, result } => self.step(cx, Some(term), Input::Waved { number, result }),
+            Msg::Acted { term, number, ended: (outcome, output) } => {
+                self.step(cx, Some(term), Input::Acted { number, outcome, output });
+            }
+            Msg::Reported { term, ok } => self.step(cx, Some(term), Input::Reported { ok }),
+            Msg::Woke => {
+                self.armed = None;
+                self.step(cx, None, Input::Woke);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        match &self.running {
+            Some((run, term)) if !run.has_ended() => {
+                let progress = run.clone().progress(muster_kernel::Clock.wall());
+                json!({"term": term.token(), "progress": progress})
+            }
+            _ => json!({"term": null}),
+        }
+    }
+}

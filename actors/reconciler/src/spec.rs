@@ -1,0 +1,146 @@
+//! What is to be applied, as a program says it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::wire::ReconcilerRequest;
+use muster_messages::{
+    Action, CommandAction, Definition, DesiredObject, ErrorBody, Finalize, NodeId, Release, Revision, RunnerChoice,
+    Triple, WallTime,
+};
+use serde_json::Value;
+
+use crate::asking::{PATIENCE, ask, millis};
+use crate::ports::Cluster;
+
+/// How often what was applied is applied again.
+const EVERY: Duration = Duration::from_secs(30);
+/// How long a predecessor's last requests may still be on their way.
+const SETTLE: Duration = Duration::from_secs(5);
+/// How long an action may take.
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
+/// Failures in a row after which another one tries.
+const RESIGN_AFTER: u32 = 5;
+
+/// A definition in the making, with the usual values for what is not said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct ReconcilerSpec(Definition);
+
+impl ReconcilerSpec {
+    fn new(name: &str, release: Release, scope: &str, action: Action) -> Self {
+        let fenced = matches!(action, Action::Objects(_));
+        Self(Definition {
+            reconciler: name.to_owned(),
+            release,
+            scope: scope.to_owned(),
+            floor: Triple::default(),
+            action,
+            depends_on: Vec::new(),
+            every_ms: Some(millis(EVERY)),
+            // Writes to the cluster's own store are fenced, and need not be waited for.
+            settle_ms: if fenced { 0 } else { millis(SETTLE) },
+            run_timeout_ms: millis(RUN_TIMEOUT),
+            finalize: Finalize::Auto,
+            choice: RunnerChoice::Newest,
+            pinned: None,
+            downgrade: fenced,
+            from_at_least: None,
+            resign_after: RESIGN_AFTER,
+            digest: String::new(), // the cluster computes it
+            applied_at: WallTime(0),
+            revision: Revision(0),
+        })
+    }
+    /// A set of objects in the cluster's own store.
+    pub fn objects(name: &str, release: Release, scope: &str, objects: Vec<DesiredObject>) -> Self {
+        Self::new(name, release, scope, Action::Objects(objects))
+    }
+    /// A command, on the runner's node.
+    pub fn command(
+        name: &str,
+        release: Release,
+        scope: &str,
+        argv: Vec<String>,
+        env: BTreeMap<String, String>,
+    ) -> Self {
+        Self::new(name, release, scope, Action::Command(CommandAction { argv, env }))
+    }
+    /// A [`Handler`](crate::Handler) of the programs of this release.
+    pub fn handler(name: &str, release: Release, scope: &str) -> Self {
+        Self::new(name, release, scope, Action::Handler)
+    }
+
+    /// The lowest release of a participant that can live with the outcome.
+    pub fn floor(mut self, floor: Triple) -> Self {
+        self.0.floor = floor;
+        self
+    }
+    /// Applied once, and not again each 30 s.
+    pub fn once(mut self) -> Self {
+        self.0.every_ms = None;
+        self
+    }
+    /// Applied again each time this has passed.
+    pub fn every(mut self, period: Duration) -> Self {
+        self.0.every_ms = Some(millis(period));
+        self
+    }
+    /// Waited for before the first run of a term.
+    pub fn settle(mut self, settle: Duration) -> Self {
+        self.0.settle_ms = millis(settle);
+        self
+    }
+    /// How long one attempt may take.
+    pub fn run_timeout(mut self, limit: Duration) -> Self {
+        self.0.run_timeout_ms = millis(limit);
+        self
+    }
+    /// Runs only while the gates of these reconcilers are done.
+    pub fn depends_on(mut self, reconcilers: impl IntoIterator<Item = String>) -> Self {
+        self.0.depends_on.extend(reconcilers);
+        self
+    }
+    /// An operator says when the point of no return is passed.
+    pub fn finalized_by_hand(mut self) -> Self {
+        self.0.finalize = Finalize::Manual;
+        self
+    }
+    /// Who runs it.
+    pub fn chosen_by(mut self, choice: RunnerChoice) -> Self {
+        self.0.choice = choice;
+        self
+    }
+    /// Only this node runs it.
+    pub fn pinned_to(mut self, node: NodeId) -> Self {
+        self.0.pinned = Some(node);
+        self
+    }
+    /// Whether it may follow a newer release.
+    pub fn downgrade(mut self, allowed: bool) -> Self {
+        self.0.downgrade = allowed;
+        self
+    }
+    /// Refuses to follow what is older.
+    pub fn from_at_least(mut self, release: Triple) -> Self {
+        self.0.from_at_least = Some(release);
+        self
+    }
+    /// A runner that failed so often in a row makes way. 0: never.
+    pub fn resign_after(mut self, failures: u32) -> Self {
+        self.0.resign_after = failures;
+        self
+    }
+
+    /// What it has come to.
+    pub fn definition(self) -> Definition {
+        self.0
+    }
+
+    /// Registers it, which is an operator's right. The same again: nothing happens. Another one under this name and release
+    /// is refused, unless `replace`.
+    pub async fn register(self, cluster: &dyn Cluster, replace: bool) -> Result<(), ErrorBody> {
+        let request = ReconcilerRequest::Apply { definitions: vec![self.0], replace };
+        ask::<Value>(cluster, request, PATIENCE).await.map(drop)
+    }
+}

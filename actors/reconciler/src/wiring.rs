@@ -1,0 +1,114 @@
+//! What the actors of one reconciler share, and what every reconciler of a process shares. Outlives their crashes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_elector::{BootTime, ConfigRefusal, ElectorConfig, Term, Timekeeper};
+use muster_kernel::{Address, Slot};
+use muster_messages::wire::{LeaseRef, RunnerView};
+use muster_messages::{Action, Definition, NodeId, Release};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::bench::Bench;
+use crate::candidates::{self, Memory};
+use crate::core::eligibility::Patience;
+use crate::core::run::Run;
+use crate::membership::LeaseTiming;
+use crate::participants::Views;
+use crate::ports::{Cluster, CommandRunner, Handler};
+
+/// What a process that runs reconcilers is made of.
+#[derive(Clone)]
+pub struct Setup {
+    pub cluster: Arc<dyn Cluster>,
+    pub clock: Arc<dyn Timekeeper>,
+    /// Its name among candidates. No two processes share one.
+    pub member: String,
+    pub node: Option<NodeId>,
+    pub release: Release,
+    /// Whether it applies sets of objects.
+    pub objects: bool,
+    /// Runs commands, if any are to run here.
+    pub commands: Option<Arc<dyn CommandRunner>>,
+    /// By the name of the reconciler.
+    pub handlers: BTreeMap<String, Arc<dyn Handler>>,
+    pub lease: LeaseTiming,
+    pub patience: Patience,
+}
+
+impl Setup {
+    /// One that can carry out nothing yet, with the usual durations.
+    pub fn new(cluster: Arc<dyn Cluster>, member: impl Into<String>, release: Release) -> Self {
+        Self {
+            cluster,
+            clock: Arc::new(BootTime),
+            member: member.into(),
+            node: None,
+            release,
+            objects: false,
+            commands: None,
+            handlers: BTreeMap::new(),
+            lease: LeaseTiming::default(),
+            patience: Patience::default(),
+        }
+    }
+
+    /// Nobody could be elected by such durations.
+    pub fn validate(&self) -> Result<(), ConfigRefusal> {
+        let lease = LeaseRef { namespace: String::new(), name: String::new() };
+        let config: ElectorConfig = self.lease.config(lease, &self.member);
+        config.validate()
+    }
+
+    /// Whether a definition can be carried out here.
+    pub fn runs(&self, definition: &Definition) -> bool {
+        match &definition.action {
+            Action::Objects(_) => self.objects,
+            Action::Command(_) => self.commands.is_some(),
+            Action::Handler => self.handlers.contains_key(&definition.reconciler),
+        }
+    }
+
+    /// Whether anything under this name may ever be.
+    pub(crate) fn may_run(&self, name: &str) -> bool {
+        self.objects || self.commands.is_some() || self.handlers.contains_key(name)
+    }
+}
+
+/// What the actors of one reconciler share.
+#[derive(Clone)]
+pub(crate) struct Wiring {
+    pub name: String,
+    pub setup: Setup,
+    pub publish: Arc<watch::Sender<Option<Arc<RunnerView>>>>,
+    pub views: Views,
+    pub terms: Arc<watch::Sender<Option<Term>>>,
+    pub bench: Bench,
+    pub candidates: Address<candidates::Msg>,
+    pub memory: Memory,
+    pub run: Slot<Option<Run>>,
+    /// All of it is to end in order.
+    pub retire: CancellationToken,
+    /// It has: nothing is held any more.
+    pub retired: Arc<watch::Sender<bool>>,
+}
+
+impl Wiring {
+    pub fn new(name: &str, setup: Setup) -> Self {
+        let (publish, views) = watch::channel(None);
+        Self {
+            name: name.to_owned(),
+            setup,
+            publish: Arc::new(publish),
+            views,
+            terms: Arc::new(watch::Sender::new(None)),
+            bench: Bench::default(),
+            candidates: candidates::candidates_address(),
+            memory: Memory::default(),
+            run: Slot::new(),
+            retire: CancellationToken::new(),
+            retired: Arc::new(watch::Sender::new(false)),
+        }
+    }
+}

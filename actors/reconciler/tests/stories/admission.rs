@@ -1,0 +1,163 @@
+//! Members that want to serve.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use muster_messages::{ReconcilerChange, SessionId};
+use muster_reconciler::{GateSeen, GateWatch, ServingGuard, Standing, Waiting};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::cluster::World;
+use crate::fleet::{Commands, Node, announce, digested, schema};
+use crate::judge::triple;
+
+async fn reason(waiting: &Waiting, wanted: &str) {
+    let mut standing = waiting.standing();
+    let found =
+        standing.wait_for(|view| matches!(&view.standing, Standing::Waiting { reason, .. } if reason == wanted));
+    timeout(Duration::from_secs(60), found.map(|found| drop(found.unwrap()))).await.unwrap();
+}
+async fn ready(waiting: Waiting) -> ServingGuard {
+    timeout(Duration::from_secs(60), waiting.ready()).await.unwrap().unwrap()
+}
+
+/// Scenario 2.
+#[tokio::test(start_paused = true)]
+async fn a_member_waits_for_the_first_run_and_then_serves() {
+    let world = World::new();
+    let waiting = announce(&world, "m1", "1.0.0", Some("1.0.0")).await;
+    reason(&waiting, "no-gate").await;
+    world.with(|judge| judge.define(digested(schema("0.9.0", "0.0.0"))));
+    let old = Node::start(&world, "n0", "0.9.0", &Commands::default()).await;
+    reason(&waiting, "reconciler-too-old").await;
+    old.stop().await;
+
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
+    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let guard = ready(waiting).await;
+    assert!(guard.is_serving());
+    world.with(|judge| assert_eq!(judge.serving("db").len(), 1));
+
+    let late = announce(&world, "m0", "0.9.9", None).await;
+    reason(&late, "below-floor").await;
+    guard.drain().await;
+    world.with(|judge| assert_eq!(judge.serving("db").len(), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_is_dropped_leaves_at_once() {
+    let world = World::new();
+    let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
+    world.with(|judge| assert_eq!(judge.serving("db").len(), 1));
+    let began = Instant::now();
+    drop(guard);
+    world.until("its record is gone", |judge| judge.tables.reconcilers.participants.is_empty()).await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+
+    let waiting = announce(&world, "m1", "1.0.0", Some("1.0.0")).await;
+    reason(&waiting, "no-gate").await;
+    drop(waiting);
+    world.until("and that of one that waited", |judge| judge.tables.reconcilers.participants.is_empty()).await;
+    world.with(|judge| assert!(judge.tables.objects.is_empty(), "no lease is left behind"));
+}
+
+/// 5.5: it has stopped before the cluster says that it has.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_is_cut_off_is_revoked_before_its_record_goes() {
+    let world = World::new();
+    let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
+    sleep(Duration::from_secs(30)).await;
+    assert!(guard.is_serving(), "renewed");
+    world.cut("m1", true);
+    let cut = Instant::now();
+    let why = timeout(Duration::from_secs(60), guard.revoked()).await.unwrap();
+    assert!(cut.elapsed() <= Duration::from_millis(10_100), "{:?}: {why}", cut.elapsed());
+    assert!(!guard.is_serving());
+    world.with(|judge| assert_eq!(judge.serving("db").len(), 1, "the cluster waits out its margin"));
+    world.until("its record goes with its lease", |judge| judge.serving("db").is_empty()).await;
+    assert!(cut.elapsed() >= Duration::from_secs(13), "{:?}", cut.elapsed());
+
+    // It comes back: what was revoked stays so, and a new one begins from the start.
+    world.cut("m1", false);
+    sleep(Duration::from_secs(30)).await;
+    assert!(!guard.is_serving());
+    drop(guard);
+    let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
+    assert!(guard.is_serving());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_is_told_to_stop_is_revoked_and_blocks_until_it_has() {
+    let world = World::new();
+    let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
+    world.with(|judge| {
+        let key = judge.serving("db")[0].key.clone();
+        judge.change(ReconcilerChange::Drain(key)).unwrap();
+    });
+    timeout(Duration::from_secs(2), guard.revoked()).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    world.with(|judge| assert_eq!(judge.tables.reconcilers.participants.len(), 1, "it may serve still"));
+    guard.drain().await;
+    world.with(|judge| assert!(judge.tables.reconcilers.participants.is_empty()));
+}
+
+/// Scenario 13.
+#[tokio::test(start_paused = true)]
+async fn a_gate_deleted_under_a_waiter_keeps_it_waiting_and_leaves_others_alone() {
+    let world = World::new();
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
+    let node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let serving = ready(announce(&world, "m1", "1.0.0", Some("1.0.0")).await).await;
+    node.stop().await;
+    let waiting = announce(&world, "m2", "1.0.0", Some("2.0.0")).await;
+    reason(&waiting, "reconciler-too-old").await;
+    world.with(|judge| judge.change(ReconcilerChange::DeleteGate { reconciler: "schema".into() }).unwrap());
+    reason(&waiting, "no-gate").await;
+    sleep(Duration::from_secs(60)).await;
+    assert!(serving.is_serving());
+    // The runner makes it anew by a full run.
+    let commands = Commands::default();
+    let _node = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("the gate is there again", |judge| judge.gate("schema").is_some()).await;
+    assert_eq!(commands.with(|ledger| ledger.begun.len()), 1);
+    reason(&waiting, "reconciler-too-old").await;
+}
+
+/// Scenario 12: fail closed.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_gate_admits_nobody_and_lets_nobody_run() {
+    let world = World::new();
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
+    let commands = Commands::default();
+    let node = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("applied", |judge| judge.gate("schema").is_some()).await;
+    let mut gate = GateWatch::new(world.link("g"), "schema");
+    assert!(matches!(gate.next().await, Some(GateSeen::Gate(seen)) if seen.floor == triple("1.0.0")));
+    world.with(|judge| judge.damage("schema"));
+    assert_eq!(gate.next().await, Some(GateSeen::Unreadable));
+    let runs = commands.with(|ledger| ledger.begun.len());
+    let waiting = announce(&world, "m1", "1.0.0", Some("1.0.0")).await;
+    reason(&waiting, "gate-unreadable").await;
+    world.until("blocked", |judge| judge.progress["schema"].reason == "gate-unreadable").await;
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!(commands.with(|ledger| ledger.begun.len()), runs);
+    world.with(|judge| judge.change(ReconcilerChange::DeleteGate { reconciler: "schema".into() }).unwrap());
+    assert_eq!(gate.next().await, Some(GateSeen::Absent));
+    ready(waiting).await;
+    node.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_starts_of_one_member_are_two_incarnations() {
+    let world = World::new();
+    let first = ready(announce(&world, "m1", "1.0.0", None).await).await;
+    let second = ready(announce(&world, "m1", "2.0.0", None).await).await;
+    world.with(|judge| {
+        let incarnations: Vec<SessionId> = judge.serving("db").iter().map(|p| p.key.incarnation).collect();
+        assert_eq!(incarnations.len(), 2);
+        assert_ne!(incarnations[0], incarnations[1]);
+    });
+    drop(first);
+    world.until("the first has gone", |judge| judge.serving("db").len() == 1).await;
+    assert!(second.is_serving());
+}

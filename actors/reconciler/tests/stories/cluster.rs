@@ -1,0 +1,159 @@
+//! The judge as a cluster that answers over a network: a millisecond each way, watches, expiry by its own clock.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_elector::clock::TokioTime;
+use muster_elector::{Cluster as Leases, Timekeeper};
+use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
+use muster_messages::{ErrorBody, ErrorCode, Revision};
+use muster_reconciler::Cluster;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::judge::Judge;
+
+const TRIP: Duration = Duration::from_millis(1);
+
+/// See the module. Clones are the same one.
+#[derive(Clone)]
+pub struct World {
+    judge: Arc<Mutex<Judge>>,
+    news: Arc<watch::Sender<Revision>>,
+    cuts: Arc<Mutex<BTreeMap<String, Arc<AtomicBool>>>>,
+}
+
+impl World {
+    /// With a clock that expires leases.
+    pub fn new() -> Self {
+        let judge = Arc::new(Mutex::new(Judge::founded()));
+        let world = Self { judge, news: Arc::new(watch::Sender::new(Revision(0))), cuts: Arc::default() };
+        let ticking = world.clone();
+        tokio::spawn(async move {
+            loop {
+                sleep(Duration::from_millis(50)).await;
+                ticking.with(|judge| judge.expire(TokioTime.now()));
+            }
+        });
+        world
+    }
+
+    /// Looks at the state, or changes it.
+    pub fn with<T>(&self, look: impl FnOnce(&mut Judge) -> T) -> T {
+        let (result, revision) = {
+            let mut judge = self.judge.lock().unwrap();
+            let result = look(&mut judge);
+            (result, judge.tables.revision)
+        };
+        self.news.send_if_modified(|known| std::mem::replace(known, revision) != revision);
+        result
+    }
+
+    /// The way to the cluster of one member.
+    pub fn link(&self, member: &str) -> Arc<Link> {
+        let cut = Arc::clone(self.cuts.lock().unwrap().entry(member.to_owned()).or_default());
+        Arc::new(Link { world: self.clone(), cut })
+    }
+    /// Whether a member reaches the cluster.
+    pub fn cut(&self, member: &str, cut: bool) {
+        self.cuts.lock().unwrap().entry(member.to_owned()).or_default().store(cut, Ordering::SeqCst);
+    }
+
+    /// Waits until it is so. In virtual time, and not for ever.
+    pub async fn until(&self, what: &str, mut holds: impl FnMut(&mut Judge) -> bool) {
+        let end = Instant::now() + Duration::from_secs(600);
+        while !self.with(&mut holds) {
+            assert!(Instant::now() < end, "never happened: {what}; {:#?}", self.with(|judge| judge.progress.clone()));
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+    /// It stays so for this long.
+    pub async fn stays(&self, what: &str, secs: u64, mut holds: impl FnMut(&mut Judge) -> bool) {
+        let end = Instant::now() + Duration::from_secs(secs);
+        while Instant::now() < end {
+            assert!(self.with(&mut holds), "{what}; {:#?}", self.with(|judge| judge.progress.clone()));
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Until there is news after `seen`.
+    async fn after(&self, seen: Revision, wait_ms: u64) {
+        let mut news = self.news.subscribe();
+        let limit = sleep_until(Instant::now() + Duration::from_millis(wait_ms));
+        tokio::select! {
+            _ = news.wait_for(|revision| *revision > seen) => {}
+            () = limit => {}
+        }
+    }
+}
+
+/// One member's way.
+pub struct Link {
+    world: World,
+    cut: Arc<AtomicBool>,
+}
+
+impl Link {
+    fn travel(&self) -> impl Future<Output = Result<(), ErrorBody>> + use<> {
+        let cut = Arc::clone(&self.cut);
+        async move {
+            sleep(TRIP).await;
+            while cut.load(Ordering::SeqCst) {
+                sleep(Duration::from_millis(10)).await; // swallowed: whoever asks gives up by itself
+            }
+            Ok(())
+        }
+    }
+}
+
+fn late() -> ErrorBody {
+    ErrorBody::new(ErrorCode::TimedOut, "no answer")
+}
+
+impl Leases for Link {
+    fn ask(&self, request: LeaseRequest, patience: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
+        let (there, back, world) = (self.travel(), self.travel(), self.world.clone());
+        let asked = async move {
+            there.await?;
+            if let LeaseRequest::Watch { lease, seen, wait_ms } = &request {
+                let end = Instant::now() + Duration::from_millis(*wait_ms);
+                while world.with(|judge| judge.lease_revision(lease)) <= *seen && Instant::now() < end {
+                    world.after(world.with(|judge| judge.tables.revision), 100).await;
+                }
+            }
+            let answer = world.with(|judge| judge.lease(TokioTime.now(), request));
+            back.await?;
+            answer
+        };
+        async move { tokio::time::timeout(patience, asked).await.unwrap_or_else(|_| Err(late())) }.boxed()
+    }
+}
+
+impl Cluster for Link {
+    fn reconcile(
+        &self,
+        request: ReconcilerRequest,
+        patience: Duration,
+    ) -> BoxFuture<'static, Result<String, ErrorBody>> {
+        use ReconcilerRequest as R;
+        let (there, back, world) = (self.travel(), self.travel(), self.world.clone());
+        let asked = async move {
+            there.await?;
+            if let R::View { seen, wait_ms, .. }
+            | R::Definitions { seen, wait_ms, .. }
+            | R::Admission { seen, wait_ms, .. }
+            | R::Status { seen, wait_ms, .. } = &request
+            {
+                world.after(*seen, *wait_ms).await;
+            }
+            let answer = world.with(|judge| judge.reconcile(request));
+            back.await?;
+            answer
+        };
+        async move { tokio::time::timeout(patience, asked).await.unwrap_or_else(|_| Err(late())) }.boxed()
+    }
+}

@@ -1,0 +1,165 @@
+//! Nodes of a fleet: what runs on each, with a runner of commands that the test steers.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_elector::clock::TokioTime;
+use muster_kernel::{Intensity, Supervisor, Tree};
+use muster_messages::{Action, CommandAction, Definition, DesiredObject, ManagedKey, NodeId};
+use muster_reconciler::{
+    Admission, CommandEnd, CommandExit, CommandOrder, CommandRunner, LeaseTiming, Member, ReconcilerSpec, Reconcilers,
+    Setup, Waiting, reconcilers_spec,
+};
+
+use crate::cluster::World;
+use crate::judge::{release, triple};
+
+/// What commands do, and what they did.
+#[derive(Clone, Default)]
+pub struct Commands(Arc<Mutex<Ledger>>);
+
+#[derive(Default)]
+pub struct Ledger {
+    /// Node, token and attempt of each command that was begun.
+    pub begun: Vec<(String, u64, u32)>,
+    pub at_work: BTreeMap<String, u64>,
+    /// Commands that ended because they had to.
+    pub ended_early: usize,
+    pub env: BTreeMap<String, String>,
+    pub takes: Duration,
+    /// Its exit status on a node; 0 unless said.
+    pub exits: BTreeMap<String, u8>,
+}
+
+impl Commands {
+    pub fn with<T>(&self, look: impl FnOnce(&mut Ledger) -> T) -> T {
+        look(&mut self.0.lock().unwrap())
+    }
+    pub fn on(&self, node: &str) -> Arc<dyn CommandRunner> {
+        Arc::new(Here { commands: self.clone(), node: node.to_owned() })
+    }
+}
+
+struct Here {
+    commands: Commands,
+    node: String,
+}
+
+impl CommandRunner for Here {
+    fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
+        let (commands, node) = (self.commands.clone(), self.node.clone());
+        async move {
+            let token: u64 = order.env["MUSTER_FENCING_TOKEN"].parse().unwrap();
+            let takes = commands.with(|ledger| {
+                let attempt = order.env["MUSTER_ATTEMPT"].parse().unwrap();
+                ledger.begun.push((node.clone(), token, attempt));
+                ledger.env = order.env;
+                assert_eq!(ledger.at_work.insert(node.clone(), token), None, "two at once on one node");
+                ledger.takes
+            });
+            let exit = tokio::select! {
+                () = order.cancelled.cancelled() => {
+                    tokio::time::sleep(Duration::from_millis(300)).await; // between TERM and its end
+                    None
+                }
+                () = tokio::time::sleep(takes) => Some(()),
+            };
+            commands.with(|ledger| {
+                ledger.at_work.remove(&node);
+                let exit = match exit {
+                    Some(()) => CommandExit::Code(ledger.exits.get(&node).copied().unwrap_or(0)),
+                    None => {
+                        ledger.ended_early += 1;
+                        CommandExit::Signal(15)
+                    }
+                };
+                CommandEnd { exit, output: "said something".to_owned() }
+            })
+        }
+        .boxed()
+    }
+}
+
+/// A node with its tree.
+pub struct Node {
+    pub tree: Tree,
+    root: Supervisor,
+    reconcilers: Reconcilers,
+}
+
+impl Node {
+    pub async fn start(world: &World, name: &str, runs: &str, commands: &Commands) -> Self {
+        let setup = Setup {
+            clock: Arc::new(TokioTime),
+            node: Some(node_id(name)),
+            objects: true,
+            commands: Some(commands.on(name)),
+            ..Setup::new(world.link(name), name, release(runs))
+        };
+        Self::with(setup).await
+    }
+    pub async fn with(setup: Setup) -> Self {
+        let tree = Tree::new();
+        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+        let (spec, reconcilers) = reconcilers_spec(setup).unwrap();
+        root.children().start(spec);
+        Self { tree, root, reconcilers }
+    }
+    /// In order, as a daemon does it.
+    pub async fn stop(self) {
+        self.reconcilers.hand_over().await;
+        self.root.shut_down().await;
+    }
+    /// Without a word.
+    pub async fn die(self) {
+        self.root.shut_down().await;
+    }
+}
+
+pub fn node_id(name: &str) -> NodeId {
+    NodeId::from_entropy(name.bytes().fold(0, |sum, byte| sum * 256 + u128::from(byte)))
+}
+
+/// A member of scope `db` that wants to serve.
+pub async fn announce(world: &World, name: &str, runs: &str, needs: Option<&str>) -> Waiting {
+    let mut member = Member::new("db", name, release(runs));
+    if let Some(needs) = needs {
+        member = member.needs("schema", triple(needs));
+    }
+    let link = world.link(name);
+    Admission::announce_with(link, member, LeaseTiming::default(), Arc::new(TokioTime)).await.unwrap()
+}
+
+/// `schema` of a release: a command, whose outcome nobody below `floor` lives with.
+pub fn schema(of: &str, floor: &str) -> ReconcilerSpec {
+    let argv = vec!["migrate".to_owned()];
+    let spec = ReconcilerSpec::command("schema", release(of), "db", argv, BTreeMap::new());
+    spec.floor(triple(floor)).downgrade(true)
+}
+/// A definition as the cluster keeps it: its digest stands for all of it.
+pub fn digested(spec: ReconcilerSpec) -> Definition {
+    let definition = spec.definition();
+    let digest = format!("{}/{}/{:?}", definition.release, definition.floor, action_digest(&definition.action));
+    Definition { digest, ..definition }
+}
+fn action_digest(action: &Action) -> String {
+    match action {
+        Action::Objects(objects) => format!("{objects:?}"),
+        Action::Command(CommandAction { argv, env }) => format!("{argv:?} {env:?}"),
+        Action::Handler => "handler".to_owned(),
+    }
+}
+/// Objects by name and body, each in a wave of its own.
+pub fn objects(of: &str, wanted: &[(&str, &str)]) -> ReconcilerSpec {
+    let object = |(wave, (name, body)): (u32, &(&str, &str))| DesiredObject {
+        key: ManagedKey { kind: "Thing".into(), namespace: "default".into(), name: (*name).into() },
+        labels: BTreeMap::new(),
+        body: format!("{{\"is\":\"{body}\"}}"),
+        wave,
+    };
+    let objects = (0..).zip(wanted).map(object).collect();
+    ReconcilerSpec::objects("things", release(of), "db", objects)
+}

@@ -1,0 +1,654 @@
+//! Random histories: three members that upgrade, go back, freeze, lose their network and die, operators who meddle, answers
+//! that come late or never. The store looks after its promises with every entry; here it is checked that whoever believes
+//! to serve does, that actions begin only where the gate leads, and that all is well once nobody disturbs any more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::wire::{LeaseRef, LeaseRequest, ReconcilerRequest, RunnerView};
+use muster_messages::{
+    ErrorBody, ErrorCode, FencingToken, GatePath, GateState, LeaseView, Moment, ObjectKey, Participant, ParticipantKey,
+    ParticipantPhase, ReconcilerChange, Release, Revision, SessionId, WallTime, candidates_scope, runner_lease,
+};
+use muster_reconciler::Standing;
+use muster_reconciler::core::admission::{Admission, Ask, Input as AdmissionInput};
+use muster_reconciler::core::eligibility::{Eligibility, Input as Facts, Me, Patience};
+use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
+use serde::de::DeserializeOwned;
+
+use crate::fleet::{digested, node_id, objects, schema};
+use crate::judge::{Judge, release};
+
+const TICK: Duration = Duration::from_millis(50);
+const LEASE: Duration = Duration::from_secs(15);
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+const RELEASES: [&str; 3] = ["1.0.0", "2.0.0", "3.0.0"];
+
+/// SplitMix64.
+struct Dice(u64);
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: u64) -> u64 {
+        self.roll() % n
+    }
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[usize::try_from(self.below(of.len() as u64)).unwrap()]
+    }
+}
+
+/// A lease that somebody keeps.
+struct Keeper {
+    lease: LeaseRef,
+    holder: String,
+    session: SessionId,
+    /// The token, and when the last confirmed renewal was sent.
+    held: Option<(FencingToken, Moment)>,
+    ask_at: Moment,
+}
+
+impl Keeper {
+    fn new(key: ObjectKey, holder: &str, session: SessionId) -> Self {
+        let lease = LeaseRef { namespace: key.namespace, name: key.name };
+        Self { lease, holder: holder.to_owned(), session, held: None, ask_at: Moment(0) }
+    }
+    fn is_good(&self, now: Moment) -> bool {
+        self.held.is_some_and(|(_, sent)| now < sent + RENEW_DEADLINE)
+    }
+    fn request(&self) -> LeaseRequest {
+        let (lease, session) = (self.lease.clone(), self.session);
+        match self.held {
+            Some((token, _)) => LeaseRequest::Renew { session, held: vec![(lease, token)] },
+            None => {
+                let duration_ms = u64::try_from(LEASE.as_millis()).unwrap();
+                LeaseRequest::Acquire { lease, holder: self.holder.clone(), session, duration_ms }
+            }
+        }
+    }
+}
+
+/// A member of a scope and its lease.
+struct Member {
+    keeper: Keeper,
+    core: Admission,
+    participant: Participant,
+}
+
+/// Which part of a machine a question was of.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Serving,
+    Record,
+    Runner,
+}
+
+enum Question {
+    Lease(Part, Moment, LeaseRequest),
+    Member(Part, u64, ReconcilerRequest),
+    Run(FencingToken, u64, ReconcilerRequest),
+}
+
+/// One process on one host.
+struct Machine {
+    name: &'static str,
+    release: Release,
+    /// Which start of its host this is: answers to an earlier one are nobody's.
+    start: u64,
+    serving: Member,
+    record: Member,
+    eligibility: Eligibility,
+    runner: Option<Keeper>,
+    run: Option<Run>,
+    view: Option<Arc<RunnerView>>,
+    look_at: Moment,
+    acting: Option<(FencingToken, u64, Moment)>,
+    frozen: Moment,
+    cut: Moment,
+}
+
+struct History {
+    reconciler: &'static str,
+    judge: Judge,
+    dice: Dice,
+    now: Moment,
+    machines: Vec<Machine>,
+    /// By when they arrive; true: at the judge, false: the answer at the machine.
+    travelling: BTreeMap<(Moment, u64), (usize, u64, Travelling)>,
+    sent: u64,
+    /// Operators move gates.
+    wild: bool,
+    acts: u64,
+    runs_done: u64,
+}
+
+enum Travelling {
+    There(Question),
+    Back(Question, Result<String, ErrorBody>),
+}
+
+fn read<T: DeserializeOwned>(answer: Result<String, ErrorBody>) -> Result<T, ErrorBody> {
+    answer.map(|text| serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice(seed);
+        let reconciler = if dice.one_in(2) { "schema" } else { "things" };
+        let wild = dice.one_in(2);
+        let mut history = Self {
+            reconciler,
+            judge: Judge::founded(),
+            dice,
+            now: Moment(3_600_000_000),
+            machines: vec![],
+            travelling: BTreeMap::new(),
+            sent: 0,
+            wild,
+            acts: 0,
+            runs_done: 0,
+        };
+        for of in RELEASES {
+            let floor = history.dice.pick(&["0.0.0", "1.0.0", of]);
+            let floor = if release(floor).triple > release(of).triple { of } else { floor };
+            let every = Duration::from_secs(history.dice.pick(&[5, 30]));
+            let spec = match reconciler {
+                "schema" => schema(of, floor).settle(Duration::from_secs(1)),
+                _ => objects(of, &[("a", of), ("b", "same"), (of, "own")]).floor(release(floor).triple),
+            };
+            let spec = if history.dice.one_in(4) { spec.once() } else { spec.every(every) };
+            history.judge.define(digested(spec));
+        }
+        for name in ["n1", "n2", "n3"] {
+            let machine = history.boot(name, "1.0.0", 0);
+            history.machines.push(machine);
+        }
+        history
+    }
+
+    fn boot(&mut self, name: &'static str, of: &str, start: u64) -> Machine {
+        let is = release(of);
+        let reconciler = self.reconciler;
+        let needs =
+            if self.dice.one_in(3) { BTreeMap::from([(reconciler.to_owned(), is.triple)]) } else { BTreeMap::new() };
+        let (a, b) = (self.dice.roll(), self.dice.roll());
+        let member = |scope: &str, session: u64, serves: bool, needs| {
+            let key = ParticipantKey {
+                scope: scope.to_owned(),
+                member: name.to_owned(),
+                incarnation: SessionId(u128::from(session)),
+            };
+            let participant = Participant {
+                key: key.clone(),
+                node: Some(node_id(name)),
+                release: is.clone(),
+                needs,
+                phase: ParticipantPhase::Announced,
+                token: None,
+                since: WallTime(0),
+                revision: Revision(0),
+            };
+            let keeper = Keeper::new(key.lease(), name, key.incarnation);
+            Member { keeper, core: Admission::new(serves, session), participant }
+        };
+        let me = Me { member: name.to_owned(), node: Some(node_id(name)), release: is.triple };
+        Machine {
+            name,
+            serving: member("db", a, true, needs),
+            record: member(&candidates_scope(reconciler), b, false, BTreeMap::new()),
+            release: is,
+            start,
+            eligibility: Eligibility::new(me, Patience::default(), false, None),
+            runner: None,
+            run: None,
+            view: None,
+            look_at: Moment(0),
+            acting: None,
+            frozen: Moment(0),
+            cut: Moment(0),
+        }
+    }
+
+    fn send(&mut self, from: usize, question: Question) {
+        let most = if self.dice.one_in(10) { 3000 } else { 40 };
+        let delay = Duration::from_millis(1 + self.dice.below(most));
+        self.sent += 1;
+        let start = self.machines[from].start;
+        self.travelling.insert((self.now + delay, self.sent), (from, start, Travelling::There(question)));
+    }
+
+    fn arrive(&mut self, at: usize, start: u64, what: Travelling) {
+        match what {
+            Travelling::There(question) => {
+                let lost = self.machines[at].cut > self.now || self.dice.one_in(50);
+                let heard = !lost || self.dice.one_in(2); // it may be the answer that is lost
+                let answer = heard.then(|| self.judged(&question));
+                let (answer, delay) = match answer {
+                    Some(answer) if !lost => (answer, Duration::from_millis(1 + self.dice.below(40))),
+                    _ => (Err(ErrorBody::new(ErrorCode::TimedOut, "no answer")), Duration::from_secs(5)),
+                };
+                self.sent += 1;
+                self.travelling.insert((self.now + delay, self.sent), (at, start, Travelling::Back(question, answer)));
+            }
+            Travelling::Back(question, answer) if self.machines[at].start == start => {
+                if self.machines[at].frozen > self.now {
+                    let later = (self.machines[at].frozen, self.sent + 1);
+                    self.sent += 1;
+                    self.travelling.insert(later, (at, start, Travelling::Back(question, answer)));
+                } else {
+                    self.look_at_clock(at);
+                    self.hear(at, question, answer);
+                }
+            }
+            Travelling::Back(..) => {}
+        }
+    }
+
+    fn judged(&mut self, question: &Question) -> Result<String, ErrorBody> {
+        match question {
+            Question::Lease(_, _, request) => self.judge.lease(self.now, request.clone()),
+            Question::Member(_, _, request) | Question::Run(_, _, request) => self.judge.reconcile(request.clone()),
+        }
+    }
+
+    fn member(&mut self, at: usize, part: Part) -> &mut Member {
+        let machine = &mut self.machines[at];
+        if part == Part::Serving { &mut machine.serving } else { &mut machine.record }
+    }
+
+    fn hear(&mut self, at: usize, question: Question, answer: Result<String, ErrorBody>) {
+        match question {
+            Question::Lease(part, sent, request) => self.leased(at, part, sent, &request, answer),
+            Question::Member(part, number, _) => {
+                self.admit(at, part, AdmissionInput::Answered { number, result: read(answer) });
+            }
+            Question::Run(term, number, request) => {
+                if self.machines[at].run.as_ref().is_none_or(|run| run.who().term != term) {
+                    return;
+                }
+                let input = match request {
+                    ReconcilerRequest::Step { .. } => Input::Stepped { number, result: read(answer) },
+                    ReconcilerRequest::Wave { .. } => Input::Waved { number, result: read(answer) },
+                    _ => Input::Reported { ok: answer.is_ok() },
+                };
+                self.drive(at, input);
+            }
+        }
+    }
+
+    fn leased(
+        &mut self,
+        at: usize,
+        part: Part,
+        sent: Moment,
+        request: &LeaseRequest,
+        answer: Result<String, ErrorBody>,
+    ) {
+        let now = self.now;
+        let keeper = match part {
+            Part::Runner => self.machines[at].runner.as_mut(),
+            _ => Some(&mut self.member(at, part).keeper),
+        };
+        let Some(keeper) = keeper else { return };
+        let lost = match (request, answer) {
+            (LeaseRequest::Acquire { session, .. }, Ok(text))
+                if *session == keeper.session && keeper.held.is_none() =>
+            {
+                let view: LeaseView = read(Ok(text)).unwrap();
+                if now < sent + RENEW_DEADLINE {
+                    keeper.held = Some((view.fencing_token, sent));
+                    let token = view.fencing_token;
+                    match part {
+                        Part::Runner => self.begin(at, token),
+                        _ => self.admit(at, part, AdmissionInput::Held(token)),
+                    }
+                }
+                false
+            }
+            (LeaseRequest::Renew { held, .. }, Ok(text)) => {
+                let renewed = text.contains("true");
+                match &mut keeper.held {
+                    Some((token, confirmed)) if *token == held[0].1 => {
+                        if renewed {
+                            *confirmed = (*confirmed).max(sent);
+                        }
+                        !renewed
+                    }
+                    _ => false,
+                }
+            }
+            _ => false,
+        };
+        if lost {
+            self.lose(at, part);
+        }
+    }
+
+    /// A lease is over, by the clock or by the cluster's word.
+    fn lose(&mut self, at: usize, part: Part) {
+        match part {
+            Part::Runner => {
+                self.drive(at, Input::Ended);
+                // Nothing of it runs any more.
+                let machine = &mut self.machines[at];
+                (machine.runner, machine.run, machine.acting) = (None, None, None);
+            }
+            _ => {
+                self.member(at, part).keeper.held = None;
+                self.admit(at, part, AdmissionInput::Lost { why: "lost".into() });
+            }
+        }
+    }
+
+    /// Whatever happens, the clock comes first.
+    fn look_at_clock(&mut self, at: usize) {
+        let now = self.now;
+        for part in [Part::Serving, Part::Record, Part::Runner] {
+            let keeper = match part {
+                Part::Runner => self.machines[at].runner.as_ref(),
+                _ => Some(&self.member(at, part).keeper),
+            };
+            if keeper.is_some_and(|keeper| keeper.held.is_some() && !keeper.is_good(now)) {
+                self.lose(at, part);
+            }
+        }
+    }
+
+    fn admit(&mut self, at: usize, part: Part, input: AdmissionInput) {
+        let now = self.now;
+        let member = self.member(at, part);
+        let asked = member.core.step(now, input);
+        let key = member.participant.key.clone();
+        let request = |ask| match ask {
+            Ask::Announce { number, token } => {
+                let participant = Participant { token: Some(token), ..member.participant.clone() };
+                (number, ReconcilerRequest::Announce { participant })
+            }
+            Ask::Admit { number } => (number, ReconcilerRequest::Admit { key }),
+            Ask::Watch { number, seen } => (number, ReconcilerRequest::Admission { key, seen, wait_ms: 0 }),
+        };
+        let request = asked.map(request);
+        let announced = member.core.is_announced();
+        if let Some((number, request)) = request {
+            self.send(at, Question::Member(part, number, request));
+        }
+        if part == Part::Record {
+            self.machines[at].eligibility.step(now, Facts::Announced(announced));
+        }
+    }
+
+    fn begin(&mut self, at: usize, term: FencingToken) {
+        let machine = &mut self.machines[at];
+        let who = Runner {
+            reconciler: self.reconciler.to_owned(),
+            node: node_id(machine.name),
+            member: machine.name.to_owned(),
+            release: machine.release.clone(),
+            term,
+        };
+        machine.run = Some(Run::new(who, term.0));
+        if let Some(view) = machine.view.clone() {
+            self.drive(at, Input::View(view));
+        }
+    }
+
+    fn drive(&mut self, at: usize, input: Input) {
+        let now = self.now;
+        let wall = WallTime(i64::try_from(now.0 / 1000).unwrap());
+        let machine = &mut self.machines[at];
+        let Some(run) = &mut machine.run else { return };
+        let mut out = Vec::new();
+        run.step(now, wall, input, &mut out);
+        let (term, is) = (run.who().term, machine.release.triple);
+        if self.dice.one_in(30) {
+            // A crash of its actor: it goes on from its checkpoint.
+            run.recover(machine.acting.map(|(_, number, _)| number));
+            run.step(now, wall, Input::Woke, &mut out);
+        }
+        let name = self.reconciler.to_owned();
+        for effect in out {
+            match effect {
+                Effect::Step { number, epoch, step } => {
+                    let request = ReconcilerRequest::Step { name: name.clone(), release: is, term, epoch, step };
+                    self.send(at, Question::Run(term, number, request));
+                }
+                Effect::Wave { number, wave } => {
+                    let request = ReconcilerRequest::Wave { name: name.clone(), release: is, term, wave };
+                    self.send(at, Question::Run(term, number, request));
+                }
+                Effect::Report(progress) => {
+                    let request = ReconcilerRequest::Progress { progress: *progress };
+                    self.send(at, Question::Run(term, 0, request));
+                }
+                Effect::Act { number, .. } => {
+                    self.acts_rightly(at, term);
+                    let takes = Duration::from_millis(self.dice.below(8000));
+                    assert!(self.machines[at].acting.is_none(), "two actions at once (RUN-3)");
+                    self.machines[at].acting = Some((term, number, now + takes));
+                }
+                Effect::Cancel { number } => {
+                    if let Some((_, acting, ends)) = &mut self.machines[at].acting
+                        && *acting == number
+                    {
+                        *ends = now;
+                    }
+                }
+                Effect::Resign => drop(self.machines[at].eligibility.step(now, Facts::Resign).clone()),
+                Effect::Say(_) => {}
+            }
+        }
+    }
+
+    /// RUN-2, as far as anybody can see: the gate leads to what is begun, and nobody serves who could not live with it.
+    fn acts_rightly(&mut self, at: usize, term: FencingToken) {
+        self.acts += 1;
+        let (_, in_force) = self.judge.runner(self.reconciler).expect("whoever acts holds the lease");
+        assert_eq!(in_force, term, "a term that is good by our clock is nobody else's");
+        if self.wild {
+            return; // an operator may have moved the gate since it was looked at
+        }
+        let all = &self.judge.tables.reconcilers;
+        let view = self.judge.view(self.reconciler, self.machines[at].release.triple);
+        let definition = view.definition.expect("definitions stay");
+        if let Some(gate) = all.gates.get(self.reconciler) {
+            let target = definition.target();
+            let leads = gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached;
+            assert!(leads, "the gate does not lead there: {gate:?}");
+            assert_eq!(view.blockers, []);
+        }
+    }
+
+    /// Whoever believes to serve is known to.
+    fn serve_rightly(&self) {
+        for machine in &self.machines {
+            let Member { keeper, core, participant } = &machine.serving;
+            if *core.standing() != Standing::Serving || !keeper.is_good(self.now) {
+                continue;
+            }
+            let record = self.judge.tables.reconcilers.participants.get(&participant.key);
+            let phase = record.map(|record| record.phase);
+            let known = matches!(phase, Some(ParticipantPhase::Serving | ParticipantPhase::Draining));
+            assert!(known, "{} serves, and is known as {phase:?}", machine.name);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now = self.now + TICK;
+        let now = self.now;
+        self.judge.expire(now);
+        while let Some(entry) = self.travelling.first_entry().filter(|entry| entry.key().0 <= now) {
+            let (at, start, what) = entry.remove();
+            self.arrive(at, start, what);
+        }
+        for at in 0..self.machines.len() {
+            if self.machines[at].frozen <= now {
+                self.beat(at);
+            }
+        }
+        self.serve_rightly();
+        let terms: Vec<_> = self.judge.writes.iter().map(|(term, _)| *term).collect();
+        assert!(terms.is_sorted(), "a write of an older term after one of a newer (I5): {terms:?}");
+        self.judge.writes.drain(..self.judge.writes.len().saturating_sub(1));
+    }
+
+    fn beat(&mut self, at: usize) {
+        let now = self.now;
+        self.look_at_clock(at);
+        for part in [Part::Serving, Part::Record, Part::Runner] {
+            let over = part != Part::Runner && self.member(at, part).core.standing().is_over();
+            let keeper = match part {
+                Part::Runner => self.machines[at].runner.as_mut(),
+                _ => Some(&mut self.member(at, part).keeper),
+            };
+            if let Some(keeper) = keeper.filter(|keeper| keeper.ask_at <= now && !over) {
+                keeper.ask_at = now + Duration::from_secs(if keeper.held.is_some() { 2 } else { 1 });
+                let request = keeper.request();
+                self.send(at, Question::Lease(part, now, request));
+            }
+            if part != Part::Runner && self.member(at, part).core.wake_at().is_some_and(|wake| wake <= now) {
+                self.admit(at, part, AdmissionInput::Woke);
+            }
+        }
+        if self.machines[at].look_at <= now && self.machines[at].cut <= now {
+            self.machines[at].look_at = now + Duration::from_millis(100 + self.dice.below(400));
+            let view = Arc::new(self.judge.view(self.reconciler, self.machines[at].release.triple));
+            self.machines[at].view = Some(Arc::clone(&view));
+            self.machines[at].eligibility.step(now, Facts::View { view: &view, runnable: true });
+            self.drive(at, Input::View(view));
+        }
+        self.machines[at].eligibility.step(now, Facts::Woke);
+        self.stand(at);
+        if let Some((_, number, _)) = self.machines[at].acting.take_if(|(.., ends)| *ends <= now) {
+            let outcome = match self.dice.below(12) {
+                0 => Outcome::Failed("no".into()),
+                1 => Outcome::Later("later".into()),
+                _ => Outcome::Done,
+            };
+            self.runs_done += u64::from(outcome == Outcome::Done);
+            self.drive(at, Input::Acted { number, outcome, output: String::new() });
+        }
+        if self.machines[at].run.as_ref().and_then(Run::wake_at).is_some_and(|wake| wake <= now) {
+            self.drive(at, Input::Woke);
+        }
+    }
+
+    fn stand(&mut self, at: usize) {
+        let stands = self.machines[at].eligibility.verdict().stands;
+        let session = SessionId(u128::from(self.dice.roll()));
+        let machine = &mut self.machines[at];
+        match (&machine.runner, stands) {
+            (None, true) => {
+                machine.runner = Some(Keeper::new(runner_lease(self.reconciler), machine.name, session));
+            }
+            (Some(keeper), false) => {
+                let (lease, session, held) = (keeper.lease.clone(), keeper.session, keeper.held);
+                self.lose(at, Part::Runner);
+                self.machines[at].runner = None;
+                if let Some((token, _)) = held {
+                    let release = LeaseRequest::Release { lease, session, token };
+                    self.send(at, Question::Lease(Part::Runner, self.now, release));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Something goes wrong, or somebody does something.
+    fn disturb(&mut self) {
+        let at = usize::try_from(self.dice.below(3)).unwrap();
+        let for_a_while = Duration::from_millis(self.dice.below(30_000));
+        let name = || self.reconciler.to_owned();
+        let change = match self.dice.below(12) {
+            0 => return self.machines[at].frozen = self.now + for_a_while,
+            1 => return self.machines[at].cut = self.now + for_a_while,
+            2..=4 => {
+                let (member, start) = (self.machines[at].name, self.machines[at].start + 1);
+                let of = self.dice.pick(&RELEASES);
+                self.machines[at] = self.boot(member, of, start);
+                return;
+            }
+            5 => ReconcilerChange::Pause { reconciler: name(), paused: self.dice.one_in(3) },
+            6 => {
+                let scope: Vec<_> = self.judge.serving("db").iter().map(|p| p.key.clone()).collect();
+                let Some(key) = scope.into_iter().next() else { return };
+                ReconcilerChange::Drain(key)
+            }
+            7 => ReconcilerChange::Retry { reconciler: name(), digest: None },
+            _ if !self.wild => return,
+            8 => ReconcilerChange::DeleteGate { reconciler: name() },
+            9 => {
+                let Some(gate) = self.judge.gate(self.reconciler) else { return };
+                let epochs: Vec<_> = gate.history.iter().map(|entry| entry.epoch).collect();
+                if epochs.is_empty() {
+                    return;
+                }
+                ReconcilerChange::Repair { reconciler: name(), epoch: self.dice.pick(&epochs) }
+            }
+            10 => {
+                let floor = release(self.dice.pick(&RELEASES)).triple;
+                ReconcilerChange::ForceFloor { reconciler: name(), floor }
+            }
+            _ => return,
+        };
+        let _refused_perhaps = self.judge.change(change);
+    }
+
+    /// Nobody disturbs any more: everybody is of the newest release, and all of it comes to rest.
+    fn heal(&mut self) {
+        for at in 0..3 {
+            let (member, start) = (self.machines[at].name, self.machines[at].start + 1);
+            self.machines[at] = self.boot(member, "3.0.0", start);
+        }
+        let reconciler = self.reconciler.to_owned();
+        let digest = self.judge.view(&reconciler, release("3.0.0").triple).definition.map(|d| d.digest);
+        let _unpaused = self.judge.change(ReconcilerChange::Pause { reconciler: reconciler.clone(), paused: false });
+        let _retried = self.judge.change(ReconcilerChange::Retry { reconciler, digest });
+        for _ in 0..(240_000 / 50) {
+            self.tick();
+        }
+        let gate = self.judge.gate(self.reconciler);
+        let gate = gate.unwrap_or_else(|| panic!("there is no gate; {:#?}", self.judge.progress));
+        let done = gate.now.state == GateState::Done && gate.now.reconciled == release("3.0.0");
+        assert!(done, "{:?} {:#?}", gate.now, self.judge.progress);
+        let serving = self.judge.serving("db").len();
+        assert_eq!(serving, 3, "{:#?}", self.judge.tables.reconcilers.participants);
+    }
+}
+
+fn tell(seed: u64) -> History {
+    let mut history = History::new(seed);
+    let seconds = 60 + history.dice.below(240);
+    for tick in 0..seconds * 20 {
+        history.tick();
+        if tick % 20 == 0 && history.dice.one_in(4) {
+            history.disturb();
+        }
+    }
+    history.heal();
+    history
+}
+
+/// `MUSTER_SEED` replays one of them.
+#[test]
+fn whatever_happens_nobody_serves_or_acts_wrongly_and_in_the_end_all_is_applied() {
+    if let Some(seed) = std::env::var("MUSTER_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        tell(seed);
+        return;
+    }
+    let (mut acts, mut commands) = (0, 0);
+    for seed in 0..60 {
+        let told = std::panic::catch_unwind(|| tell(seed));
+        let history = told.unwrap_or_else(|_| panic!("replay with MUSTER_SEED={seed}"));
+        acts += history.acts;
+        commands += u64::from(history.runs_done > 0);
+    }
+    assert!(acts > 100 && commands > 10, "the histories are worth something: {acts} actions in {commands} of them");
+}

@@ -1,0 +1,340 @@
+//! Nodes that run reconcilers: upgrades, handovers, failures.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_elector::clock::TokioTime;
+use muster_messages::{CrashHow, FencingToken, GateState, ReconcilerChange};
+use muster_reconciler::{ApplyCtx, Handler, HandlerError, ReconcilerSpec, ServingGuard, Setup};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::cluster::World;
+use crate::fleet::{Commands, Node, announce, digested, objects, schema};
+use crate::judge::{Judge, release, triple};
+
+fn phase(judge: &Judge, name: &str) -> (String, String) {
+    judge.progress.get(name).map_or_else(Default::default, |p| (p.phase.clone(), p.reason.clone()))
+}
+fn is_done(judge: &Judge, name: &str, of: &str) -> bool {
+    judge.gate(name).is_some_and(|gate| gate.now.state == GateState::Done && gate.now.reconciled == release(of))
+}
+async fn serves(world: &World, member: &str, runs: &str) -> ServingGuard {
+    timeout(Duration::from_secs(60), announce(world, member, runs, None).await.ready()).await.unwrap().unwrap()
+}
+fn begun(commands: &Commands) -> usize {
+    commands.with(|ledger| ledger.begun.len())
+}
+
+/// The rolling upgrade of the issue, with scenarios 5, 6 and 14 in it.
+#[tokio::test(start_paused = true)]
+async fn a_rolling_upgrade_waits_for_the_last_old_member_and_then_happens_once() {
+    let world = World::new();
+    let commands = Commands::default();
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
+    let mut nodes = Vec::new();
+    for name in ["n1", "n2", "n3"] {
+        nodes.push(Node::start(&world, name, "1.0.0", &commands).await);
+    }
+    world.until("1.0.0 is applied", |judge| is_done(judge, "schema", "1.0.0")).await;
+    assert_eq!(begun(&commands), 1, "by one of three");
+    let mut guards = Vec::new();
+    for member in ["m1", "m2", "m3"] {
+        guards.push(serves(&world, member, "1.0.0").await);
+    }
+
+    world.with(|judge| judge.define(digested(schema("2.0.0", "2.0.0").once())));
+    nodes.remove(0).stop().await;
+    guards.remove(0).drain().await;
+    let new = Node::start(&world, "n1", "2.0.0", &commands).await;
+    world.until("the new one waits", |judge| phase(judge, "schema") == ("waiting".into(), "blockers".into())).await;
+    world.with(|judge| {
+        assert_eq!(judge.runner("schema").unwrap().0, "n1");
+        let message = &judge.progress["schema"].message;
+        assert!(message.contains("m2") && message.contains("m3") && !message.contains("m1"), "{message}");
+    });
+    guards.remove(0).drain().await;
+    world.stays("one old member is enough", 60, |judge| is_done(judge, "schema", "1.0.0")).await;
+    assert_eq!(begun(&commands), 1);
+    guards.remove(0).drain().await;
+    world.until("2.0.0 is applied", |judge| is_done(judge, "schema", "2.0.0")).await;
+    assert_eq!(begun(&commands), 2);
+    world.with(|judge| {
+        let restricted = judge.gate("schema").unwrap().history.last().unwrap().clone();
+        assert_eq!(restricted.state, GateState::Working);
+        assert_eq!((restricted.reconciled, restricted.floor), (release("1.0.0"), triple("2.0.0")));
+    });
+    commands.with(|ledger| {
+        assert_eq!(ledger.env["MUSTER_FROM_RELEASE"], "1.0.0");
+        assert_eq!(ledger.env["MUSTER_TARGET_RELEASE"], "2.0.0");
+        assert_eq!(ledger.env["MUSTER_RECONCILER"], "schema");
+        assert!(ledger.env.contains_key("MUSTER_DEADLINE"));
+    });
+    new.stop().await;
+    // The old ones run no more: the gate says so, and the newest one may come back.
+    world
+        .stays("nothing is undone", 120, |judge| is_done(judge, "schema", "2.0.0") || judge.runner("schema").is_none())
+        .await;
+}
+
+/// Scenario 8.
+#[tokio::test(start_paused = true)]
+async fn the_second_of_two_equals_does_nothing_until_the_first_has_left_and_then_at_once() {
+    let world = World::new();
+    let commands = Commands::default();
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
+    let first = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
+    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    world.stays("the first one runs", 60, |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n1")).await;
+    assert!(commands.with(|ledger| ledger.begun.iter().all(|(node, ..)| node == "n1")));
+    let left = Instant::now();
+    first.stop().await;
+    world.until("the second one runs", |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
+    assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
+    world
+        .until("it repairs what may have drifted", |_| commands.with(|l| l.begun.iter().any(|(n, ..)| n == "n2")))
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runner_that_dies_is_followed_when_its_lease_has_run_out() {
+    let world = World::new();
+    let commands = Commands::default();
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").every(Duration::from_secs(5)))));
+    let first = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
+    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    sleep(Duration::from_secs(5)).await;
+    let before = world.with(|judge| judge.runner("schema").unwrap().1);
+    first.die().await;
+    let died = Instant::now();
+    world.until("followed", |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
+    assert!(died.elapsed() < Duration::from_secs(17), "{:?}", died.elapsed());
+    assert!(world.with(|judge| judge.runner("schema").unwrap().1) > before);
+}
+
+/// 5.5: cut off while its command runs; the command is gone before another's begins.
+#[tokio::test(start_paused = true)]
+async fn a_runner_that_is_cut_off_ends_its_command_before_another_begins() {
+    let world = World::new();
+    let commands = Commands::default();
+    commands.with(|ledger| ledger.takes = Duration::from_secs(3600));
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").run_timeout(Duration::from_secs(7200)))));
+    let _first = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("it runs", |_| begun(&commands) == 1).await;
+    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    sleep(Duration::from_secs(5)).await;
+    world.cut("n1", true);
+    world
+        .until("the other one runs it", |_| {
+            commands.with(|ledger| {
+                assert!(ledger.at_work.len() <= 1, "two at once: {:?}", ledger.at_work);
+                ledger.at_work.contains_key("n2")
+            })
+        })
+        .await;
+    assert_eq!(commands.with(|ledger| ledger.ended_early), 1);
+}
+
+/// Scenario 9.
+#[tokio::test(start_paused = true)]
+async fn sets_of_objects_are_made_changed_pruned_and_repaired() {
+    let world = World::new();
+    let things = |wanted: &[(&str, &str)]| digested(objects("1.0.0", wanted).every(Duration::from_secs(10)));
+    world.with(|judge| judge.define(things(&[("foo", "1"), ("bar", "1"), ("baz", "1")])));
+    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let names = |judge: &Judge| judge.objects("things").into_keys().collect::<Vec<_>>();
+    world.until("all three", |judge| is_done(judge, "things", "1.0.0")).await;
+    world.with(|judge| {
+        assert_eq!(names(judge), ["bar", "baz", "foo"]);
+        let order: Vec<_> = judge.writes.iter().map(|(_, key)| key.name.clone()).collect();
+        assert_eq!(order[..3], ["foo", "bar", "baz"], "in waves");
+    });
+    // Another set under the same release needs somebody who says so.
+    world.with(|judge| judge.define(things(&[("bar", "2"), ("baz", "1")])));
+    world.until("it waits", |judge| phase(judge, "things").1 == "digest-mismatch").await;
+    let digest = things(&[("bar", "2"), ("baz", "1")]).digest;
+    let retry = ReconcilerChange::Retry { reconciler: "things".into(), digest: Some(digest) };
+    world.with(|judge| judge.change(retry).unwrap());
+    world
+        .until("foo is gone, bar changed", |judge| {
+            names(judge) == ["bar", "baz"] && judge.objects("things")["bar"].contains('2')
+        })
+        .await;
+    let key = world.with(|judge| judge.tables.reconcilers.objects.keys().next().unwrap().clone());
+    world.with(|judge| judge.change(ReconcilerChange::DeleteObject(key)).unwrap());
+    world.until("what somebody deleted comes back", |judge| names(judge) == ["bar", "baz"]).await;
+}
+
+/// I6, and scenario 4.
+#[tokio::test(start_paused = true)]
+async fn a_newer_candidate_takes_over_and_an_older_one_stands_back() {
+    let world = World::new();
+    let commands = Commands::default();
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
+    world.with(|judge| judge.define(digested(schema("2.0.0", "1.0.0"))));
+    let _old = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("1.0.0 is applied", |judge| is_done(judge, "schema", "1.0.0")).await;
+    let _new = Node::start(&world, "n2", "2.0.0", &commands).await;
+    let came = Instant::now();
+    world.until("taken over", |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
+    assert!(came.elapsed() < Duration::from_secs(4), "{:?}", came.elapsed());
+    world.until("2.0.0 is applied", |judge| is_done(judge, "schema", "2.0.0")).await;
+    let _late = Node::start(&world, "n3", "1.5.0", &commands).await;
+    world.stays("the newest one runs", 60, |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
+}
+
+/// 5.5, the dead canary.
+#[tokio::test(start_paused = true)]
+async fn when_the_newest_has_died_an_older_one_goes_back_if_it_may_and_says_why_if_not() {
+    for allowed in [true, false] {
+        let world = World::new();
+        let commands = Commands::default();
+        world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").downgrade(allowed))));
+        world.with(|judge| judge.define(digested(schema("2.0.0", "1.0.0"))));
+        let _old = Node::start(&world, "n1", "1.0.0", &commands).await;
+        let canary = Node::start(&world, "n2", "2.0.0", &commands).await;
+        world.until("2.0.0 is applied", |judge| is_done(judge, "schema", "2.0.0")).await;
+        canary.die().await;
+        let died = Instant::now();
+        world.until("an older one runs", |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n1")).await;
+        assert!(died.elapsed() > Duration::from_secs(30), "it may have been restarting: {:?}", died.elapsed());
+        if allowed {
+            world.until("back", |judge| is_done(judge, "schema", "1.0.0")).await;
+        } else {
+            world
+                .until("it says so", |judge| phase(judge, "schema") == ("blocked".into(), "downgrade-denied".into()))
+                .await;
+            world.stays("and does nothing", 120, |judge| is_done(judge, "schema", "2.0.0")).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runner_that_always_fails_resigns_for_an_equal_that_does_not() {
+    let world = World::new();
+    let commands = Commands::default();
+    commands.with(|ledger| ledger.exits.insert("n1".into(), 1));
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
+    let _first = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("it fails", |judge| judge.progress.get("schema").is_some_and(|p| p.consecutive_failures >= 7)).await;
+    world.with(|judge| {
+        assert_eq!(judge.runner("schema").unwrap().0, "n1", "there is nobody else");
+        let progress = &judge.progress["schema"];
+        assert_eq!(progress.output, "said something");
+        assert!(progress.message.contains("muster reconciler retry schema"), "{}", progress.message);
+    });
+    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    world.until("the other one has done it", |judge| is_done(judge, "schema", "1.0.0")).await;
+    assert_eq!(commands.with(|ledger| ledger.begun.last().unwrap().0.clone()), "n2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_operator_says_is_heeded() {
+    let world = World::new();
+    let commands = Commands::default();
+    let name = || "schema".to_owned();
+    let definition = digested(schema("1.0.0", "1.0.0").once());
+    world.with(|judge| judge.define(definition));
+    world.with(|judge| judge.change(ReconcilerChange::Pause { reconciler: name(), paused: true }).unwrap());
+    let _node = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("paused", |judge| phase(judge, "schema") == ("paused".into(), "paused".into())).await;
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(begun(&commands), 0);
+    world.with(|judge| judge.change(ReconcilerChange::Pause { reconciler: name(), paused: false }).unwrap());
+    world.until("resumed", |judge| is_done(judge, "schema", "1.0.0")).await;
+
+    // Given up, and begun again.
+    commands.with(|ledger| ledger.exits.insert("n2".into(), 78));
+    let definition = digested(schema("2.0.0", "2.0.0").once().finalized_by_hand());
+    let digest = definition.digest.clone();
+    world.with(|judge| judge.define(definition));
+    let _node = Node::start(&world, "n2", "2.0.0", &commands).await;
+    world.until("it waits for a word", |judge| phase(judge, "schema").0 == "ready-to-finalize").await;
+    world.with(|judge| judge.change(ReconcilerChange::Finalize { reconciler: name(), digest }).unwrap());
+    world.until("it gives up", |judge| phase(judge, "schema").0 == "failed").await;
+    let runs = begun(&commands);
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(begun(&commands), runs);
+    commands.with(|ledger| ledger.exits.clear());
+    world.with(|judge| judge.change(ReconcilerChange::Retry { reconciler: name(), digest: None }).unwrap());
+    world.until("begun again", |judge| is_done(judge, "schema", "2.0.0")).await;
+}
+
+/// A crash in one name: its action goes on and is not begun again, its term stays, the other name is not disturbed.
+#[tokio::test(start_paused = true)]
+async fn crashes_of_its_actors_neither_repeat_an_action_nor_disturb_another_name() {
+    let world = World::new();
+    let commands = Commands::default();
+    commands.with(|ledger| ledger.takes = Duration::from_secs(40));
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
+    world.with(|judge| judge.define(digested(objects("1.0.0", &[("foo", "1")]))));
+    let node = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("it runs", |_| begun(&commands) == 1).await;
+    world.until("so does the other", |judge| is_done(judge, "things", "1.0.0")).await;
+    let terms = |judge: &Judge| ["schema", "things"].map(|name| judge.runner(name).unwrap().1);
+    let before = world.with(|judge| terms(judge));
+    for actor in ["run", "participants", "candidates"] {
+        for how in [CrashHow::Panic, CrashHow::Error] {
+            node.tree.crash(&format!("node/reconcilers/schema/{actor}"), how).unwrap();
+            sleep(Duration::from_secs(2)).await;
+        }
+    }
+    world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
+    assert_eq!(begun(&commands), 1, "the action that ran was waited for");
+    world.with(|judge| assert_eq!(terms(judge), before));
+}
+
+struct Applies(AtomicU32);
+impl Handler for Applies {
+    fn apply(&self, ctx: ApplyCtx) -> BoxFuture<'static, Result<(), HandlerError>> {
+        let call = self.0.fetch_add(1, Ordering::SeqCst);
+        async move {
+            assert!(ctx.is_current() && ctx.fence > FencingToken(0));
+            assert_eq!(ctx.attempt, call + 1);
+            match call {
+                0 => panic!("a handler panics"),
+                1 => Err(HandlerError::Later("not yet".into())),
+                _ => Ok(()),
+            }
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_programs_own_code_is_run_and_a_panic_in_it_is_a_failure_like_any() {
+    let world = World::new();
+    world.with(|judge| judge.define(digested(ReconcilerSpec::handler("own", release("1.0.0"), "db").once())));
+    // A daemon of the same release has no such code, and keeps out.
+    let _daemon = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    world.stays("nobody can", 10, |judge| judge.runner("own").is_none()).await;
+    let handler: Arc<dyn Handler> = Arc::new(Applies(AtomicU32::new(0)));
+    let setup = Setup {
+        clock: Arc::new(TokioTime),
+        handlers: BTreeMap::from([("own".to_owned(), handler)]),
+        ..Setup::new(world.link("p1"), "p1", release("1.0.0"))
+    };
+    let program = Node::with(setup).await;
+    world.until("applied", |judge| is_done(judge, "own", "1.0.0")).await;
+    program.stop().await;
+    world.with(|judge| assert_eq!(judge.runner("own"), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_definition_that_is_gone_takes_its_actors_along() {
+    let world = World::new();
+    world.with(|judge| judge.define(digested(objects("1.0.0", &[("foo", "1")]))));
+    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    world.until("applied", |judge| is_done(judge, "things", "1.0.0")).await;
+    world.with(|judge| judge.change(ReconcilerChange::Forget { reconciler: "things".into() }).unwrap());
+    world
+        .until("nothing is held any more", |judge| {
+            judge.runner("things").is_none() && judge.tables.reconcilers.participants.is_empty()
+        })
+        .await;
+}
