@@ -2,15 +2,16 @@
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use muster::cli::dev::process::ProcessId;
 use muster::cli::parent;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::wall_clock::WallClock;
-use crate::harness::{MUSTER, eventually, eventually_so};
+use crate::harness::{MUSTER, PATIENCE, between_looks, eventually, eventually_so};
 
 /// How a candidate is started.
 pub struct Entry<'a> {
@@ -25,12 +26,11 @@ pub struct Entry<'a> {
     pub clock: Option<WallClock>,
 }
 
-/// A candidate. Dropped: it is killed, and its guardian and command if they were ever shown.
+/// A candidate. Dropped: it is killed, and its guardian ends its command.
 pub struct Candidate {
     pub id: String,
     child: Child,
     muster: ProcessId,
-    shown: Vec<ProcessId>,
     pub clock: Option<WallClock>,
 }
 
@@ -45,13 +45,12 @@ impl Candidate {
         command.envs(entry.clock.iter().flat_map(WallClock::environment));
         let child = command.spawn().expect("muster starts");
         let muster = ProcessId::of(child.id()).unwrap_or(ProcessId { pid: 0, started: 0 });
-        Self { id: entry.id.to_owned(), child, muster, shown: vec![], clock: entry.clock }
+        Self { id: entry.id.to_owned(), child, muster, clock: entry.clock }
     }
 
     /// The three processes while its command runs: `muster`, guardian, command.
-    pub fn family(&mut self, guardian: Option<u32>, command: Option<u32>) -> Option<Family> {
+    pub fn family(&self, guardian: Option<u32>, command: Option<u32>) -> Option<Family> {
         let (guardian, command) = (ProcessId::of(guardian?)?, ProcessId::of(command?)?);
-        self.shown = vec![guardian, command];
         Some(Family { muster: self.muster, guardian, command })
     }
 
@@ -74,11 +73,30 @@ impl Drop for Candidate {
     fn drop(&mut self) {
         let _killed = self.child.kill();
         let _status = self.child.wait();
-        // What is frozen could not end its command any more.
-        self.shown.iter().for_each(|process| process.signal(Signal::KILL));
-        if !std::thread::panicking() {
-            eventually_so("nothing of a candidate is left", || !self.shown.iter().any(|process| process.is_alive()));
+    }
+}
+
+/// Dropped after the candidates of a folder, it waits until nothing of them is left: they all work in that folder.
+pub struct Leftovers(pub PathBuf);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while !self.left().is_empty() && Instant::now() < end {
+            between_looks();
         }
+        let left = self.left();
+        left.iter().for_each(|process| process.signal(Signal::KILL));
+        assert!(left.is_empty() || std::thread::panicking(), "processes are left: {left:?}");
+    }
+}
+
+impl Leftovers {
+    fn left(&self) -> Vec<ProcessId> {
+        let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let works_here = |pid: u32| std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|folder| folder == self.0);
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| works_here(*pid)).filter_map(ProcessId::of).collect()
     }
 }
 
@@ -135,9 +153,10 @@ impl Family {
     }
 }
 
-/// Whether a process is stopped, or has ended.
+/// Whether a process that was told to stop does nothing any more: it is stopped, has ended, or waits in the kernel, for a child
+/// that was stopped between vfork and exec, say.
 fn stands_still(process: ProcessId) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid)).unwrap_or_default();
     let state = stat.rfind(')').and_then(|at| stat.get(at + 2..at + 3));
-    !process.is_alive() || state == Some("T")
+    !process.is_alive() || matches!(state, Some("T" | "D"))
 }

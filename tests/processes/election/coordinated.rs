@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 
-use super::candidate::{Candidate, Entry};
+use super::candidate::{Candidate, Entry, Leftovers};
 use super::played::{Manners, Part, words};
 use super::records::Records;
 use super::server::{Change, changes, tenures};
@@ -168,6 +168,7 @@ fn a_muster_elect_of_higher_priority_takes_over_with_one_handover() {
         let name = format!("priority-{number}");
         let folder = world.folder().join(&name);
         let records = Records::new(&folder);
+        let _leftovers = Leftovers(folder.clone());
         let start = |id: &str, node: &str, priority: &str| {
             let socket = world.socket(node);
             let asks = ["--socket", socket.to_str().expect("the path is text")];

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use muster::cli::parent;
 use rustix::process::{Signal, test_kill_process_group};
 
-use super::candidate::{Candidate, Entry, Family, Frozen};
+use super::candidate::{Candidate, Entry, Family, Frozen, Leftovers};
 use super::played::{Part, words};
 use crate::harness::{PATIENCE, World, eventually, eventually_so};
 
@@ -107,7 +107,7 @@ fn stubborn_writer(addr: &str) -> Vec<OsString> {
 }
 
 /// The processes of the writer that the resource has just heard of.
-fn family(candidates: &mut [Candidate], said: &Said) -> (usize, Family) {
+fn family(candidates: &[Candidate], said: &Said) -> (usize, Family) {
     let words: Vec<&str> = said.text.split(' ').collect();
     let number = |index: usize| words[index].parse::<u32>().ok();
     let index = candidates.iter().position(|candidate| candidate.id == words[0]).expect("one of the two");
@@ -118,6 +118,7 @@ fn family(candidates: &mut [Candidate], said: &Said) -> (usize, Family) {
 struct Story {
     /// Before the world, which takes its folder along.
     candidates: Vec<Candidate>,
+    _leftovers: Leftovers,
     resource: Resource,
     world: World,
     started: u32,
@@ -126,7 +127,8 @@ struct Story {
 impl Story {
     fn begin() -> Self {
         let (world, resource) = (World::with(3, 0), Resource::start());
-        let mut story = Self { world, resource, candidates: vec![], started: 0 };
+        let _leftovers = Leftovers(world.folder().to_owned());
+        let mut story = Self { candidates: vec![], _leftovers, resource, world, started: 0 };
         story.fill_up();
         story
     }
@@ -149,7 +151,7 @@ impl Story {
     fn freeze(&mut self) -> (usize, Frozen, u64) {
         self.fill_up();
         let holds = self.resource.says("somebody writes", |said| said.accepted);
-        let (index, family) = family(&mut self.candidates, &holds);
+        let (index, family) = family(&self.candidates, &holds);
         let frozen = family.freeze();
         self.resource.says("the other one writes", |said| said.accepted && said.token > holds.token);
         assert!(family.command.is_alive() && family.guardian.is_alive(), "the frozen do not notice");
@@ -164,8 +166,8 @@ fn a_candidate_that_was_frozen_past_its_lease_is_gone_at_once_and_none_of_its_wr
     for _ in 0..5 {
         let (index, frozen, _) = story.freeze();
         let group = frozen.family.group();
-        frozen.thaw();
         let thawed = Instant::now();
+        frozen.thaw();
         while test_kill_process_group(group).is_ok() {
             assert!(thawed.elapsed() < PATIENCE, "it goes on");
             std::thread::park_timeout(Duration::from_micros(200));

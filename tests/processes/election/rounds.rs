@@ -11,7 +11,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
-use super::candidate::{Candidate, Entry, Family, Frozen};
+use super::candidate::{Candidate, Entry, Family, Frozen, Leftovers};
 use super::played::{Manners, Part, words};
 use super::records::{Record, Records, Thaw, one_at_a_time};
 use super::server::{Listener, tenures};
@@ -63,6 +63,7 @@ enum Debt {
 struct Contest {
     /// Before the world, which takes its folder along.
     candidates: Vec<Candidate>,
+    _leftovers: Leftovers,
     world: World,
     clocks: WallClocks,
     node_clocks: Vec<WallClock>,
@@ -92,7 +93,9 @@ impl Contest {
         world.muster(&["user", "create", "stander", "--namespace", "default", "--out", "stander.json"]).ended(0);
         let records = Records::new(world.folder());
         let (candidates, thaws, counts) = (vec![], vec![], BTreeMap::new());
-        let mut contest = Self { world, clocks, node_clocks, records, candidates, started: 0, dice, thaws, counts };
+        let _leftovers = Leftovers(world.folder().to_owned());
+        let mut contest =
+            Self { world, clocks, node_clocks, records, candidates, _leftovers, started: 0, dice, thaws, counts };
         contest.fill_up();
         contest
     }
