@@ -6,7 +6,8 @@
 //! Keeps  RUN-2  it applies nothing unless the gate leads to its definition, as far as it knows: a step that is refused is followed by
 //!               a look at a newer view, never by an action.
 //!        RUN-3  one action at a time, and none once the term is over.
-//!        RUN-4  a run that has succeeded in this term is not made again because an answer or a view comes late.
+//!        RUN-4  a run that has succeeded is not made again because an answer or a view comes late. A view from before the term
+//!               is not looked at: in one from after its beginning is everything that earlier runners could write.
 //! Why it remembers so little: gate and definition say where things stand. It is a value and can be cloned; an actor that
 //! crashed goes on from such a clone ([`Run::recover`]).
 
@@ -320,8 +321,13 @@ impl Run {
             _ => None,
         };
         // Without a view there is nothing to decide.
-        let phase = phase.filter(|_| self.view.is_some());
+        let phase = phase.filter(|_| self.current().is_some());
         [phase, self.reporting.wake_at()].into_iter().flatten().min()
+    }
+
+    /// The newest view, unless it is from before this term, whose token is where in the log it began.
+    fn current(&self) -> Option<&Arc<RunnerView>> {
+        self.view.as_ref().filter(|view| view.revision.0 >= self.who.term.0)
     }
 
     fn number(&mut self) -> u64 {
@@ -387,7 +393,7 @@ impl Run {
             _ => {}
         }
         if let Phase::Deciding { after, until } = self.phase
-            && let Some(view) = self.view.clone()
+            && let Some(view) = self.current().cloned()
             && (view.revision > after || until <= now)
         {
             self.decide(now, &view, out);

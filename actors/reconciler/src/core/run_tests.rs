@@ -358,6 +358,18 @@ fn a_view_from_before_its_completion_begins_no_second_run() {
 
 /// RUN-4.
 #[test]
+fn a_view_from_before_the_term_is_not_looked_at() {
+    let mut story = Story::new(command(), "first");
+    story.view.revision = Revision(TERM.0 - 2);
+    story.look(); // what the runner before has completed since is not in it
+    story.pass(60_000);
+    story.nothing();
+    story.look();
+    story.acts();
+}
+
+/// RUN-4.
+#[test]
 fn a_completion_without_an_answer_is_asked_again_and_not_run_again() {
     let mut story = Story::new(command(), "first");
     story.look();

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::clock::TokioTime;
 use muster_kernel::{Intensity, Supervisor, Tree};
-use muster_messages::{Action, CommandAction, Definition, DesiredObject, ManagedKey, NodeId};
+use muster_messages::{Definition, DesiredObject, ManagedKey, NodeId};
 use muster_reconciler::{
     Admission, CommandEnd, CommandExit, CommandOrder, CommandRunner, LeaseTiming, Member, ReconcilerSpec, Reconcilers,
     Setup, Waiting, reconcilers_spec,
@@ -139,23 +139,14 @@ pub fn schema(of: &str, floor: &str) -> ReconcilerSpec {
     let spec = ReconcilerSpec::command("schema", release(of), "db", argv, BTreeMap::new());
     spec.floor(triple(floor)).downgrade(true)
 }
-/// A definition as the cluster keeps it: its digest stands for all of it.
+/// A definition as the cluster keeps it.
 pub fn digested(spec: ReconcilerSpec) -> Definition {
-    let definition = spec.definition();
-    let digest = format!("{}/{}/{:?}", definition.release, definition.floor, action_digest(&definition.action));
-    Definition { digest, ..definition }
-}
-fn action_digest(action: &Action) -> String {
-    match action {
-        Action::Objects(objects) => format!("{objects:?}"),
-        Action::Command(CommandAction { argv, env }) => format!("{argv:?} {env:?}"),
-        Action::Handler => "handler".to_owned(),
-    }
+    muster_gates::sealed(spec.definition()).unwrap()
 }
 /// Objects by name and body, each in a wave of its own.
 pub fn objects(of: &str, wanted: &[(&str, &str)]) -> ReconcilerSpec {
     let object = |(wave, (name, body)): (u32, &(&str, &str))| DesiredObject {
-        key: ManagedKey { kind: "Thing".into(), namespace: "default".into(), name: (*name).into() },
+        key: ManagedKey { kind: "thing".into(), namespace: "default".into(), name: (*name).into() },
         labels: BTreeMap::new(),
         body: format!("{{\"is\":\"{body}\"}}"),
         wave,

@@ -406,13 +406,13 @@ impl History {
         let machine = &mut self.machines[at];
         let Some(run) = &mut machine.run else { return };
         let mut out = Vec::new();
-        run.step(now, wall, input, &mut out);
-        let (term, is) = (run.who().term, machine.release.triple);
         if self.dice.one_in(30) {
             // A crash of its actor: it goes on from its checkpoint.
             run.recover(machine.acting.map(|(_, number, _)| number));
             run.step(now, wall, Input::Woke, &mut out);
         }
+        run.step(now, wall, input, &mut out);
+        let (term, is) = (run.who().term, machine.release.triple);
         let name = self.reconciler.to_owned();
         for effect in out {
             match effect {

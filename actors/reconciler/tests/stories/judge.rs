@@ -1,17 +1,17 @@
-//! A cluster without network and time of its own: replicated state, the leader's clock over leases, and answers.
+//! A cluster without network and time of its own: replicated state, the leader's clock over leases, and the leader's
+//! answers, as `muster-gates` reads them off the state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::wire::{
-    AdmissionView, CandidateView, Definitions, GateView, LeaseRef, LeaseRequest, ReconcilerRequest, RunnerView, Waiting,
-};
+use muster_gates::{Write, admission, definitions, drift, status};
+use muster_messages::wire::{LeaseRef, LeaseRequest, ReconcilerRequest, RunnerView};
 use muster_messages::{
-    Action, Change, ClusterId, ClusterRecord, Command, CommandRefusal, Definition, DefinitionKey, DesiredObject,
-    ErrorBody, ErrorCode, FEATURE_LEVEL, FencingToken, Gate, GatePath, Generation, Incarnation, LeaseView, Liveness,
-    ManagedKey, Moment, NodeId, NodeRecord, NotAdmitted, ObjectKey, Participant, ParticipantPhase, Principal, Progress,
-    ReconcilerChange, Release, Revision, Role, Secret, Tables, Triple, Uid, WallTime, candidates_scope, runner_lease,
+    Change, ClusterId, ClusterRecord, Command, CommandRefusal, Definition, DefinitionKey, ErrorBody, ErrorCode,
+    FEATURE_LEVEL, FencingToken, Gate, Generation, Incarnation, LeaseView, Liveness, ManagedKey, Moment, NodeId,
+    NodeRecord, ObjectKey, Participant, ParticipantPhase, Principal, Progress, ReconcilerChange, Release, Revision,
+    Role, Secret, Tables, Triple, Uid, WallTime, runner_lease,
 };
 use muster_store::apply;
 use muster_store::invariants::{check, check_step};
@@ -22,6 +22,8 @@ use serde_json::{Value, json};
 pub struct Judge {
     pub tables: Tables,
     expires: BTreeMap<ObjectKey, (Moment, Duration)>,
+    /// When leases expired: no write of theirs.
+    expired: BTreeMap<ObjectKey, Revision>,
     /// Everything that runners said, last first known.
     pub progress: BTreeMap<String, Progress>,
     /// Terms under which objects were written, in the order of the log.
@@ -40,22 +42,6 @@ fn key_of(lease: &LeaseRef) -> ObjectKey {
 }
 fn text(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap()
-}
-fn path_word(path: GatePath) -> &'static str {
-    match path {
-        GatePath::First => "first",
-        GatePath::Reached => "reached",
-        GatePath::Open => "open",
-        GatePath::Restrict => "restrict",
-    }
-}
-fn not_admitted_word(why: &NotAdmitted) -> &'static str {
-    match why {
-        NotAdmitted::NoGate { .. } => "no-gate",
-        NotAdmitted::GateUnreadable { .. } => "gate-unreadable",
-        NotAdmitted::BelowFloor { .. } => "below-floor",
-        NotAdmitted::ReconcilerTooOld { .. } => "reconciler-too-old",
-    }
 }
 
 impl Judge {
@@ -146,7 +132,8 @@ impl Judge {
         let due: Vec<_> = self.expires.iter().filter(|(_, (at, _))| *at <= now).map(|(key, _)| key.clone()).collect();
         for key in due {
             self.expires.remove(&key);
-            let _gone = self.apply(Change::ExpireLease(key));
+            let _gone = self.apply(Change::ExpireLease(key.clone()));
+            self.expired.insert(key, self.tables.revision);
         }
     }
 
@@ -192,7 +179,9 @@ impl Judge {
     }
     /// The revision of the last change of a lease.
     pub fn lease_revision(&self, lease: &LeaseRef) -> Revision {
-        self.tables.objects.get(&key_of(lease)).map_or(self.tables.revision, |object| object.meta.revision)
+        let key = key_of(lease);
+        let written = self.tables.objects.get(&key).map_or(self.tables.revision, |object| object.meta.revision);
+        written.max(self.expired.get(&key).copied().unwrap_or_default())
     }
 
     pub fn reconcile(&mut self, request: ReconcilerRequest) -> Result<String, ErrorBody> {
@@ -201,22 +190,18 @@ impl Judge {
             R::Announce { participant } => {
                 let key = participant.key.clone();
                 self.change(ReconcilerChange::Announce(Box::new(participant)))?;
-                Ok(text(&self.admission(&key)))
+                Ok(text(&admission(&self.tables, &key)))
             }
             R::Admit { key } => match self.change(ReconcilerChange::Admit(key.clone())) {
-                Ok(()) | Err(CommandRefusal::NotAdmitted(_)) => Ok(text(&self.admission(&key))),
+                Ok(()) | Err(CommandRefusal::NotAdmitted(_)) => Ok(text(&admission(&self.tables, &key))),
                 Err(refusal) => Err(refusal.into()),
             },
-            R::Admission { key, .. } => Ok(text(&self.admission(&key))),
+            R::Admission { key, .. } => Ok(text(&admission(&self.tables, &key))),
             R::Leave { key } => {
                 self.change(ReconcilerChange::Leave(key))?;
                 Ok("{}".to_owned())
             }
-            R::Definitions { release, .. } => {
-                let ours = self.tables.reconcilers.definitions.values().filter(|d| d.release.triple == release);
-                let items = ours.map(|d| (d.reconciler.clone(), d.digest.clone())).collect();
-                Ok(text(&Definitions { revision: self.tables.revision, items }))
-            }
+            R::Definitions { release, .. } => Ok(text(&definitions(&self.tables, release))),
             R::View { name, release, .. } => Ok(text(&self.view(&name, release))),
             R::Step { name, release, term, epoch, step } => {
                 self.change(ReconcilerChange::Step { reconciler: name.clone(), release, term, epoch, step })?;
@@ -230,14 +215,10 @@ impl Judge {
                 Ok("{}".to_owned())
             }
             R::Status { name, .. } => {
-                let gate = self.gate(&name).map(|gate| match gate.is_readable() {
-                    true => json!({
-                        "epoch": gate.now.epoch, "state": gate.now.state, "reconciled": gate.now.reconciled,
-                        "floor": gate.now.floor, "digest": gate.now.digest, "term": gate.now.term,
-                    }),
-                    false => json!({"readable": false}),
-                });
-                Ok(json!({"name": name, "revision": self.tables.revision, "gate": gate}).to_string())
+                let status = status(&self.tables, &name);
+                let mut status = status.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, "no such reconciler"))?;
+                status["revision"] = json!(self.tables.revision);
+                Ok(status.to_string())
             }
             R::Apply { definitions, replace } => {
                 for definition in definitions {
@@ -249,88 +230,30 @@ impl Judge {
         }
     }
 
-    fn admission(&self, key: &muster_messages::ParticipantKey) -> AdmissionView {
-        let all = &self.tables.reconcilers;
-        let found = all.participants.get(key);
-        let waiting = found.filter(|p| p.phase == ParticipantPhase::Announced).and_then(|p| all.admission(p).err());
-        let waiting =
-            waiting.map(|why| Waiting { reason: not_admitted_word(&why).to_owned(), message: why.to_string() });
-        AdmissionView { revision: self.tables.revision, phase: found.map(|p| p.phase), waiting }
-    }
-
     pub fn view(&self, name: &str, release: Triple) -> RunnerView {
-        let all = &self.tables.reconcilers;
-        let definition = all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release });
-        let way = definition.map(|definition| all.way(definition));
-        let blockers = definition.map(|d| all.blockers(name, &d.scope, release, d.floor)).unwrap_or_default();
-        let gate = all.gates.get(name);
-        let gate = gate.map_or_else(GateView::default, |gate| GateView {
-            epoch: gate.now.epoch,
-            readable: gate.is_readable(),
-            reconciled: Some(gate.now.reconciled.clone()),
-            term: gate.now.term,
-        });
-        let scope = candidates_scope(name);
-        let candidate = |p: &Arc<Participant>| CandidateView {
-            node: p.node,
-            member: p.key.member.clone(),
-            release: p.release.clone(),
-            revision: p.revision,
-        };
-        let hold = way.as_ref().and_then(|way| way.as_ref().err());
-        RunnerView {
-            revision: self.tables.revision,
-            definition: definition.map(|d| (**d).clone()),
-            gate,
-            candidates: all.participants_of(&scope).map(candidate).collect(),
-            hold: hold.map(|hold| Waiting { reason: hold.reason().to_owned(), message: hold.to_string() }),
-            path: way.and_then(Result::ok).map(|path| path_word(path).to_owned()),
-            blockers_in_all: blockers.len(),
-            blockers,
-            retries: all.controls.get(name).map_or(0, |c| c.retries),
-            waves: definition.map_or(0, |d| u32::try_from(waves(d).len()).unwrap()),
-        }
+        muster_gates::runner_view(&self.tables, name, release)
     }
 
     fn wave(&mut self, name: &str, release: Triple, term: FencingToken, wave: u32) -> Result<Value, ErrorBody> {
         let key = DefinitionKey { reconciler: name.to_owned(), release };
         let definition = self.tables.reconcilers.definitions.get(&key).cloned();
         let definition = definition.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, "no such definition"))?;
-        let Action::Objects(objects) = &definition.action else { panic!("{name} is no set of objects") };
-        let waves = waves(&definition);
-        let number = waves.iter().nth(wave as usize).copied();
         let mut errors = Vec::new();
-        let mut write = |judge: &mut Self, key: &ManagedKey, object: Option<DesiredObject>| {
-            let reconciler = name.to_owned();
-            let object = object.map(Box::new);
-            let change = ReconcilerChange::Apply { reconciler, release, term, key: key.clone(), object };
-            match judge.change(change) {
-                Ok(()) => judge.writes.push((term, key.clone())),
-                Err(CommandRefusal::Exists { .. }) => {
+        for write in drift(&self.tables.reconcilers, &definition, wave as usize) {
+            let key = write.key().clone();
+            let object = match write {
+                Write::Keep(_) => continue,
+                Write::Create(object) | Write::Update(object) => Some(Box::new(object)),
+                Write::Delete(_) => None,
+                Write::Taken(_) => {
                     errors.push(json!({"key": key.to_string(), "message": "it is somebody else's"}));
+                    continue;
                 }
-                Err(refusal) => return Err(ErrorBody::from(refusal)),
-            }
-            Ok(())
-        };
-        for object in objects.iter().filter(|object| Some(object.wave) == number) {
-            write(self, &object.key, Some(object.clone()))?;
-        }
-        if wave as usize + 1 >= waves.len() {
-            let owned = self.tables.reconcilers.objects.values().filter(|o| o.owner.as_deref() == Some(name));
-            let left: Vec<_> =
-                owned.filter(|o| !objects.iter().any(|d| d.key == o.key)).map(|o| o.key.clone()).collect();
-            for key in left {
-                write(self, &key, None)?;
-            }
+            };
+            let reconciler = name.to_owned();
+            self.change(ReconcilerChange::Apply { reconciler, release, term, key: key.clone(), object })?;
+            self.writes.push((term, key));
         }
         Ok(json!({ "errors": errors }))
-    }
-}
-
-fn waves(definition: &Definition) -> BTreeSet<u32> {
-    match &definition.action {
-        Action::Objects(objects) => objects.iter().map(|object| object.wave).collect(),
-        _ => BTreeSet::new(),
     }
 }
