@@ -346,7 +346,7 @@ impl Shell for MemberShell {
             }
             Msg::Refused(why) => self.turn(cx, Input::Refused { why }),
             Msg::Answered { number, result } => {
-                // Frozen, perhaps: an admission counts only while the lease does (ADMIT-1).
+                // Frozen, perhaps: an admission counts only while the lease does (SERVE-1).
                 if self.term.as_ref().is_some_and(|term| !term.is_current()) {
                     self.turn(cx, Input::Lost { why: "its lease was lost".to_owned() });
                 }

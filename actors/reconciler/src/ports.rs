@@ -94,6 +94,16 @@ impl CommandExit {
     }
 }
 
+impl CommandEnd {
+    /// The same with no more output than is kept.
+    pub(crate) fn kept(mut self) -> Self {
+        let from = self.output.len().saturating_sub(MOST_OUTPUT);
+        let from = (from..=self.output.len()).find(|at| self.output.is_char_boundary(*at)).unwrap_or(0);
+        self.output.drain(..from);
+        self
+    }
+}
+
 /// What a command sees of the run that it is of.
 pub fn environment(ctx: &ApplyCtx, deadline: Option<WallTime>) -> BTreeMap<String, String> {
     let from = ctx.from.as_ref().map(Release::to_string).unwrap_or_default();
@@ -166,5 +176,29 @@ pub trait Handler: Send + Sync + 'static {
     fn plan(&self, ctx: ApplyCtx) -> BoxFuture<'static, Result<Vec<String>, HandlerError>> {
         let _ = ctx;
         ready(Ok(Vec::new())).boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_statuses_say_whether_to_try_again() {
+        assert_eq!(CommandExit::Code(0).outcome(), Outcome::Done);
+        assert!(matches!(CommandExit::Code(75).outcome(), Outcome::Later(_)));
+        assert!(matches!(CommandExit::Code(78).outcome(), Outcome::Permanent(_)));
+        let others = [CommandExit::Code(1), CommandExit::Code(255), CommandExit::Signal(9)];
+        for exit in others.into_iter().chain([CommandExit::NotStarted("no such file".into())]) {
+            assert!(matches!(exit.outcome(), Outcome::Failed(_)), "{exit:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_long_output_is_kept_in_whole_characters() {
+        let end = |output: String| CommandEnd { exit: CommandExit::Code(0), output }.kept().output;
+        assert_eq!(end("short".into()), "short");
+        let kept = end("ö".repeat(MOST_OUTPUT) + "!");
+        assert!(kept.len() <= MOST_OUTPUT && kept.len() > MOST_OUTPUT - 4 && kept.ends_with("ö!"));
     }
 }

@@ -248,7 +248,7 @@ fn run_command(
     async move {
         let Some(term) = &ctx.term else { return (Outcome::Failed("it has no term".to_owned()), String::new()) };
         let order = CommandOrder { argv, env, hold: term.hold(), cancelled: ctx.cancelled.clone() };
-        let CommandEnd { exit, output } = commands.run(order).await;
+        let CommandEnd { exit, output } = commands.run(order).await.kept();
         (exit.outcome(), output)
     }
     .boxed()

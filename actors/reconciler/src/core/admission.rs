@@ -1,7 +1,7 @@
 //! How far one participant is: from a lease of its own to serving, and out again.
 //!
 //! Hears  the lease won and lost, answers, that it is to leave.   Says  announce, admit, watch; where it is.
-//! Keeps  ADMIT-1  it serves only between an admission that the cluster confirmed and the earliest of: its lease lost, its record
+//! Keeps  SERVE-1  it serves only between an admission that the cluster confirmed and the earliest of: its lease lost, its record
 //!                 gone, told to stop, its own wish to leave. Serving ends once.
 //! Why it never reads a gate itself: an admission that was judged here could be overtaken by a restriction on its way. It asks
 //! to be admitted, and the cluster judges both in the order of its log.

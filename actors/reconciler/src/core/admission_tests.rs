@@ -110,7 +110,7 @@ fn a_question_without_an_answer_is_asked_again_later() {
     assert!(!story.0.is_announced());
 }
 
-/// ADMIT-1.
+/// SERVE-1.
 #[test]
 fn serving_ends_with_the_lease_for_good() {
     let mut story = Story::new(true);
@@ -123,7 +123,7 @@ fn serving_ends_with_the_lease_for_good() {
     assert_eq!(story.0.standing(), &revoked);
 }
 
-/// ADMIT-1.
+/// SERVE-1.
 #[test]
 fn serving_ends_when_told_to_stop_or_forgotten() {
     for (seen, why) in [(DRAINING, "it was told to stop"), (None, "it was forgotten")] {

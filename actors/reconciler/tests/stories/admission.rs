@@ -1,15 +1,20 @@
 //! Members that want to serve.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use muster_messages::{ReconcilerChange, SessionId};
-use muster_reconciler::{GateSeen, GateWatch, ServingGuard, Standing, Waiting};
+use muster_elector::clock::TokioTime;
+use muster_kernel::{Intensity, Supervisor, Tree};
+use muster_messages::{CrashHow, ReconcilerChange, SessionId};
+use muster_reconciler::{
+    GateSeen, GateWatch, LeaseTiming, Member, MemberSetup, ServingGuard, Standing, Waiting, member_spec,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::World;
 use crate::fleet::{Commands, Node, announce, digested, schema};
-use crate::judge::triple;
+use crate::judge::{release, triple};
 
 async fn reason(waiting: &Waiting, wanted: &str) {
     let mut standing = waiting.standing();
@@ -160,4 +165,26 @@ async fn two_starts_of_one_member_are_two_incarnations() {
     drop(first);
     world.until("the first has gone", |judge| judge.serving("db").len() == 1).await;
     assert!(second.is_serving());
+}
+
+/// Whoever served by an incarnation that crashed is told, and never served by the next one.
+#[tokio::test(start_paused = true)]
+async fn a_crash_of_what_holds_its_lease_revokes_a_member() {
+    let world = World::new();
+    let tree = Tree::new();
+    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+    let member = Member::new("db", "m1", release("1.0.0"));
+    let setup =
+        MemberSetup { cluster: world.link("m1"), clock: Arc::new(TokioTime), lease: LeaseTiming::default(), member };
+    let (spec, mut view, _leave) = member_spec("member", setup);
+    root.children().start(spec);
+    let serving = timeout(Duration::from_secs(60), view.wait_for(|view| view.standing == Standing::Serving));
+    let term = serving.await.unwrap().unwrap().term.clone().unwrap();
+    tree.crash("node/member", CrashHow::Panic).unwrap();
+    timeout(Duration::from_secs(1), term.ended()).await.unwrap();
+    let over = timeout(Duration::from_secs(1), view.wait_for(|view| view.standing.is_over() && view.gone));
+    assert!(over.await.unwrap().is_ok());
+    world.until("its record goes with its lease", |judge| judge.serving("db").is_empty()).await;
+    sleep(Duration::from_secs(60)).await;
+    assert!(view.borrow().standing.is_over());
 }

@@ -138,6 +138,26 @@ async fn a_runner_that_is_cut_off_ends_its_command_before_another_begins() {
     assert_eq!(commands.with(|ledger| ledger.ended_early), 1);
 }
 
+/// "On any exit the runner gives its lease back", and not before its command is gone.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_stops_ends_its_command_and_gives_the_term_back() {
+    let world = World::new();
+    let commands = Commands::default();
+    commands.with(|ledger| ledger.takes = Duration::from_secs(3600));
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
+    let node = Node::start(&world, "n1", "1.0.0", &commands).await;
+    world.until("it runs", |_| begun(&commands) == 1).await;
+    let asked = Instant::now();
+    node.stop().await;
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert_eq!(commands.with(|ledger| (ledger.ended_early, ledger.at_work.len())), (1, 0));
+    world.with(|judge| {
+        assert_eq!(judge.runner("schema"), None);
+        assert!(judge.tables.reconcilers.participants.is_empty());
+        assert_eq!(judge.gate("schema"), None, "nothing was completed");
+    });
+}
+
 /// Scenario 9.
 #[tokio::test(start_paused = true)]
 async fn sets_of_objects_are_made_changed_pruned_and_repaired() {
