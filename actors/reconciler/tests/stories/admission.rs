@@ -8,12 +8,12 @@ use muster_elector::clock::TokioTime;
 use muster_kernel::{Intensity, Supervisor, Tree};
 use muster_messages::{CrashHow, ReconcilerChange, SessionId};
 use muster_reconciler::{
-    GateSeen, GateWatch, LeaseTiming, Member, MemberSetup, ServingGuard, Standing, Waiting, member_spec,
+    Admission, GateSeen, GateWatch, LeaseTiming, Member, MemberSetup, ServingGuard, Standing, Waiting, member_spec,
 };
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::World;
-use crate::fleet::{Commands, Node, announce, digested, schema};
+use crate::fleet::{Commands, Jumping, Node, announce, digested, schema};
 use crate::judge::{release, triple};
 
 async fn reason(waiting: &Waiting, wanted: &str) {
@@ -187,4 +187,25 @@ async fn a_crash_of_what_holds_its_lease_revokes_a_member() {
     world.until("its record goes with its lease", |judge| judge.serving("db").is_empty()).await;
     sleep(Duration::from_secs(60)).await;
     assert!(view.borrow().standing.is_over());
+}
+
+/// SERVE-1: an admission that waited for a frozen process is none.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_was_frozen_serves_only_by_a_lease_that_holds() {
+    let world = World::new();
+    let clock = Jumping::default();
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
+    let member = Member::new("db", "m1", release("1.0.0")).needs("schema", triple("1.0.0"));
+    let link = world.link("m1");
+    let waiting =
+        Admission::announce_with(link, member, LeaseTiming::default(), Arc::new(clock.clone())).await.unwrap();
+    reason(&waiting, "no-gate").await;
+    let mut watched = waiting.standing();
+    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    // Admitted by the cluster; the answer finds a lease that is over by the member's clock.
+    world.until("admitted", |judge| judge.serving("db").len() == 1).await;
+    assert!(!matches!(watched.borrow_and_update().standing, Standing::Serving), "the answer is on its way");
+    clock.jump(Duration::from_secs(11));
+    let guard = ready(waiting).await;
+    assert!(guard.is_serving());
 }

@@ -68,7 +68,7 @@ impl World {
         let end = Instant::now() + Duration::from_secs(600);
         while !self.with(&mut holds) {
             assert!(Instant::now() < end, "never happened: {what}; {:#?}", self.with(|judge| judge.progress.clone()));
-            sleep(Duration::from_millis(20)).await;
+            sleep(TRIP / 2).await;
         }
     }
     /// It stays so for this long.

@@ -1,14 +1,16 @@
 //! Nodes of a fleet: what runs on each, with a runner of commands that the test steers.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use muster_elector::Timekeeper;
 use muster_elector::clock::TokioTime;
 use muster_kernel::{Intensity, Supervisor, Tree};
-use muster_messages::{Definition, DesiredObject, ManagedKey, NodeId};
+use muster_messages::{Definition, DesiredObject, ManagedKey, MicroTime, Moment, NodeId};
 use muster_reconciler::{
     Admission, CommandEnd, CommandExit, CommandOrder, CommandRunner, LeaseTiming, Member, ReconcilerSpec, Reconcilers,
     Setup, Waiting, reconcilers_spec,
@@ -80,6 +82,27 @@ impl CommandRunner for Here {
             })
         }
         .boxed()
+    }
+}
+
+/// A clock that the test can move on, as a freeze does.
+#[derive(Clone, Default)]
+pub struct Jumping(Arc<AtomicU64>);
+
+impl Jumping {
+    pub fn jump(&self, by: Duration) {
+        self.0.fetch_add(u64::try_from(by.as_micros()).unwrap(), Ordering::SeqCst);
+    }
+}
+impl Timekeeper for Jumping {
+    fn now(&self) -> Moment {
+        Moment(TokioTime.now().0 + self.0.load(Ordering::SeqCst))
+    }
+    fn wall(&self) -> MicroTime {
+        TokioTime.wall()
+    }
+    fn until(&self, moment: Moment) -> BoxFuture<'static, ()> {
+        tokio::time::sleep(moment.since(self.now())).boxed()
     }
 }
 

@@ -13,7 +13,7 @@ use muster_reconciler::{ApplyCtx, Handler, HandlerError, ReconcilerSpec, Serving
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::World;
-use crate::fleet::{Commands, Node, announce, digested, objects, schema};
+use crate::fleet::{Commands, Jumping, Node, announce, digested, objects, schema};
 use crate::judge::{Judge, release, triple};
 
 fn phase(judge: &Judge, name: &str) -> (String, String) {
@@ -156,6 +156,28 @@ async fn a_node_that_stops_ends_its_command_and_gives_the_term_back() {
         assert!(judge.tables.reconcilers.participants.is_empty());
         assert_eq!(judge.gate("schema"), None, "nothing was completed");
     });
+}
+
+/// Frozen past its time, it hears of what it has waited for, and begins nothing by a term that may be over.
+#[tokio::test(start_paused = true)]
+async fn a_runner_that_was_frozen_begins_nothing_by_its_old_term() {
+    let world = World::new();
+    let (commands, clock) = (Commands::default(), Jumping::default());
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once().settle(Duration::ZERO))));
+    let old = serves(&world, "m0", "0.9.0").await;
+    let setup = Setup {
+        clock: Arc::new(clock.clone()),
+        commands: Some(commands.on("n1")),
+        ..Setup::new(world.link("n1"), "n1", release("1.0.0"))
+    };
+    let _node = Node::with(setup).await;
+    world.until("it waits", |judge| phase(judge, "schema").1 == "blockers").await;
+    let before = world.with(|judge| judge.runner("schema").unwrap().1);
+    clock.jump(Duration::from_secs(11));
+    old.drain().await;
+    world.until("it runs", |_| begun(&commands) > 0).await;
+    let token = commands.with(|ledger| ledger.begun[0].1);
+    assert!(token > before.0, "the term {before} was over by its own clock, and {token} ran");
 }
 
 /// Scenario 9.
