@@ -426,5 +426,8 @@ fn in_short(text: &str) -> String {
 }
 
 #[cfg(test)]
+#[path = "run_story_tests.rs"]
+mod story;
+#[cfg(test)]
 #[path = "run_tests.rs"]
 mod tests;

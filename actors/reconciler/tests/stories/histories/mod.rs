@@ -2,14 +2,16 @@
 //! that come late or never. The store looks after its promises with every entry; here it is checked that whoever believes
 //! to serve does, that actions begin only where the gate leads, and that all is well once nobody disturbs any more.
 
+mod machine;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::wire::{LeaseRef, LeaseRequest, ReconcilerRequest, RunnerView};
+use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
 use muster_messages::{
-    ErrorBody, ErrorCode, FencingToken, GatePath, GateState, LeaseView, Moment, ObjectKey, Participant, ParticipantKey,
-    ParticipantPhase, ReconcilerChange, Release, Revision, SessionId, WallTime, candidates_scope, runner_lease,
+    ErrorBody, ErrorCode, FencingToken, GatePath, GateState, LeaseView, Moment, Participant, ParticipantKey,
+    ParticipantPhase, ReconcilerChange, Revision, SessionId, WallTime, candidates_scope, runner_lease,
 };
 use muster_reconciler::Standing;
 use muster_reconciler::core::admission::{Admission, Ask, Input as AdmissionInput};
@@ -17,103 +19,12 @@ use muster_reconciler::core::eligibility::{Eligibility, Input as Facts, Me, Pati
 use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
 use serde::de::DeserializeOwned;
 
+use self::machine::{Dice, Keeper, Machine, Member, Part, Question, RENEW_DEADLINE, Travelling};
 use crate::fleet::{digested, node_id, objects, schema};
 use crate::judge::{Judge, release};
 
 const TICK: Duration = Duration::from_millis(50);
-const LEASE: Duration = Duration::from_secs(15);
-const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 const RELEASES: [&str; 3] = ["1.0.0", "2.0.0", "3.0.0"];
-
-/// SplitMix64.
-struct Dice(u64);
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: u64) -> u64 {
-        self.roll() % n
-    }
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[usize::try_from(self.below(of.len() as u64)).unwrap()]
-    }
-}
-
-/// A lease that somebody keeps.
-struct Keeper {
-    lease: LeaseRef,
-    holder: String,
-    session: SessionId,
-    /// The token, and when the last confirmed renewal was sent.
-    held: Option<(FencingToken, Moment)>,
-    ask_at: Moment,
-}
-
-impl Keeper {
-    fn new(key: ObjectKey, holder: &str, session: SessionId) -> Self {
-        let lease = LeaseRef { namespace: key.namespace, name: key.name };
-        Self { lease, holder: holder.to_owned(), session, held: None, ask_at: Moment(0) }
-    }
-    fn is_good(&self, now: Moment) -> bool {
-        self.held.is_some_and(|(_, sent)| now < sent + RENEW_DEADLINE)
-    }
-    fn request(&self) -> LeaseRequest {
-        let (lease, session) = (self.lease.clone(), self.session);
-        match self.held {
-            Some((token, _)) => LeaseRequest::Renew { session, held: vec![(lease, token)] },
-            None => {
-                let duration_ms = u64::try_from(LEASE.as_millis()).unwrap();
-                LeaseRequest::Acquire { lease, holder: self.holder.clone(), session, duration_ms }
-            }
-        }
-    }
-}
-
-/// A member of a scope and its lease.
-struct Member {
-    keeper: Keeper,
-    core: Admission,
-    participant: Participant,
-}
-
-/// Which part of a machine a question was of.
-#[derive(Clone, Copy, PartialEq)]
-enum Part {
-    Serving,
-    Record,
-    Runner,
-}
-
-enum Question {
-    Lease(Part, Moment, LeaseRequest),
-    Member(Part, u64, ReconcilerRequest),
-    Run(FencingToken, u64, ReconcilerRequest),
-}
-
-/// One process on one host.
-struct Machine {
-    name: &'static str,
-    release: Release,
-    /// Which start of its host this is: answers to an earlier one are nobody's.
-    start: u64,
-    serving: Member,
-    record: Member,
-    eligibility: Eligibility,
-    runner: Option<Keeper>,
-    run: Option<Run>,
-    view: Option<Arc<RunnerView>>,
-    look_at: Moment,
-    acting: Option<(FencingToken, u64, Moment)>,
-    frozen: Moment,
-    cut: Moment,
-}
 
 struct History {
     reconciler: &'static str,
@@ -128,11 +39,6 @@ struct History {
     wild: bool,
     acts: u64,
     runs_done: u64,
-}
-
-enum Travelling {
-    There(Question),
-    Back(Question, Result<String, ErrorBody>),
 }
 
 fn read<T: DeserializeOwned>(answer: Result<String, ErrorBody>) -> Result<T, ErrorBody> {

@@ -1,0 +1,175 @@
+//! What the tests of a run stand on: views that they write, a clock that they move, and what it said.
+
+use muster_messages::wire::GateView;
+use muster_messages::{Blocker, CommandAction, ErrorCode, Finalize, ParticipantPhase, RunnerChoice, Triple};
+
+use super::*;
+
+pub(super) const TERM: FencingToken = FencingToken(40);
+
+pub(super) fn definition(action: Action) -> Definition {
+    Definition {
+        reconciler: "schema".into(),
+        release: "2.0.0".parse().unwrap(),
+        scope: "db".into(),
+        floor: Triple::new(2, 0, 0),
+        action,
+        depends_on: vec![],
+        every_ms: Some(30_000),
+        settle_ms: 5_000,
+        run_timeout_ms: 60_000,
+        finalize: Finalize::Auto,
+        choice: RunnerChoice::Newest,
+        pinned: None,
+        downgrade: true,
+        from_at_least: None,
+        resign_after: 3,
+        digest: "d".into(),
+        applied_at: WallTime(0),
+        revision: Revision(0),
+    }
+}
+pub(super) fn command() -> Action {
+    Action::Command(CommandAction { argv: vec!["true".into()], env: Default::default() })
+}
+pub(super) fn blocker(member: &str, release: &str) -> Blocker {
+    Blocker {
+        member: member.into(),
+        release: release.parse().unwrap(),
+        phase: ParticipantPhase::Serving,
+        external: false,
+        since: WallTime(0),
+        why: "release is below 2.0.0".into(),
+    }
+}
+
+pub(super) struct Story {
+    pub run: Run,
+    pub now: Moment,
+    pub view: RunnerView,
+    pub told: Vec<Effect>,
+    pub reports: Vec<Progress>,
+}
+
+impl Story {
+    pub(super) fn new(action: Action, path: &str) -> Self {
+        let who = Runner {
+            reconciler: "schema".into(),
+            node: NodeId::from_entropy(1),
+            member: "n1".into(),
+            release: "2.0.0".parse().unwrap(),
+            term: TERM,
+        };
+        let gate = GateView {
+            epoch: if path == "first" { 0 } else { 4 },
+            readable: true,
+            reconciled: (path != "first").then(|| "1.0.0".parse().unwrap()),
+            term: FencingToken(20),
+        };
+        let view = RunnerView {
+            revision: Revision(41),
+            definition: Some(definition(action)),
+            gate,
+            candidates: vec![],
+            hold: None,
+            path: Some(path.into()),
+            blockers: vec![],
+            blockers_in_all: 0,
+            retries: 0,
+            waves: 3,
+        };
+        Self { run: Run::new(who, 3), now: Moment(1_000_000), view, told: vec![], reports: vec![] }
+    }
+    pub(super) fn hear(&mut self, input: Input) {
+        let mut out = Vec::new();
+        let wall = WallTime(i64::try_from(self.now.0 / 1000).unwrap());
+        self.run.step(self.now, wall, input, &mut out);
+        for effect in out {
+            match effect {
+                Effect::Report(progress) => {
+                    self.reports.push(*progress);
+                    self.hear(Input::Reported { ok: true });
+                }
+                other => self.told.push(other),
+            }
+        }
+    }
+    /// The view changes.
+    pub(super) fn see(&mut self, change: impl FnOnce(&mut RunnerView)) {
+        self.view.revision = self.view.revision.next();
+        change(&mut self.view);
+        self.hear(Input::View(Arc::new(self.view.clone())));
+    }
+    pub(super) fn look(&mut self) {
+        self.see(|_| {});
+    }
+    pub(super) fn pass(&mut self, ms: u64) {
+        let end = self.now + Duration::from_millis(ms);
+        while let Some(at) = self.run.wake_at().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let before = self.run.clone();
+            self.hear(Input::Woke);
+            assert!(self.run != before || self.run.wake_at() != Some(at), "it wakes for nothing: {:?}", self.run);
+        }
+        self.now = end;
+    }
+    pub(super) fn told(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.told)
+    }
+    /// The only thing it does, lines aside.
+    pub(super) fn only(&mut self) -> Effect {
+        let mut told = self.told();
+        told.retain(|effect| !matches!(effect, Effect::Say(_)));
+        assert_eq!(told.len(), 1, "{told:?}");
+        told.remove(0)
+    }
+    pub(super) fn nothing(&mut self) {
+        let told = self.told();
+        assert!(told.iter().all(|effect| matches!(effect, Effect::Say(_))), "{told:?}");
+    }
+    /// The step it takes is granted; the view follows, if `seen`.
+    pub(super) fn grant(&mut self, expected: GateStep, seen: bool) {
+        let Effect::Step { number, epoch, step } = self.only() else { panic!("it takes no step") };
+        assert_eq!((step, epoch), (expected, self.view.gate.epoch));
+        self.view.gate = GateView { epoch: epoch + 1, term: TERM, ..self.view.gate.clone() };
+        self.view.path = Some(if step == GateStep::Complete { "reached" } else { "open" }.to_owned());
+        self.view.revision = self.view.revision.next();
+        let stepped = Stepped { epoch: epoch + 1, revision: self.view.revision };
+        self.hear(Input::Stepped { number, result: Ok(stepped) });
+        if seen {
+            self.hear(Input::View(Arc::new(self.view.clone())));
+        }
+    }
+    pub(super) fn refuse(&mut self, code: ErrorCode) {
+        let result = Err(ErrorBody::new(code, "no"));
+        match self.only() {
+            Effect::Step { number, .. } => {
+                self.hear(Input::Stepped { number, result: result.map(|()| Stepped::default()) })
+            }
+            Effect::Wave { number, .. } => {
+                self.hear(Input::Waved { number, result: result.map(|()| Waved::default()) })
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    pub(super) fn acts(&mut self) -> (u64, Work) {
+        match self.only() {
+            Effect::Act { number, work } => (number, *work),
+            other => panic!("{other:?}"),
+        }
+    }
+    pub(super) fn end(&mut self, number: u64, outcome: Outcome) {
+        self.hear(Input::Acted { number, outcome, output: "out".into() });
+    }
+    pub(super) fn fails(&mut self, text: &str) {
+        let (number, _) = self.acts();
+        self.end(number, Outcome::Failed(text.into()));
+    }
+    pub(super) fn words(&mut self) -> (String, String) {
+        let progress = self.run.progress(WallTime(0));
+        (progress.phase, progress.reason)
+    }
+    pub(super) fn is(&mut self, phase: &str, reason: &str) {
+        assert_eq!(self.words(), (phase.to_owned(), reason.to_owned()));
+    }
+}
