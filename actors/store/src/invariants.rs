@@ -30,15 +30,15 @@ pub const FENCE_1: &str = "FENCE-1";
 /// A lease that is held has a token, which is a revision of the past.
 pub const FENCE_2: &str = "FENCE-2";
 /// Nobody serves below the floor of a gate of their scope.
-pub const GATE_1: &str = "GATE-1";
+pub const RELEASE_1: &str = "RELEASE-1";
 /// Whoever begins to serve finds what they need applied.
-pub const GATE_2: &str = "GATE-2";
+pub const RELEASE_2: &str = "RELEASE-2";
 /// While a gate is worked on, its floor is the higher and its release the lower of both ends.
-pub const GATE_3: &str = "GATE-3";
+pub const RELEASE_3: &str = "RELEASE-3";
 /// Epochs and terms of a gate only grow, also over its deletion.
-pub const GATE_4: &str = "GATE-4";
+pub const RELEASE_4: &str = "RELEASE-4";
 /// A participant's record goes with its lease.
-pub const GATE_7: &str = "GATE-7";
+pub const RELEASE_7: &str = "RELEASE-7";
 /// Everything that grows with use is bounded, and the remembered outcomes are exactly the recent requests.
 pub const BOUND_1: &str = "BOUND-1";
 /// Revisions only grow, and no object is newer than the state it is part of.

@@ -16,11 +16,11 @@ pub enum Sabotage {
     ApplyByMood,
     /// A live lease passes to whoever asks for it (breaks HELD-1).
     TakeLiveLeases,
-    /// A participant is admitted by what it read of the gates, not by what they say (breaks GATE-1 and GATE-2).
+    /// A participant is admitted by what it read of the gates, not by what they say (breaks RELEASE-1 and RELEASE-2).
     AdmitUnseen,
-    /// A gate is restricted by what its runner read of those who serve (breaks GATE-1).
+    /// A gate is restricted by what its runner read of those who serve (breaks RELEASE-1).
     RestrictUnseen,
-    /// A runner whose term is over goes on writing (breaks GATE-4).
+    /// A runner whose term is over goes on writing (breaks RELEASE-4).
     RunWithoutTerm,
 }
 

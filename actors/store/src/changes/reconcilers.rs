@@ -1,12 +1,12 @@
 //! Changes of reconcilers, gates and participants.
 //!
-//! Keeps  GATE-1  nobody serves below the floor of a gate of their scope.
-//!        GATE-2  whoever begins to serve finds what they need applied.
-//!        GATE-3  while a gate is worked on, its floor is the higher and its release the lower of both ends.
-//!        GATE-4  epochs grow by one; a runner whose term is over writes nothing, neither gate nor object nor progress.
-//!        GATE-5  there is no gate before a run has succeeded, and no object is written that its gate does not lead to.
-//!        GATE-6  a gate that cannot be read lets nobody in and nobody run.
-//!        GATE-7  a participant's record goes with its lease.
+//! Keeps  RELEASE-1  nobody serves below the floor of a gate of their scope.
+//!        RELEASE-2  whoever begins to serve finds what they need applied.
+//!        RELEASE-3  while a gate is worked on, its floor is the higher and its release the lower of both ends.
+//!        RELEASE-4  epochs grow by one; a runner whose term is over writes nothing, neither gate nor object nor progress.
+//!        RELEASE-5  there is no gate before a run has succeeded, and no object is written that its gate does not lead to.
+//!        RELEASE-6  a gate that cannot be read lets nobody in and nobody run.
+//!        RELEASE-7  a participant's record goes with its lease.
 //! Why all of it is judged here: an admission and a restriction that were decided at the same time are applied one after
 //! the other, and the second one sees the first.
 
@@ -185,7 +185,7 @@ fn participant<'a>(tables: &'a Tables, key: &ParticipantKey) -> Result<&'a Arc<P
     tables.reconcilers.participants.get(key).ok_or_else(|| not_found("participant", key))
 }
 
-/// GATE-1, GATE-2.
+/// RELEASE-1, RELEASE-2.
 fn admit(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result<(), CommandRefusal> {
     let found = participant(tables, key)?;
     match found.phase {
@@ -233,7 +233,7 @@ fn gone(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
     }
 }
 
-/// GATE-7. A lease in the members' namespace that nobody holds any more: its object goes as well, so that a fleet that
+/// RELEASE-7. A lease in the members' namespace that nobody holds any more: its object goes as well, so that a fleet that
 /// restarts for years leaves nothing behind.
 pub(super) fn lease_ended(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey) {
     if key.namespace != MEMBERS_NAMESPACE {
@@ -273,7 +273,7 @@ struct Runner<'a> {
     term: FencingToken,
 }
 
-/// GATE-4: the term is the one in force.
+/// RELEASE-4: the term is the one in force.
 fn in_force(tables: &Tables, reconciler: &str, term: FencingToken) -> Result<(), CommandRefusal> {
     if sabotaged(Sabotage::RunWithoutTerm) {
         return Ok(());
@@ -392,7 +392,7 @@ fn words(reconciler: &str, entry: &GateEntry) -> String {
     format!("{reconciler}: {state}, {reconciled}, floor {floor}{to}, epoch {epoch}")
 }
 
-/// GATE-5.
+/// RELEASE-5.
 fn apply_object(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
@@ -513,7 +513,7 @@ fn force_floor(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, floor: 
     Ok(())
 }
 
-/// GATE-1, where an operator moved the gate.
+/// RELEASE-1, where an operator moved the gate.
 fn exclude(tables: &mut Tables, stamp: &Stamp<'_>, scope: &str) {
     let serving = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving;
     let all = &tables.reconcilers;

@@ -2,21 +2,21 @@
 
 use muster_messages::{Gate, GateState, ParticipantPhase, Reconcilers, Tables};
 
-use super::{GATE_1, GATE_2, GATE_3, GATE_4, GATE_7, REVISION_1, Verdict, holds};
+use super::{RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, REVISION_1, Verdict, holds};
 
 pub(super) fn check(tables: &Tables) -> Verdict {
     let all = &tables.reconcilers;
     for gate in all.gates.values() {
         let (name, now) = (&gate.reconciler, &gate.now);
         let working = now.state == GateState::Working;
-        holds(working == now.target.is_some(), GATE_3, || format!("{name} is {:?} to {:?}", now.state, now.target))?;
+        holds(working == now.target.is_some(), RELEASE_3, || format!("{name} is {:?} to {:?}", now.state, now.target))?;
         if let Some(target) = &now.target {
             let between = now.floor >= target.floor && now.reconciled.triple <= target.release.triple;
-            holds(between, GATE_3, || format!("{name}: {} and {} to {target:?}", now.reconciled, now.floor))?;
+            holds(between, RELEASE_3, || format!("{name}: {} and {} to {target:?}", now.reconciled, now.floor))?;
         }
         for participant in all.participants_of(&gate.scope) {
             let serves = participant.phase == ParticipantPhase::Serving;
-            holds(!serves || participant.release.triple >= now.floor, GATE_1, || {
+            holds(!serves || participant.release.triple >= now.floor, RELEASE_1, || {
                 format!("{} serves {} under {name}, floor {}", participant.key, participant.release, now.floor)
             })?;
         }
@@ -27,7 +27,7 @@ pub(super) fn check(tables: &Tables) -> Verdict {
         let lease = tables.objects.get(&key.lease()).and_then(|object| object.lease());
         let held = lease
             .is_some_and(|l| l.is_live() && l.holding.token == token && l.holding.session == Some(key.incarnation));
-        holds(held, GATE_7, || format!("{key} outlives its lease"))?;
+        holds(held, RELEASE_7, || format!("{key} outlives its lease"))?;
     }
     Ok(())
 }
@@ -39,8 +39,8 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> Verdict {
     for (name, gate) in &is.gates {
         let Some(old) = was.gates.get(name) else { continue };
         let grows = gate.now.epoch > old.now.epoch || gate.now == old.now;
-        holds(grows, GATE_4, || format!("{name}: epoch {} after {}", gate.now.epoch, old.now.epoch))?;
-        holds(gate.now.term >= old.now.term, GATE_4, || {
+        holds(grows, RELEASE_4, || format!("{name}: epoch {} after {}", gate.now.epoch, old.now.epoch))?;
+        holds(gate.now.term >= old.now.term, RELEASE_4, || {
             format!("{name}: term {} after {}", gate.now.term, old.now.term)
         })?;
         if single && gate.now.epoch != old.now.epoch && gate.now.term != old.now.term {
@@ -49,7 +49,7 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> Verdict {
     }
     for (name, old) in &was.gates {
         let remembered = || is.controls.get(name).map_or(0, |c| c.last_epoch) >= old.now.epoch;
-        holds(is.gates.contains_key(name) || remembered(), GATE_4, || format!("{name}: epochs are forgotten"))?;
+        holds(is.gates.contains_key(name) || remembered(), RELEASE_4, || format!("{name}: epochs are forgotten"))?;
     }
     if single { admissions(was, is) } else { Ok(()) }
 }
@@ -58,7 +58,7 @@ fn by_a_runner(name: &str, old: &Gate, new: &Gate) -> Verdict {
     let Some(target) = &new.now.target else { return Ok(()) };
     let (reconciled, floor) = old.restricted_to(target);
     let between = new.now.floor == floor && new.now.reconciled.triple == reconciled.triple;
-    holds(between, GATE_3, || format!("{name}: {} and {} for {target:?}", new.now.reconciled, new.now.floor))
+    holds(between, RELEASE_3, || format!("{name}: {} and {} for {target:?}", new.now.reconciled, new.now.floor))
 }
 
 fn admissions(was: &Reconcilers, is: &Reconcilers) -> Verdict {
@@ -67,7 +67,7 @@ fn admissions(was: &Reconcilers, is: &Reconcilers) -> Verdict {
         let served = was.participants.get(key).is_some_and(|p| p.phase == ParticipantPhase::Serving);
         if serves && !served {
             let may = is.admission(participant);
-            holds(may.is_ok(), GATE_2, || {
+            holds(may.is_ok(), RELEASE_2, || {
                 format!("{key} serves, and {}", may.as_ref().err().map_or(String::new(), ToString::to_string))
             })?;
         }

@@ -1,0 +1,118 @@
+//! Random histories of runners and participants who say anything at all.
+
+use muster_messages::*;
+use muster_store::apply;
+use muster_store::invariants::{check, check_step};
+use proptest::prelude::*;
+
+use super::{Gated, NAME, definition, key, object, release, triple};
+use crate::world::*;
+
+fn any_change() -> impl Strategy<Value = ReconcilerChange> {
+    use ReconcilerChange as R;
+    let of = || prop_oneof![Just("1.0.0"), Just("2.0.0"), Just("3.0.0")];
+    let member = || (prop_oneof![Just("a"), Just("b")], 1..4u128).prop_map(|(member, n)| key(member, n));
+    let term = || (1..60u64).prop_map(FencingToken);
+    let step = prop_oneof![Just(GateStep::Work), Just(GateStep::Restrict), Just(GateStep::Complete)];
+    let name = || NAME.to_owned();
+    prop_oneof![
+        3 => (of(), of(), any::<bool>()).prop_map(|(of, floor, replace)| {
+            let lower = if triple(floor) > triple(of) { of } else { floor };
+            R::Define { definition: Box::new(definition(of, lower)), replace }
+        }),
+        6 => (member(), of(), proptest::option::of(of()), term()).prop_map(|(key, of, needs, token)| {
+            let needs = needs.map(|of| (NAME.to_owned(), triple(of))).into_iter().collect();
+            let (phase, since, revision) = (ParticipantPhase::Serving, WallTime(0), Revision(0));
+            let token = Some(token);
+            R::Announce(Box::new(Participant { key, node: None, release: release(of), needs, phase, token, since, revision }))
+        }),
+        6 => member().prop_map(R::Admit),
+        1 => member().prop_map(R::Drain),
+        1 => member().prop_map(R::Leave),
+        9 => (of(), term(), 0..9u64, step).prop_map(move |(of, term, epoch, step)| R::Step {
+            reconciler: name(), release: triple(of), term, epoch, step
+        }),
+        2 => (of(), term(), any::<bool>()).prop_map(move |(of, term, there)| R::Apply {
+            reconciler: name(), release: triple(of), term, key: object("t").key, object: there.then(|| Box::new(object("t"))),
+        }),
+        1 => of().prop_map(move |of| R::ForceFloor { reconciler: name(), floor: triple(of) }),
+        1 => (1..9u64).prop_map(move |epoch| R::Repair { reconciler: name(), epoch }),
+        1 => Just(R::DeleteGate { reconciler: name() }),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Said {
+    Reconciler(ReconcilerChange),
+    Lease(Change),
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    let lease = prop_oneof![
+        Just(runner_lease(NAME)),
+        (prop_oneof![Just("a"), Just("b")], 1..4u128).prop_map(|(member, n)| key(member, n).lease()),
+    ];
+    let acquired = (lease.clone(), 1..4u128).prop_map(|(key, n)| {
+        // A member's lease is taken by its own session, mostly.
+        let own = key.name.rsplit_once('.').and_then(|(_, hex)| u128::from_str_radix(hex, 16).ok()).unwrap_or(n);
+        let holder = format!("h{own}");
+        Change::AcquireLease { key, holder, session: SessionId(own), duration_ms: 1000, uid: Uid(2) }
+    });
+    prop_oneof![
+        3 => any_change().prop_map(Said::Reconciler),
+        1 => acquired.prop_map(Said::Lease),
+        1 => lease.prop_map(|key| Said::Lease(Change::ExpireLease(key))),
+    ]
+}
+
+/// What holds at every revision of a history in which runners and participants say anything at all; to get anywhere, the
+/// terms, tokens and epochs that they name are mostly those in force.
+fn holds_throughout(history: Vec<(Said, bool)>) -> Result<(), TestCaseError> {
+    let mut world = Gated::new();
+    let mut newest_writer = FencingToken(0);
+    for (said, true_to_life) in history {
+        let tables = &world.0.tables;
+        let token = |key: &ObjectKey| tables.objects.get(key).and_then(|o| o.lease()).map(|l| l.holding.token);
+        let said = match said {
+            Said::Lease(change) => change,
+            Said::Reconciler(mut change) => {
+                let epoch_now = tables.reconcilers.gates.get(NAME).map_or(0, |gate| gate.now.epoch);
+                match &mut change {
+                    ReconcilerChange::Announce(p) if true_to_life => p.token = token(&p.key.lease()).or(p.token),
+                    ReconcilerChange::Step { term, epoch, .. } if true_to_life => {
+                        (*term, *epoch) = (token(&runner_lease(NAME)).unwrap_or(*term), epoch_now);
+                    }
+                    ReconcilerChange::Apply { term, .. } if true_to_life => {
+                        *term = token(&runner_lease(NAME)).unwrap_or(*term);
+                    }
+                    _ => {}
+                }
+                Change::Reconciler(change)
+            }
+        };
+        let before = world.0.tables.clone();
+        let at = world.0.next();
+        let applied = apply(&mut world.0.tables, at, &command([said.clone()])).is_ok();
+        if let (true, Change::Reconciler(ReconcilerChange::Apply { term, .. })) = (applied, &said) {
+            prop_assert!(*term >= newest_writer, "a term that was superseded wrote an object");
+            newest_writer = *term;
+        }
+        let gates = |tables: &Tables| tables.reconcilers.gates.get(NAME).cloned();
+        if let (None, Some(gate)) = (gates(&before), gates(&world.0.tables)) {
+            prop_assert_eq!(gate.now.state, GateState::Done, "a gate begins with a success");
+        }
+        prop_assert_eq!(check(&world.0.tables), Ok(()));
+        prop_assert_eq!(check_step(&before, &world.0.tables), Ok(()));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn whatever_runners_and_participants_say_the_gates_promises_hold(
+        history in proptest::collection::vec((said(), proptest::bool::weighted(0.9)), 1..80)
+    ) {
+        holds_throughout(history)?;
+    }
+}
