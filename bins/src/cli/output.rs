@@ -31,7 +31,7 @@ impl Out {
         };
         print(&shown);
     }
-    /// A sentence for people who did not ask for quiet. Unlike [`print`], it does not end what it tells of when nobody
+    /// A sentence for people who did not ask for quiet. Unlike [`print()`], it does not end what it tells of when nobody
     /// reads any more: `dev up --detach | head -1` founds the whole cluster.
     pub fn say(self, line: impl AsRef<str>) {
         if self.format == Format::Table && !self.quiet {
