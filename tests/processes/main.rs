@@ -9,5 +9,6 @@ mod election;
 mod harness;
 mod leader_loss;
 mod losses;
+mod reconcilers;
 mod removal;
 mod roles;

@@ -9,6 +9,7 @@ mod manager;
 mod metrics;
 mod node;
 mod ready;
+mod reconcilers;
 mod router;
 mod seat;
 mod settings;

@@ -1,6 +1,7 @@
 //! The tree of a node: gateway, agent, api, and the switch of the manager half. Wiring only.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_agent::{AgentPorts, AgentSetup, ManagerWanted, NodeMemory, agent_address, agent_spec, trouble_of};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
@@ -10,6 +11,7 @@ use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::ActorsAsk;
 use muster_messages::{NodeId, Principal, Role};
 use muster_pki::IdentityStore;
+use muster_reconciler::Reconcilers;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, watch};
 
@@ -18,6 +20,7 @@ use super::config::Config;
 use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
+use super::reconcilers;
 use super::switch::{Switch, SwitchMsg};
 
 /// What every part of this node shares. Made once; outlives the restarts of all of them.
@@ -49,8 +52,12 @@ pub struct Shared {
 pub struct Node {
     root: Supervisor,
     shared: Shared,
+    reconcilers: Option<Reconcilers>,
     fatal: Arc<watch::Sender<Option<String>>>,
 }
+
+/// How long reconcilers have to give their leases back before the rest is stopped. What is left runs out by itself.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 impl Node {
     /// Boots and starts everything. Returns once the tree stands; the ready line follows when the node can serve.
@@ -76,9 +83,13 @@ impl Node {
 
         start_tree(&root, &wired, listener, Arc::clone(&socket))
             .map_err(|e| Exit::new(1, format!("cannot start the port's threads: {e}")))?;
+        let reconcilers = reconcilers::spec(&shared).map(|(spec, reconcilers)| {
+            root.children().start(spec);
+            reconcilers
+        });
         let metrics_addr = metrics::serve(metrics_listener, shared.clone(), readiness.clone());
         ready::announce_when_ready(readiness, listens, metrics_addr, shared.config.socket.clone());
-        Ok(Self { root, shared, fatal })
+        Ok(Self { root, shared, reconcilers, fatal })
     }
 
     /// Returns when the root supervisor gave up.
@@ -94,6 +105,9 @@ impl Node {
 
     /// Hands leadership over, closes sessions, stops everything in reverse start order.
     pub async fn stop(&self) {
+        if let Some(reconcilers) = &self.reconcilers {
+            let _in_time = tokio::time::timeout(FAREWELL, reconcilers.hand_over()).await;
+        }
         super::manager::hand_over(&self.shared).await;
         self.root.shut_down().await;
     }
@@ -264,7 +278,7 @@ fn follow_managers(shared: &Shared, _agent: AgentPorts) {
             }
             tokio::select! {
                 () = watch.changed() => {}
-                () = tokio::time::sleep(std::time::Duration::from_secs(2)) => {}
+                () = tokio::time::sleep(Duration::from_secs(2)) => {}
             }
         }
     });
