@@ -84,6 +84,8 @@ pub enum Command {
     Lease(LeaseArgs),
     /// Run a command only while holding a lease
     Elect(super::elect::ElectArgs),
+    /// Wait until every gate of a scope lets this release serve, and run a command only while they do
+    WaitReady(super::wait_ready::WaitReadyArgs),
     /// Print a kubeconfig: unmodified clients of Kubernetes use this cluster as their lock server
     Kubeconfig(KubeconfigArgs),
     /// Desired state that one node of the newest release applies, gated by who serves

@@ -23,6 +23,7 @@ pub mod parent;
 mod render;
 pub mod settled;
 mod signals;
+mod wait_ready;
 mod waiting;
 
 use std::ffi::OsString;

@@ -1,6 +1,6 @@
 //! One `muster`: run to its end, or left in front.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -76,10 +76,21 @@ impl Front {
     pub fn start(folder: &Path, args: &[&str]) -> Self {
         let mut child = muster(folder, args).stdout(Stdio::piped()).spawn().expect("muster starts");
         let stdout = child.stdout.take().expect("stdout is piped");
+        Self::hear(child, stdout)
+    }
+
+    /// One that runs a command, whose stdout is the command's: what it says itself is on stderr.
+    pub fn around_a_command(folder: &Path, args: &[&str]) -> Self {
+        let mut child = muster(folder, args).stderr(Stdio::piped()).spawn().expect("muster starts");
+        let stderr = child.stderr.take().expect("stderr is piped");
+        Self::hear(child, stderr)
+    }
+
+    fn hear(child: Child, says: impl Read + Send + 'static) -> Self {
         let id = ProcessId::of(child.id()).expect("it was just started");
         let (tell, lines) = channel();
         std::thread::spawn(move || {
-            BufReader::new(stdout).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
+            BufReader::new(says).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
         });
         Self { child, id, lines, seen: String::new() }
     }

@@ -17,7 +17,7 @@ use super::args::{Cli, Command, FreshArg};
 use super::client::{Client, parse};
 use super::failure::Outcome;
 use super::output::Out;
-use super::{bench, dev, elect, render};
+use super::{bench, dev, elect, render, wait_ready};
 
 /// What a command that asks a daemon works with.
 pub(super) struct Asking {
@@ -47,6 +47,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Dev(command) => return dev::run(command, out, &cli.global).await,
         Command::Bench(args) => return bench::run(args, out, &cli.global).await,
         Command::Elect(args) => return elect::run(args, out, &cli.global).await,
+        Command::WaitReady(args) => return wait_ready::run(args, out, &cli.global).await,
         _ => {}
     }
     let client = Client::from_flags(&cli.global).await?;
@@ -67,7 +68,9 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Member(command) => reconciler::member(&mut asking, command).await,
         Command::Object(command) => reconciler::object(&mut asking, command).await,
         Command::Events(args) => events::run(&mut asking, args).await,
-        Command::Dev(_) | Command::Bench(_) | Command::Elect(_) => unreachable!("these returned above"),
+        Command::Dev(_) | Command::Bench(_) | Command::Elect(_) | Command::WaitReady(_) => {
+            unreachable!("these returned above")
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //!        ELECT-6  the lease is released only when nothing of the command is left.
 
 mod args;
+pub(super) mod command;
 mod family;
 pub mod guarded;
 pub mod guardian;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 
 pub use self::args::ElectArgs;
 pub use self::family::adopt;
+pub(super) use self::run::default_identity;
 pub(super) use self::run::run;
 
 /// What this process is, if it is a guardian or about to become a command: neither is for people to type.

@@ -13,15 +13,14 @@ use muster_elector::{
 };
 use muster_messages::wire::LeaseRef;
 use muster_messages::{ErrorCode, Name};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use super::args::ElectArgs;
+use super::command::{End, Forwarded, Speaker, guard};
 use super::family;
-use super::guarded::{Guarded, Launch};
-use super::guardian::{Exit, Number, Report};
-use super::line::News;
-use crate::cli::args::{Format, Global};
+use super::guarded::Launch;
+use super::guardian::{Exit, Number};
+use crate::cli::args::Global;
 use crate::cli::client::{Client, Target};
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::Out;
@@ -128,36 +127,11 @@ async fn watch_over(
     }
 }
 
-fn default_identity() -> String {
+/// Host name, pid and a random number.
+pub fn default_identity() -> String {
     // A candidate is named like its identity: the name must be one that objects may have.
     let host = Name::sanitized(&rustix::system::uname().nodename().to_string_lossy());
     format!("{host}-{}-{:08x}", std::process::id(), rand::random::<u32>())
-}
-
-/// What is said to people, on stderr: stdout is the command's.
-#[derive(Clone, Copy)]
-struct Speaker {
-    speaks: bool,
-}
-
-impl Speaker {
-    fn new(out: Out) -> Self {
-        Self { speaks: out.format == Format::Table && !out.quiet }
-    }
-    fn say(self, text: &str) {
-        if self.speaks {
-            eprintln!("muster: {text}");
-        }
-    }
-}
-
-/// How the command ended, in the end.
-#[derive(Clone, Debug)]
-enum End {
-    Exited(Exit),
-    /// Its guardian ended it, because time ran out.
-    Lapsed,
-    Failed(Failure),
 }
 
 /// The guarded command, as the elector's work.
@@ -230,7 +204,7 @@ impl Candidate for Work {
         let signals = locked(&self.signals).take();
         let end = Arc::clone(&self.end);
         async move {
-            let ended = guard(&launch, &term, signals).await;
+            let ended = guard(&launch, term.hold(), term.ended(), signals).await;
             *locked(&end) = Some(ended);
         }
         .boxed()
@@ -247,89 +221,6 @@ impl Candidate for Work {
             Some(leader) => self.speaker.say(&format!("{} is held by {leader}", self.lease)),
             None => {}
         }
-    }
-}
-
-/// Runs the command until nothing of it is left.
-async fn guard(launch: &Launch, term: &Term, signals: Option<mpsc::Receiver<Number>>) -> End {
-    let mut guarded = match Guarded::start(launch) {
-        Ok(guarded) => guarded,
-        Err(error) => return End::Failed(Failure::io("cannot start the guardian", &error)),
-    };
-    let (mut hold, mut signals) = (term.hold(), signals);
-    let (mut told, mut lapsed) = (false, false);
-    let first = *hold.borrow_and_update();
-    guarded.until(first).await;
-    loop {
-        let signalled = async {
-            match &mut signals {
-                Some(signals) => signals.recv().await,
-                None => None,
-            }
-        };
-        tokio::select! {
-            Ok(()) = hold.changed() => {
-                let later = *hold.borrow_and_update();
-                guarded.until(later).await;
-            }
-            () = term.ended(), if !told => {
-                told = true;
-                guarded.end().await;
-            }
-            Some(number) = signalled => guarded.signal(number).await,
-            news = guarded.next() => match news {
-                Some(News::Started { .. }) => {}
-                Some(News::Report(Report::Lapsed)) => lapsed = true,
-                Some(News::Report(Report::Ended(_))) if lapsed => return End::Lapsed,
-                Some(News::Report(Report::Ended(exit))) => return End::Exited(exit),
-                None if lapsed && guarded.group().is_none() => return End::Lapsed, // it was never started
-                None => {
-                    guarded.end_orphans().await;
-                    return End::Failed(Failure::internal("the guardian was killed, and the command with it"));
-                }
-            }
-        }
-    }
-}
-
-/// The signals that are meant for the command.
-struct Forwarded {
-    all: Vec<(Number, Signal)>,
-}
-
-/// Those that end a `muster` which has no command yet: HUP, INT, QUIT, TERM.
-const ENDING: [i32; 4] = [1, 2, 3, 15];
-
-impl Forwarded {
-    fn listen() -> Outcome<Self> {
-        let kinds = [
-            SignalKind::hangup(),
-            SignalKind::interrupt(),
-            SignalKind::quit(),
-            SignalKind::terminate(),
-            SignalKind::user_defined1(),
-            SignalKind::user_defined2(),
-            SignalKind::window_change(),
-        ];
-        let hear = |kind: SignalKind| Ok((u8::try_from(kind.as_raw_value()).unwrap_or(0), signal(kind)?));
-        let all: std::io::Result<_> = kinds.into_iter().map(hear).collect();
-        all.map(|all| Self { all }).map_err(|e| Failure::io("cannot listen for signals", &e))
-    }
-
-    fn ends(&self, number: Number) -> bool {
-        ENDING.contains(&number.into())
-    }
-
-    /// Waits for the next one.
-    async fn next(&mut self) -> Number {
-        let waits = self.all.iter_mut().map(|(number, signal)| {
-            async move {
-                let _heard = signal.recv().await;
-                *number
-            }
-            .boxed()
-        });
-        futures_util::future::select_all(waits).await.0
     }
 }
 
