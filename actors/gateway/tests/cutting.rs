@@ -69,8 +69,8 @@ async fn a_cut_ends_the_named_services_of_one_principal() {
     gate.gateway.tell(cut(Vec::new()).into()).unwrap();
     agent.ends(RefusalReason::Demoted).await;
     other.works().await;
-    assert_eq!(gate.port.metrics().cut["demoted"], 2);
-    assert_eq!(gate.port.metrics().identified, 1);
+    until("both are counted", || gate.port.metrics().cut["demoted"] == 2).await;
+    until("and gone", || gate.port.metrics().identified == 1).await;
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn a_connection_ends_with_its_certificate() {
     let brief = world.node_until(3, Role::Worker, 6, Duration::from_secs(3));
     let agent = Live::open(&mut gate, &brief, Service::Agent).await;
     agent.ends(RefusalReason::Unauthenticated).await;
-    assert_eq!(gate.port.metrics().expired, 1);
+    until("it is counted", || gate.port.metrics().expired == 1).await;
 }
 
 #[tokio::test]
