@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_elector::{Election, LeaderElector, Session, Setup as ElectorSetup};
-use muster_kernel::{Address, Children, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Children, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::LeaseRef;
 use muster_messages::{Moment, candidates_scope, runner_lease};
@@ -89,7 +89,7 @@ pub struct Candidates {
     elect: Elect,
     member: Option<(watch::Receiver<MemberView>, Leave)>,
     retiring: bool,
-    armed: Option<Moment>,
+    alarm: Alarm,
 }
 
 impl Candidates {
@@ -102,7 +102,7 @@ impl Candidates {
         let elector = memory.elector.get().flatten().filter(going);
         let core = Eligibility::new(me, setup.patience, elector.is_some(), memory.out_until.get().flatten());
         let elect = elector.map_or(Elect::None, Elect::Running);
-        Self { wiring, siblings, core, elect, member: None, retiring: false, armed: None }
+        Self { wiring, siblings, core, elect, member: None, retiring: false, alarm: Alarm::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
@@ -113,12 +113,7 @@ impl Candidates {
         }
         self.wiring.memory.out_until.set(self.core.out_until());
         self.act(cx);
-        if let Some(at) = self.core.wake_at()
-            && self.armed.is_none_or(|armed| at < armed)
-        {
-            self.armed = Some(at);
-            cx.after(at.since(cx.now()), Msg::Woke);
-        }
+        self.alarm.set(cx, self.core.wake_at(), Msg::Woke);
     }
 
     /// Makes it so. The only place that starts or ends anything.
@@ -265,7 +260,7 @@ impl Shell for Candidates {
                 self.act(cx);
             }
             Msg::Woke => {
-                self.armed = None;
+                self.alarm.rang();
                 self.step(cx, Input::Woke);
             }
         }

@@ -15,12 +15,11 @@ use futures_util::future::BoxFuture;
 use muster_elector::{
     Candidate, Election, ElectorConfig, Ending, LeaderElector, Session, Setup as ElectorSetup, Term, Timekeeper,
 };
-use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::{AdmissionView, LeaseRef, ReconcilerRequest};
 use muster_messages::{
-    ErrorBody, Moment, NodeId, Participant, ParticipantKey, ParticipantPhase, Release, Revision, SessionId, Triple,
-    WallTime,
+    ErrorBody, NodeId, Participant, ParticipantKey, ParticipantPhase, Release, Revision, SessionId, Triple, WallTime,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -176,13 +175,23 @@ pub struct MemberShell {
     view: Arc<watch::Sender<MemberView>>,
     leave: Leave,
     leaving: bool,
-    armed: Option<Moment>,
+    alarm: Alarm,
 }
 
 impl MemberShell {
     fn new(setup: MemberSetup, view: Arc<watch::Sender<MemberView>>, leave: Leave) -> Self {
         let core = Admission::new(setup.member.serves, rand::random());
-        Self { setup, core, session: None, elector: None, term: None, view, leave, leaving: false, armed: None }
+        Self {
+            setup,
+            core,
+            session: None,
+            elector: None,
+            term: None,
+            view,
+            leave,
+            leaving: false,
+            alarm: Alarm::default(),
+        }
     }
 
     fn key(&self) -> ParticipantKey {
@@ -192,16 +201,10 @@ impl MemberShell {
     }
 
     fn turn(&mut self, cx: &Cx<Msg>, input: Input) {
-        let now = cx.now();
-        if let Some(ask) = self.core.step(now, input) {
+        if let Some(ask) = self.core.step(cx.now(), input) {
             self.ask(cx, ask);
         }
-        if let Some(at) = self.core.wake_at()
-            && self.armed.is_none_or(|armed| at < armed || armed <= now)
-        {
-            self.armed = Some(at);
-            cx.after(at.since(now), Msg::Woke);
-        }
+        self.alarm.set(cx, self.core.wake_at(), Msg::Woke);
         self.publish();
     }
 
@@ -358,7 +361,7 @@ impl Shell for MemberShell {
             }
             Msg::Gone => self.view.send_modify(|view| view.gone = true),
             Msg::Woke => {
-                self.armed = None;
+                self.alarm.rang();
                 self.turn(cx, Input::Woke);
             }
         }

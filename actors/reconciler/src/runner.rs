@@ -11,10 +11,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::Term;
-use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{Action, ErrorBody, FencingToken, Moment, NodeId};
+use muster_messages::{Action, ErrorBody, FencingToken, NodeId};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -60,7 +60,7 @@ impl Named for Msg {
 /// How to make one.
 pub(crate) fn runner_spec(wiring: Wiring) -> Spec {
     Spec::actor("run", Address::new(MAILBOX), move || {
-        Ok(RunnerShell { wiring: wiring.clone(), running: None, armed: None })
+        Ok(RunnerShell { wiring: wiring.clone(), running: None, alarm: Alarm::default() })
     })
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn runner_spec(wiring: Wiring) -> Spec {
 pub(crate) struct RunnerShell {
     wiring: Wiring,
     running: Option<(Run, Term)>,
-    armed: Option<Moment>,
+    alarm: Alarm,
 }
 
 impl RunnerShell {
@@ -91,12 +91,7 @@ impl RunnerShell {
         for effect in out {
             self.perform(cx, &term, effect);
         }
-        if let Some(at) = wake_at
-            && self.armed.is_none_or(|armed| at < armed)
-        {
-            self.armed = Some(at);
-            cx.after(at.since(cx.now()), Msg::Woke);
-        }
+        self.alarm.set(cx, wake_at, Msg::Woke);
     }
 
     fn perform(&self, cx: &Cx<Msg>, held: &Term, effect: Effect) {
@@ -279,7 +274,7 @@ impl Shell for RunnerShell {
             }
             Msg::Reported { term, ok } => self.step(cx, Some(term), Input::Reported { ok }),
             Msg::Woke => {
-                self.armed = None;
+                self.alarm.rang();
                 self.step(cx, None, Input::Woke);
             }
         }
