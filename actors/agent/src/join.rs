@@ -16,12 +16,11 @@ use std::time::Duration;
 use muster_gateway::{DialError, DialTimeouts, Dialer, FrameError, Stage};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Refusal, Rekey};
-use muster_messages::{ErrorBody, ErrorCode, Name};
+use muster_messages::{Dice, ErrorBody, ErrorCode, Name};
 use muster_pki::{CsrKey, IdentityFault, JoinAttempt, JoinToken, make_csr, prove_rekey};
 use tokio::time::timeout;
 
 use crate::config::JoinConfig;
-use crate::core::Dice;
 use crate::line::chain;
 use crate::memory::NodeMemory;
 

@@ -16,26 +16,7 @@ fn object(name: &str, wave: u32) -> DesiredObject {
 }
 
 fn definition(of: &str, floor: &str, objects: Vec<DesiredObject>) -> Definition {
-    Definition {
-        reconciler: NAME.to_owned(),
-        release: of.parse().unwrap(),
-        scope: "db".to_owned(),
-        floor: floor.parse().unwrap(),
-        action: Action::Objects(objects),
-        depends_on: vec![],
-        every_ms: Some(30_000),
-        settle_ms: 0,
-        run_timeout_ms: 60_000,
-        finalize: Finalize::Auto,
-        choice: RunnerChoice::Newest,
-        pinned: None,
-        downgrade: true,
-        from_at_least: None,
-        resign_after: 5,
-        digest: String::new(),
-        applied_at: WallTime(0),
-        revision: Revision(0),
-    }
+    Definition::new(NAME, of.parse().unwrap(), "db", floor.parse().unwrap(), Action::Objects(objects))
 }
 
 struct World(Tables);

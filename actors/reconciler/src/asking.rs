@@ -8,7 +8,7 @@ use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{ErrorBody, ErrorCode, Revision};
 use serde::de::DeserializeOwned;
 
-use crate::core::retry::{Backoff, Dice};
+use crate::core::retry::Backoff;
 use crate::ports::Cluster;
 
 /// How long an answer is waited for that is not waiting itself.
@@ -54,7 +54,7 @@ pub async fn watch<L: Level, F: Future<Output = bool> + Send>(
     mut tell: impl FnMut(Result<L::View, ErrorBody>) -> F + Send,
 ) {
     let mut seen = Revision(0);
-    let mut backoff = Backoff::new(Dice::seeded(rand::random()));
+    let mut backoff = Backoff::new(rand::random());
     loop {
         let request = level.request(seen, millis(WATCH));
         let answer: Result<L::View, ErrorBody> = ask(&*cluster, request, WATCH + ON_THE_WAY).await;

@@ -5,22 +5,12 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Action, CommandAction, Definition, DesiredObject, ErrorBody, Finalize, NodeId, Release, Revision, RunnerChoice,
-    Triple, WallTime,
+    Action, CommandAction, Definition, DesiredObject, ErrorBody, Finalize, NodeId, Release, RunnerChoice, Triple,
 };
 use serde_json::Value;
 
 use crate::asking::{PATIENCE, ask, millis};
 use crate::ports::Cluster;
-
-/// How often what was applied is applied again.
-const EVERY: Duration = Duration::from_secs(30);
-/// How long a predecessor's last requests may still be on their way.
-const SETTLE: Duration = Duration::from_secs(5);
-/// How long an action may take.
-const RUN_TIMEOUT: Duration = Duration::from_secs(600);
-/// Failures in a row after which another one tries.
-const RESIGN_AFTER: u32 = 5;
 
 /// A definition in the making, with the usual values for what is not said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,28 +19,7 @@ pub struct ReconcilerSpec(Definition);
 
 impl ReconcilerSpec {
     fn new(name: &str, release: Release, scope: &str, action: Action) -> Self {
-        let fenced = matches!(action, Action::Objects(_));
-        Self(Definition {
-            reconciler: name.to_owned(),
-            release,
-            scope: scope.to_owned(),
-            floor: Triple::default(),
-            action,
-            depends_on: Vec::new(),
-            every_ms: Some(millis(EVERY)),
-            // Writes to the cluster's own store are fenced, and need not be waited for.
-            settle_ms: if fenced { 0 } else { millis(SETTLE) },
-            run_timeout_ms: millis(RUN_TIMEOUT),
-            finalize: Finalize::Auto,
-            choice: RunnerChoice::Newest,
-            pinned: None,
-            downgrade: fenced,
-            from_at_least: None,
-            resign_after: RESIGN_AFTER,
-            digest: String::new(), // the cluster computes it
-            applied_at: WallTime(0),
-            revision: Revision(0),
-        })
+        Self(Definition::new(name, release, scope, Triple::default(), action))
     }
     /// A set of objects in the cluster's own store.
     pub fn objects(name: &str, release: Release, scope: &str, objects: Vec<DesiredObject>) -> Self {
@@ -76,7 +45,7 @@ impl ReconcilerSpec {
         self.0.floor = floor;
         self
     }
-    /// Applied once, and not again each 30 s.
+    /// Applied once, as commands are.
     pub fn once(mut self) -> Self {
         self.0.every_ms = None;
         self

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::{
-    Action, CommandAction, Definition, DesiredObject, Finalize, ManagedKey, NodeId, Release, Revision, RunnerChoice,
-    Triple, WallTime,
+    Action, CommandAction, Definition, DesiredObject, Finalize, ManagedKey, NodeId, Release, RunnerChoice, Triple,
 };
 use serde::{Deserialize, Deserializer, de};
 
@@ -128,33 +127,24 @@ fn definition(document: Document) -> Result<Definition, String> {
         None if document.handler => Action::Handler,
         None => Action::Objects(document.objects.into_iter().map(desired).collect()),
     };
-    let objects = matches!(action, Action::Objects(_));
-    let every = match document.every {
-        Some(Cadence::Once) => None,
-        Some(Cadence::Every(span)) => Some(span),
-        None => objects.then_some(Duration::from_secs(30)),
-    };
-    // What is written outside this store cannot be fenced: a moment for the predecessor's last writes to land.
-    let settle = if objects { Duration::ZERO } else { Duration::from_secs(5) };
+    let usual = Definition::new(&document.name, document.release, &document.scope, document.floor, action);
+    let span = |said: Option<Span>, usual: u64| said.map_or(usual, |span| millis(span.0));
     Ok(Definition {
-        reconciler: document.name,
-        release: document.release,
-        scope: document.scope,
-        floor: document.floor,
-        action,
         depends_on: document.depends_on,
-        every_ms: every.map(millis),
-        settle_ms: millis(document.settle.map_or(settle, |span| span.0)),
-        run_timeout_ms: millis(document.timeout.map_or(Duration::from_secs(600), |span| span.0)),
+        every_ms: match document.every {
+            Some(Cadence::Once) => None,
+            Some(Cadence::Every(period)) => Some(millis(period)),
+            None => usual.every_ms,
+        },
+        settle_ms: span(document.settle, usual.settle_ms),
+        run_timeout_ms: span(document.timeout, usual.run_timeout_ms),
         finalize: document.finalize,
         choice: document.elect,
         pinned: document.pin,
-        downgrade: document.downgrade.map_or(objects, |said| matches!(said, Downgrade::Allow)),
+        downgrade: document.downgrade.map_or(usual.downgrade, |said| matches!(said, Downgrade::Allow)),
         from_at_least: document.from_at_least,
-        resign_after: document.resign_after.unwrap_or(5),
-        digest: String::new(),
-        applied_at: WallTime(0),
-        revision: Revision(0),
+        resign_after: document.resign_after.unwrap_or(usual.resign_after),
+        ..usual
     })
 }
 

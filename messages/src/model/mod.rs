@@ -2,6 +2,7 @@
 
 mod actor_tree;
 mod command;
+mod dice;
 mod error;
 mod event;
 mod ids;
@@ -19,6 +20,7 @@ mod view;
 
 pub use self::actor_tree::*;
 pub use self::command::*;
+pub use self::dice::*;
 pub use self::error::*;
 pub use self::event::*;
 pub use self::ids::*;

@@ -176,6 +176,31 @@ pub struct DefinitionKey {
 }
 
 impl Definition {
+    /// With what is usual where nobody says otherwise: objects and handlers are applied again every 30 s, a command once;
+    /// what cannot be fenced waits 5 s for what a predecessor has sent, and does not go back.
+    pub fn new(reconciler: &str, release: Release, scope: &str, floor: Triple, action: Action) -> Self {
+        let fenced = matches!(action, Action::Objects(_));
+        Self {
+            reconciler: reconciler.to_owned(),
+            release,
+            scope: scope.to_owned(),
+            floor,
+            every_ms: if matches!(action, Action::Command(_)) { None } else { Some(30_000) },
+            action,
+            depends_on: Vec::new(),
+            settle_ms: if fenced { 0 } else { 5_000 },
+            run_timeout_ms: 600_000,
+            finalize: Finalize::Auto,
+            choice: RunnerChoice::Newest,
+            pinned: None,
+            downgrade: fenced,
+            from_at_least: None,
+            resign_after: 5,
+            digest: String::new(),
+            applied_at: WallTime(0),
+            revision: Revision(0),
+        }
+    }
     pub fn key(&self) -> DefinitionKey {
         DefinitionKey { reconciler: self.reconciler.clone(), release: self.release.triple }
     }

@@ -8,9 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_messages::Moment;
-
-use super::dice::Dice;
+use muster_messages::{Dice, Moment};
 
 /// The most addresses kept. A cluster has a handful of managers; refusals may name others.
 const MOST: usize = 64;
@@ -110,7 +108,7 @@ impl ManagerBook {
         let ours: Vec<&String> = fresh.iter().copied().filter(|a| self.known.contains(a)).collect();
         let pool = if ours.is_empty() { &fresh } else { &ours };
         if !pool.is_empty() {
-            return Pick::Now(pool[dice.below(pool.len())].clone());
+            return Pick::Now(pool[dice.index(pool.len())].clone());
         }
         let oldest = ready.into_iter().min_by_key(|a| self.failed_at(a));
         Pick::Now(oldest.expect("some address is ready").clone())

@@ -11,8 +11,8 @@
 //!        AGENT-7  the manager half is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
 //! Why one session to any manager: a session carries views, never state, so that losing one costs a reconnect.
 
-mod dice;
 mod managers;
+mod pause;
 mod renewal;
 mod session;
 #[cfg(test)]
@@ -26,9 +26,10 @@ use muster_messages::wire::{
     AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame, Refusal,
     SeatRequest,
 };
-use muster_messages::{ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role, WallTime};
+use muster_messages::{
+    Dice, ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role, WallTime,
+};
 
-pub use self::dice::Dice;
 pub use self::managers::ManagerBook;
 pub use self::renewal::Because;
 use self::renewal::Renewal;
@@ -327,7 +328,7 @@ impl Agent {
     /// The next connection after a loss: quickly the first time, then less and less so.
     fn rest(&mut self, now: Moment) {
         let (first, cap) = (self.config.reconnect_first, self.config.reconnect_cap);
-        let pause = dice::pause(&mut self.dice, first, cap, self.failures);
+        let pause = pause::pause(&mut self.dice, first, cap, self.failures);
         self.failures = self.failures.saturating_add(1);
         self.phase = Phase::Resting { until: now + pause };
     }

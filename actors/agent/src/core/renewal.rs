@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use muster_messages::wire::AgentView;
-use muster_messages::{Incarnation, Moment, Revision, Role, WallTime};
+use muster_messages::{Dice, Incarnation, Moment, Revision, Role, WallTime};
 
 use super::CertificateFacts;
-use super::dice::{Dice, pause};
+use super::pause::pause;
 use crate::config::AgentConfig;
 
 /// Why a certificate is wanted.

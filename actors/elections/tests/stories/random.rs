@@ -10,18 +10,6 @@ use muster_messages::*;
 use crate::stage::{self, Elector, USUAL};
 use crate::world::*;
 
-/// SplitMix64.
-struct Dice(u64);
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
-}
-
 struct Story {
     w: World,
     dice: Dice,
@@ -37,10 +25,10 @@ struct Story {
 impl Story {
     fn new(seed: u64) -> Self {
         let (asked, promised, in_log) = Default::default();
-        Self { w: World::new(), dice: Dice(seed), promised, asked, in_log, acknowledged: 0, expired: 0 }
+        Self { w: World::new(), dice: Dice::seeded(seed), promised, asked, in_log, acknowledged: 0, expired: 0 }
     }
     fn name(&mut self) -> String {
-        format!("l{}", self.dice.roll(3))
+        format!("l{}", self.dice.below(3))
     }
     fn hear(&mut self) {
         for (ask, answer) in std::mem::take(&mut self.w.answers) {
@@ -67,12 +55,12 @@ impl Story {
     }
     /// Anything that may happen next.
     fn go_on(&mut self) {
-        match self.dice.roll(12) {
+        match self.dice.below(12) {
             0 => {
                 let name = self.name();
                 let held = self.w.is_live(&name);
                 if !held {
-                    let (session, duration) = (SessionId(u128::from(self.dice.roll(3))), 200 + self.dice.roll(400));
+                    let (session, duration) = (SessionId(u128::from(self.dice.below(3))), 200 + self.dice.below(400));
                     self.w.acquire_unseen(&name, "x", session, duration);
                 }
             }
@@ -81,7 +69,7 @@ impl Story {
                 let known = self.w.tables.objects.get(&lease(&name)).and_then(|o| o.lease()).map(|l| l.holding);
                 if let Some(Holding { token, session: Some(session), .. }) = known {
                     let sent = self.w.now;
-                    self.w.now = self.w.now + ms(self.dice.roll(3));
+                    self.w.now = self.w.now + ms(self.dice.below(3));
                     let ask = self.w.renew(&name, session, token);
                     self.asked.insert(ask, (name, sent));
                 }
@@ -89,16 +77,16 @@ impl Story {
             4 => self.w.show(),
             5 | 6 => {
                 if !self.w.reads.is_empty() {
-                    let at = self.dice.roll(self.w.reads.len() as u64) as usize;
+                    let at = self.dice.below(self.w.reads.len() as u64) as usize;
                     let read = self.w.reads.remove(at);
-                    let result = match self.dice.roll(5) {
+                    let result = match self.dice.below(5) {
                         0 => Err(ErrorBody::new(ErrorCode::NoQuorum, "not confirmed")),
                         _ => Ok(self.w.replica(self.w.term, true)),
                     };
                     self.w.step(Input::Read { read, result });
                 }
             }
-            7 if self.dice.roll(3) == 0 => {
+            7 if self.dice.below(3) == 0 => {
                 // The log is full.
                 for command in std::mem::take(&mut self.w.proposed) {
                     self.w.end(command.request, Outcome::NotTaken);
@@ -109,7 +97,7 @@ impl Story {
                 if !self.in_log.is_empty() {
                     let command = self.in_log.remove(0);
                     let outcome = self.apply(&command);
-                    let heard = if self.dice.roll(3) == 0 { Outcome::Unknown } else { outcome };
+                    let heard = if self.dice.below(3) == 0 { Outcome::Unknown } else { outcome };
                     self.w.end(command.request, heard);
                 }
             }
@@ -120,18 +108,18 @@ impl Story {
                     self.w.end(request, Outcome::Unknown);
                 }
             }
-            10 => match self.dice.roll(20) {
+            10 => match self.dice.below(20) {
                 0 => self.depose(),
                 1 => {
-                    let entropy = u128::from(self.dice.roll(u64::MAX)) << 64;
+                    let entropy = u128::from(self.dice.below(u64::MAX)) << 64;
                     self.asked.clear();
                     self.w.restart(entropy);
                 }
-                2 => self.w.freeze(ms(self.dice.roll(2000))),
+                2 => self.w.freeze(ms(self.dice.below(2000))),
                 _ => {}
             },
             _ => {
-                let time = ms(self.dice.roll(150));
+                let time = ms(self.dice.below(150));
                 self.w.pass(time);
             }
         }
@@ -140,12 +128,12 @@ impl Story {
     /// What is in the log is applied before the next leader may look; what is not never will be.
     fn depose(&mut self) {
         for command in std::mem::take(&mut self.in_log) {
-            if self.dice.roll(2) == 0 {
+            if self.dice.below(2) == 0 {
                 self.apply(&command);
             }
         }
         self.w.term = self.w.term.next();
-        let entropy = u128::from(self.dice.roll(u64::MAX)) << 64;
+        let entropy = u128::from(self.dice.below(u64::MAX)) << 64;
         self.w.slot.clear();
         // Proposals of the old leader that still wait somewhere become entries of the new term.
         let late = std::mem::take(&mut self.w.proposed);
@@ -178,15 +166,15 @@ fn no_order_of_events_takes_a_promise_back() {
 #[test]
 fn whatever_happens_the_best_candidate_that_is_left_leads() {
     for seed in 0..150 {
-        let (mut dice, mut s, mut started) = (Dice(seed), stage::Stage::new(), 0);
+        let (mut dice, mut s, mut started) = (Dice::seeded(seed), stage::Stage::new(), 0);
         for _ in 0..60 {
             let alive: Vec<String> = s.clients.iter().filter(|(_, c)| c.alive).map(|(name, _)| name.clone()).collect();
-            let some = (!alive.is_empty()).then(|| alive[dice.roll(alive.len() as u64) as usize].clone());
-            match (dice.roll(10), some) {
+            let some = (!alive.is_empty()).then(|| alive[dice.index(alive.len())].clone());
+            match (dice.below(10), some) {
                 (0 | 1, _) if alive.len() < 6 => {
-                    let version = format!("1.{}.0", 28 + dice.roll(4));
-                    let elector = if dice.roll(2) == 0 { USUAL } else { Elector::Muster { duration: 3000 } };
-                    let offset = (dice.roll(600) as i64 - 300) * 1_000_000;
+                    let version = format!("1.{}.0", 28 + dice.below(4));
+                    let elector = if dice.below(2) == 0 { USUAL } else { Elector::Muster { duration: 3000 } };
+                    let offset = (dice.below(600) as i64 - 300) * 1_000_000;
                     started += 1;
                     s.start_with(&format!("c{started:02}"), elector, offset, |object| {
                         let ObjectBody::LeaseCandidate(spec) = &mut object.body else { panic!("a candidate") };
@@ -198,14 +186,14 @@ fn whatever_happens_the_best_candidate_that_is_left_leads() {
                 (4, _) => s.change_leader(),
                 (5, _) if s.led && s.contest.is_some() => s.crash(),
                 (6, _) => s.fail = !s.fail,
-                (7, _) if dice.roll(4) == 0 => s.nobody_leads(),
-                (8, Some(name)) if dice.roll(3) == 0 && s.candidate(&name).is_some() => {
+                (7, _) if dice.below(4) == 0 => s.nobody_leads(),
+                (8, Some(name)) if dice.below(3) == 0 && s.candidate(&name).is_some() => {
                     s.kill(&name);
                     s.delete_candidate(&name);
                 }
                 _ => {}
             }
-            let time = ms(dice.roll(8000));
+            let time = ms(dice.below(8000));
             s.pass(time);
         }
         for pair in s.holders.windows(2) {

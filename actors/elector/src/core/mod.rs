@@ -178,25 +178,6 @@ struct Tally {
     slow_path: u64,
 }
 
-/// Numbers between 0 and 1 that a test can replay (SplitMix64; Steele, Lea and Flood 2014). They spread load, nothing else.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    fn fraction(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// From `period` to `1 + stretch` times as long.
-    fn stretched(&mut self, period: Duration, stretch: f64) -> Duration {
-        period.mul_f64(1.0 + stretch * self.fraction())
-    }
-}
-
 /// Tells of a leader once, the first sighting included. At first nobody is known.
 fn notice<A>(known: &mut Option<String>, leader: Option<&str>, out: &mut Vec<Effect<A>>) {
     let leader = leader.filter(|name| !name.is_empty());

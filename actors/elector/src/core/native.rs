@@ -14,10 +14,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_messages::{ErrorBody, ErrorCode, FencingToken, LeaseView, Moment, Revision};
+use muster_messages::{Dice, ErrorBody, ErrorCode, FencingToken, LeaseView, Moment, Revision};
 
 use super::tenure::Tenure;
-use super::{Dice, Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
+use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
 use crate::ElectorConfig;
 
 pub use super::questions::{Answer, Ask, Seen, Trouble, Verdict};
@@ -141,7 +141,7 @@ impl NativeElector {
             release_on_cancel: config.release_on_cancel,
             stand_again: config.stand_again,
             coordinated: config.coordinated,
-            dice: Dice(seed),
+            dice: Dice::seeded(seed),
             asked: 0,
             phase,
             watch: Watch::default(),

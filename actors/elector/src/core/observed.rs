@@ -11,11 +11,11 @@
 
 use std::time::Duration;
 
-use muster_messages::{MicroTime, Moment};
+use muster_messages::{Dice, MicroTime, Moment};
 
 use super::record::{LockError, Record, Versioned};
 use super::tenure::Tenure;
-use super::{Dice, Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
+use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
 use crate::ElectorConfig;
 use crate::config::JITTER;
 
@@ -111,7 +111,7 @@ impl ObservedElector {
             coordinated: config.coordinated,
             release_on_cancel: config.release_on_cancel,
             stand_again: config.stand_again,
-            dice: Dice(seed),
+            dice: Dice::seeded(seed),
             asked: 0,
             doing: None,
             again_at: Moment(0),

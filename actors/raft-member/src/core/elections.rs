@@ -54,7 +54,7 @@ impl RaftCore {
         let was = std::mem::replace(&mut seat.was, is);
         if (was.term, was.role) != (is.term, is.role) {
             let (low, high) = self.config.election_ticks();
-            seat.timeout = self.dice.between(low, high);
+            seat.timeout = low + self.dice.index(high - low);
         }
         // Raft drew a value of its own, from the thread's generator.
         seat.raw.raft.set_randomized_election_timeout(seat.timeout);
@@ -132,7 +132,7 @@ impl RaftCore {
         if leader == INVALID_ID || self.node_of(RaftId(leader)) != Some(node) || self.settling() == Settling::Snapshot {
             return;
         }
-        let delay = self.dice.delay(self.config.hint_spread);
+        let delay = self.dice.up_to(self.config.hint_spread);
         let left = self.config.hint_tries;
         let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Follower && !s.removed) else {
             return;
@@ -155,7 +155,7 @@ impl RaftCore {
             return;
         }
         hint.left -= 1;
-        hint.at = now + self.config.hint_again + self.dice.delay(self.config.hint_again);
+        hint.at = now + self.config.hint_again + self.dice.up_to(self.config.hint_again);
         if idle_disk || !raft.prs().is_singleton() {
             let _already_leads = seat.raw.campaign();
         }
@@ -165,7 +165,7 @@ impl RaftCore {
     /// Somebody else got the vote: likely a second candidate, and neither will win. The sooner one of us tries again
     /// the better, and again at random.
     pub(super) fn vote_refused(&mut self, now: Moment) {
-        let delay = self.dice.delay(self.config.hint_spread);
+        let delay = self.dice.up_to(self.config.hint_spread);
         let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
         if let Some(hint) = seat.hint.as_mut() {
             hint.at = hint.at.min(now + delay);
@@ -174,7 +174,7 @@ impl RaftCore {
 
     /// Somebody who may win asks for our vote: two of us would only split it.
     pub(super) fn vote_asked(&mut self, now: Moment, index: u64, log_term: u64) {
-        let delay = self.dice.delay(self.config.hint_again);
+        let delay = self.dice.up_to(self.config.hint_again);
         let Some(seat) = self.seat.as_mut() else { return };
         if let Some(hint) = seat.hint.as_mut().filter(|_| seat.raw.raft.raft_log.is_up_to_date(index, log_term)) {
             hint.at = hint.at.max(now + self.config.hint_again + delay);

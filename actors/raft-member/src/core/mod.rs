@@ -26,7 +26,6 @@
 
 mod applying;
 mod config;
-mod dice;
 mod elections;
 mod entries;
 mod log;
@@ -44,7 +43,9 @@ use std::sync::Arc;
 
 use muster_messages::protocol::{ProposeError, ReadError};
 use muster_messages::wire::{MAX_FRAME, PacketKind, RaftPacket, SnapshotHead};
-use muster_messages::{Command, CommandRefusal, Member, Moment, NodeId, RaftId, Replica, Revision, SeatChange, Tables};
+use muster_messages::{
+    Command, CommandRefusal, Dice, Member, Moment, NodeId, RaftId, Replica, Revision, SeatChange, Tables,
+};
 use raft::eraftpb::ConfState;
 use raft::{RawNode, SnapshotStatus, StateRole};
 use slog::Logger;
@@ -52,7 +53,6 @@ use slog::Logger;
 pub use self::config::RaftConfig;
 #[cfg(feature = "sabotage")]
 pub use self::config::Sabotage;
-use self::dice::Dice;
 use self::elections::{Hint, Transfer};
 use self::log::{MemLog, conf_state, entry_bytes};
 use self::packets::Settling;
@@ -263,7 +263,7 @@ impl RaftCore {
             .map_err(|e| CoreFault(format!("raft does not start: {e}")))?;
         let was = Standing { term: raw.raft.term, role: raw.raft.state, leader: raw.raft.leader_id };
         let (low, high) = self.config.election_ticks();
-        let timeout = self.dice.between(low, high);
+        let timeout = low + self.dice.index(high - low);
         let mut seat = Seat {
             id,
             raw,

@@ -12,7 +12,7 @@ use muster_messages::wire::{AdmissionView, Waiting};
 use muster_messages::{ErrorBody, ErrorCode, FencingToken, Moment, ParticipantPhase, Revision};
 use serde::Serialize;
 
-use super::retry::{Backoff, Dice};
+use super::retry::Backoff;
 
 /// How long a watch waits for news.
 pub const WATCH: Duration = Duration::from_secs(20);
@@ -122,7 +122,7 @@ impl Admission {
             numbers: 0,
             try_at: None,
             looks_from: Moment(0),
-            backoff: Backoff::new(Dice::seeded(seed)),
+            backoff: Backoff::new(seed),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Who stands, and when they change their mind.
 
 use muster_messages::wire::{CandidateView, GateView};
-use muster_messages::{Action, Definition, Finalize, Release, Revision, WallTime};
+use muster_messages::{Action, Definition, Release, Revision};
 
 use super::*;
 
@@ -9,26 +9,7 @@ fn triple(text: &str) -> Triple {
     text.parse().unwrap()
 }
 fn definition() -> Definition {
-    Definition {
-        reconciler: "schema".into(),
-        release: "2.0.0".parse().unwrap(),
-        scope: "db".into(),
-        floor: Triple::default(),
-        action: Action::Handler,
-        depends_on: vec![],
-        every_ms: None,
-        settle_ms: 0,
-        run_timeout_ms: 0,
-        finalize: Finalize::Auto,
-        choice: RunnerChoice::Newest,
-        pinned: None,
-        downgrade: true,
-        from_at_least: None,
-        resign_after: 5,
-        digest: "d".into(),
-        applied_at: WallTime(0),
-        revision: Revision(0),
-    }
+    Definition::new("schema", "2.0.0".parse().unwrap(), "db", Triple::default(), Action::Handler)
 }
 fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::Moment;
+use muster_messages::{Dice, Moment};
 
 /// The first pause after a failure.
 const FIRST: Duration = Duration::from_millis(100);
@@ -16,24 +16,6 @@ const SILENT: Duration = Duration::from_secs(2);
 /// The same failure is said once in this time.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
-/// Numbers between 0 and 1 that a test can replay (SplitMix64; Steele, Lea and Flood 2014). They spread load, nothing else.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Dice(u64);
-
-impl Dice {
-    /// The same seed, the same numbers.
-    pub fn seeded(seed: u64) -> Self {
-        Self(seed)
-    }
-    fn fraction(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
 /// 100 ms, then half as long again each time, up to a minute; each up to half of it more or less.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Backoff {
@@ -43,12 +25,12 @@ pub struct Backoff {
 
 impl Backoff {
     /// Begins with the shortest pause.
-    pub fn new(dice: Dice) -> Self {
-        Self { dice, next: FIRST }
+    pub fn new(seed: u64) -> Self {
+        Self { dice: Dice::seeded(seed), next: FIRST }
     }
     /// The next pause.
     pub fn pause(&mut self) -> Duration {
-        let pause = self.next.mul_f64(0.5 + self.dice.fraction()).min(CAP);
+        let pause = self.dice.around(self.next, 0.5).min(CAP);
         self.next = self.next.mul_f64(FACTOR).min(CAP);
         pause
     }
@@ -91,7 +73,7 @@ mod tests {
     #[test]
     fn pauses_grow_by_half_within_their_jitter_and_never_pass_a_minute() {
         for seed in 0..100 {
-            let mut backoff = Backoff::new(Dice::seeded(seed));
+            let mut backoff = Backoff::new(seed);
             let mut base = FIRST;
             for _ in 0..40 {
                 let pause = backoff.pause();

@@ -26,7 +26,7 @@ use muster_messages::{
 use serde::Deserialize;
 
 use self::report::Reporting;
-use super::retry::{Backoff, Dice, LogRule};
+use super::retry::{Backoff, LogRule};
 
 /// How long a view may stay older than our own last step before it is believed all the same.
 const LAG: Duration = Duration::from_secs(30);
@@ -271,7 +271,7 @@ impl Run {
             last_error: None,
             output: String::new(),
             numbers: 0,
-            backoff: Backoff::new(Dice::seeded(seed)),
+            backoff: Backoff::new(seed),
             log: LogRule::default(),
             named: BTreeSet::new(),
             reporting: Reporting::default(),

@@ -1,7 +1,7 @@
 //! What the tests of a run stand on: views that they write, a clock that they move, and what it said.
 
 use muster_messages::wire::GateView;
-use muster_messages::{Blocker, CommandAction, ErrorCode, Finalize, ParticipantPhase, RunnerChoice, Triple};
+use muster_messages::{Blocker, CommandAction, ErrorCode, ParticipantPhase, Triple};
 
 use super::*;
 
@@ -9,24 +9,12 @@ pub(super) const TERM: FencingToken = FencingToken(40);
 
 pub(super) fn definition(action: Action) -> Definition {
     Definition {
-        reconciler: "schema".into(),
-        release: "2.0.0".parse().unwrap(),
-        scope: "db".into(),
-        floor: Triple::new(2, 0, 0),
-        action,
-        depends_on: vec![],
         every_ms: Some(30_000),
         settle_ms: 5_000,
         run_timeout_ms: 60_000,
-        finalize: Finalize::Auto,
-        choice: RunnerChoice::Newest,
-        pinned: None,
-        downgrade: true,
-        from_at_least: None,
         resign_after: 3,
         digest: "d".into(),
-        applied_at: WallTime(0),
-        revision: Revision(0),
+        ..Definition::new("schema", "2.0.0".parse().unwrap(), "db", Triple::new(2, 0, 0), action)
     }
 }
 pub(super) fn command() -> Action {

@@ -83,7 +83,8 @@ async fn a_rolling_upgrade_waits_for_the_last_old_member_and_then_happens_once()
 async fn the_second_of_two_equals_does_nothing_until_the_first_has_left_and_then_at_once() {
     let world = World::new();
     let commands = Commands::default();
-    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
+    let spec = schema("1.0.0", "1.0.0").every(Duration::from_secs(30));
+    world.with(|judge| judge.define(digested(spec)));
     let first = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
     let _second = Node::start(&world, "n2", "1.0.0", &commands).await;

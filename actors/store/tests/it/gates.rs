@@ -21,26 +21,8 @@ fn triple(text: &str) -> Triple {
 
 /// A definition that applies one object.
 fn definition(of: &str, floor: &str) -> Definition {
-    Definition {
-        reconciler: NAME.to_owned(),
-        release: release(of),
-        scope: SCOPE.to_owned(),
-        floor: triple(floor),
-        action: Action::Objects(vec![object("t")]),
-        depends_on: vec![],
-        every_ms: None,
-        settle_ms: 0,
-        run_timeout_ms: 60_000,
-        finalize: Finalize::Auto,
-        choice: RunnerChoice::Newest,
-        pinned: None,
-        downgrade: true,
-        from_at_least: None,
-        resign_after: 5,
-        digest: format!("digest-of-{of}-{floor}"),
-        applied_at: WallTime(0),
-        revision: Revision(0),
-    }
+    let usual = Definition::new(NAME, release(of), SCOPE, triple(floor), Action::Objects(vec![object("t")]));
+    Definition { every_ms: None, run_timeout_ms: 60_000, digest: format!("digest-of-{of}-{floor}"), ..usual }
 }
 
 fn object(name: &str) -> DesiredObject {

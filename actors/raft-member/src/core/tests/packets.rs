@@ -159,7 +159,7 @@ fn a_lying_leader_panics_nobody() {
         w.run(ms(200));
         w.isolate(1);
         w.isolate(2);
-        let mut dice = crate::core::dice::Dice::seeded(seed);
+        let mut dice = muster_messages::Dice::seeded(seed);
         for _ in 0..40 {
             let to = 1 + dice.roll() % 2;
             let from = 3 - to;

@@ -29,11 +29,11 @@ fn storm_in(mut w: World, seed: u64) {
     let mut others = Vec::new();
     w.loss_percent = seed % 7;
     for step in 0..120 {
-        let n = nodes[w.dice.between(0, nodes.len())];
+        let n = nodes[w.dice.index(nodes.len())];
         let up = w.nodes[&n].core.is_some();
-        match w.dice.between(0, 20) {
+        match w.dice.index(20) {
             0 if up && w.up().count() * 2 > nodes.len() => {
-                let survive = w.dice.between(0, 4);
+                let survive = w.dice.index(4);
                 w.crash(n, survive);
                 crashes[n] += 1;
                 for m in nodes.iter().filter(|m| **m != n) {
@@ -62,7 +62,7 @@ fn storm_in(mut w: World, seed: u64) {
             11 => {
                 if let Some(l) = w.leading() {
                     let members: Vec<_> = w.core(l).tables().members.values().cloned().collect();
-                    let pick = members[w.dice.between(0, members.len())].clone();
+                    let pick = members[w.dice.index(members.len())].clone();
                     let free = nodes.iter().find(|n| !members.iter().any(|m| m.node == node_id(**n)));
                     // As the role manager does: a learner votes once it has caught up.
                     let caught_up = |m: &&Member| w.seat(World::number_of(m.node)) == Some(m.raft_id);
@@ -82,7 +82,7 @@ fn storm_in(mut w: World, seed: u64) {
             }
             _ => {
                 let leads = w.up().find(|(_, c)| c.status(w.now).role == RaftRole::Leader).map(|(n, _)| n);
-                for _ in 0..w.dice.between(1, 8) {
+                for _ in 0..1 + w.dice.index(7) {
                     let target = if w.dice.one_in(4) { Some(n).filter(|_| up) } else { leads };
                     let Some(target) = target else { continue };
                     let key = format!("k{}", asked.len());

@@ -6,11 +6,10 @@ use std::time::Duration;
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
 use muster_messages::wire::RaftPacket;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, Generation, Incarnation, Liveness, Moment, Name, NodeId, NodeRecord,
-    Principal, RaftId, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
+    Change, ClusterId, ClusterRecord, Command, Dice, Generation, Incarnation, Liveness, Moment, Name, NodeId,
+    NodeRecord, Principal, RaftId, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
 };
 
-use crate::core::dice::Dice;
 use crate::core::{Answer, AskId, Input, LogPoint, Notice, RaftConfig, RaftCore, Recovered};
 use crate::disk::{LogDisk, SimDisk};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
 use muster_messages::{
-    ErrorBody, ErrorCode, FencingToken, GatePath, GateState, LeaseView, Moment, Participant, ParticipantKey,
+    Dice, ErrorBody, ErrorCode, FencingToken, GatePath, GateState, LeaseView, Moment, Participant, ParticipantKey,
     ParticipantPhase, ReconcilerChange, Revision, SessionId, WallTime, candidates_scope, runner_lease,
 };
 use muster_reconciler::Standing;
@@ -19,7 +19,7 @@ use muster_reconciler::core::eligibility::{Eligibility, Input as Facts, Me, Pati
 use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
 use serde::de::DeserializeOwned;
 
-use self::machine::{Dice, Keeper, Machine, Member, Part, Question, RENEW_DEADLINE, Travelling};
+use self::machine::{Keeper, Machine, Member, Part, Question, RENEW_DEADLINE, Travelling};
 use crate::fleet::{digested, node_id, objects, schema};
 use crate::judge::{Judge, release};
 
@@ -47,7 +47,7 @@ fn read<T: DeserializeOwned>(answer: Result<String, ErrorBody>) -> Result<T, Err
 
 impl History {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(seed);
+        let mut dice = Dice::seeded(seed);
         let reconciler = if dice.one_in(2) { "schema" } else { "things" };
         let wild = dice.one_in(2);
         let mut history = Self {
@@ -63,9 +63,9 @@ impl History {
             runs_done: 0,
         };
         for of in RELEASES {
-            let floor = history.dice.pick(&["0.0.0", "1.0.0", of]);
+            let floor = history.dice.pick(&["0.0.0", "1.0.0", of]).unwrap();
             let floor = if release(floor).triple > release(of).triple { of } else { floor };
-            let every = Duration::from_secs(history.dice.pick(&[5, 30]));
+            let every = Duration::from_secs(history.dice.pick(&[5, 30]).unwrap());
             let spec = match reconciler {
                 "schema" => schema(of, floor).settle(Duration::from_secs(1)),
                 _ => objects(of, &[("a", of), ("b", "same"), (of, "own")]).floor(release(floor).triple),
@@ -477,7 +477,7 @@ impl History {
             1 => return self.machines[at].cut = self.now + for_a_while,
             2..=4 => {
                 let (member, start) = (self.machines[at].name, self.machines[at].start + 1);
-                let of = self.dice.pick(&RELEASES);
+                let of = self.dice.pick(&RELEASES).unwrap();
                 self.machines[at] = self.boot(member, of, start);
                 return;
             }
@@ -496,10 +496,10 @@ impl History {
                 if epochs.is_empty() {
                     return;
                 }
-                ReconcilerChange::Repair { reconciler: name(), epoch: self.dice.pick(&epochs) }
+                ReconcilerChange::Repair { reconciler: name(), epoch: self.dice.pick(&epochs).unwrap() }
             }
             10 => {
-                let floor = release(self.dice.pick(&RELEASES)).triple;
+                let floor = release(self.dice.pick(&RELEASES).unwrap()).triple;
                 ReconcilerChange::ForceFloor { reconciler: name(), floor }
             }
             _ => return,
