@@ -89,7 +89,8 @@ impl SeatKeeper {
             }
             RaftData::Damaged { held, file, .. } => (held, Some(DataLoss { damaged: true, file })),
         };
-        SeatRequest { advertise: self.shared.advertise.clone(), held, data_lost }
+        let feature_level = self.shared.config.settings.feature_level();
+        SeatRequest { advertise: self.shared.advertise.clone(), held, data_lost, feature_level }
     }
 
     /// One line per change, to whoever looks at why a manager is not there yet.

@@ -17,6 +17,7 @@ use muster_gateway::{DialTimeouts, GatewayConfig};
 use muster_join::JoinLimits;
 use muster_kernel::{Backoff, Intensity};
 use muster_mesh::MeshConfig;
+use muster_messages::FEATURE_LEVEL;
 use muster_raft_member::RaftConfig;
 use muster_sessions::{DispatcherConfig, SessionsConfig};
 use serde::{Deserialize, Serialize};
@@ -80,6 +81,8 @@ pub struct Settings {
 pub struct Debug {
     /// Allows `muster actors crash`.
     pub crash: bool,
+    /// Pretends to be a build that speaks this feature level. It changes the number and nothing else.
+    pub feature_level: Option<u32>,
 }
 
 /// When supervisors give up, and how the manager half is started again.
@@ -336,6 +339,11 @@ impl Settings {
     fn default_grace(&self) -> Duration {
         let silence = self.sessions().down_after() + self.agent.reconnect_cap.0 + Duration::from_millis(1500);
         silence.max(self.sessions.digest_every.0 * 2)
+    }
+
+    /// What this process reads and writes, or pretends to.
+    pub fn feature_level(&self) -> u32 {
+        self.debug.feature_level.unwrap_or(FEATURE_LEVEL)
     }
 
     pub fn intensity(&self) -> Intensity {

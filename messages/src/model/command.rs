@@ -215,6 +215,8 @@ pub enum Change {
     PutUser(User),
     /// Absent: nothing happens.
     DeleteUser(Name),
+    /// Never falls. Refused as `Stale` unless the gate of [`LEVEL_RECONCILER`](super::LEVEL_RECONCILER) leads there, which
+    /// says that no manager of a lower level takes part. The same again: nothing happens.
     SetFeatureLevel(u32),
     /// Writes a new object; `created_at`, `created` and `revision` are set at apply time. A lease with a holder is
     /// acquired by it.

@@ -24,6 +24,16 @@ pub const CANDIDATES_SCOPE: &str = "candidates.";
 /// On every object that a reconciler made: whose it is.
 pub const RECONCILER_LABEL: &str = "muster.dev/reconciler";
 
+/// The managers' own scope: each takes part in it as the release `N.0.0`, N the feature level that its build speaks.
+pub const MANAGERS_SCOPE: &str = "muster";
+/// The built-in reconciler whose gate raises the cluster's feature level.
+pub const LEVEL_RECONCILER: &str = "feature-level";
+
+/// A feature level as a release of [`LEVEL_RECONCILER`].
+pub fn level_release(level: u32) -> Triple {
+    Triple::new(level.into(), 0, 0)
+}
+
 /// The lease that the runner of a reconciler holds.
 pub fn runner_lease(reconciler: &str) -> ObjectKey {
     ObjectKey::lease(RUNNERS_NAMESPACE, reconciler)

@@ -85,6 +85,8 @@ pub struct SeatRequest {
     pub held: Option<RaftId>,
     /// It held a seat once and lost or refused its data: the old seat is removed first.
     pub data_lost: Option<DataLoss>,
+    /// The newest encoding of commands and snapshots that its build reads. Below the cluster's: refused.
+    pub feature_level: u32,
 }
 
 /// What became of a manager's Raft data.

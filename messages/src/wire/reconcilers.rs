@@ -150,6 +150,12 @@ pub enum ReconcilerRequest {
     Progress {
         progress: Progress,
     },
+    /// `{"feature_level"}`. What the runner of [`LEVEL_RECONCILER`](crate::LEVEL_RECONCILER) does. Managers only. Late: refused,
+    /// its term is over. Repeated: nothing happens.
+    RaiseLevel {
+        level: u32,
+        term: FencingToken,
+    },
 }
 
 /// ADMISSION.

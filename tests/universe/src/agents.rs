@@ -9,8 +9,8 @@ use muster_gateway::core::admission::{Admission, HereIs, admit};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{SeatReply, SeatRequest};
 use muster_messages::{
-    CertIdentity, CertificateState, ClusterId, ErrorBody, ErrorCode, Incarnation, NodeId, RaftId, RefusalReason,
-    Revision, Role, Subject, WallTime,
+    CertIdentity, CertificateState, ClusterId, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId,
+    RefusalReason, Revision, Role, Subject, WallTime,
 };
 use muster_role_manager::core as roles;
 
@@ -298,7 +298,8 @@ impl Universe {
         let disk = &self.machines[place].disk;
         let lost = disk.lost.clone().filter(|_| h.keeper.seated <= disk.held);
         let held = if lost.is_some() { self.machines[place].disk.held } else { h.keeper.holds };
-        let request = SeatRequest { advertise: self.machines[place].addr.clone(), held, data_lost: lost };
+        let advertise = self.machines[place].addr.clone();
+        let request = SeatRequest { advertise, held, data_lost: lost, feature_level: FEATURE_LEVEL };
         let asked = self.host_of(place).and_then(|host| self.question(place, host, Question::Seat(request)));
         match asked {
             Some(ask) => self.time.after(PATIENCE, Event::AskSeat { place, half, unanswered: Some(ask) }),

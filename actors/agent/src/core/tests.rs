@@ -1,7 +1,7 @@
 //! Claims about the agent's decisions.
 
 use muster_messages::wire::{SeatReply, SignReply};
-use muster_messages::{Name, WaitReason};
+use muster_messages::{FEATURE_LEVEL, Name, WaitReason};
 
 use super::*;
 
@@ -475,7 +475,12 @@ fn a_lost_session_stops_no_manager_half() {
 #[test]
 fn a_seat_request_is_relayed_and_ends_with_its_session() {
     let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
-    let request = || SeatRequest { advertise: "10.0.0.9:4400".to_owned(), held: None, data_lost: None };
+    let request = || SeatRequest {
+        advertise: "10.0.0.9:4400".to_owned(),
+        held: None,
+        data_lost: None,
+        feature_level: FEATURE_LEVEL,
+    };
     w.step(Input::RequestSeat { ask: AskId(1), request: request() });
     assert!(w.said(|e| matches!(e, Effect::AnswerSeat { result: Err(e), .. } if e.code == ErrorCode::Unreachable)));
     w.open();

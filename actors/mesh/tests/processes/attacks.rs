@@ -143,7 +143,12 @@ async fn calls_without_end_are_gated_and_cost_bounded_memory() {
     let (mut nodes, addr) = pair();
     let mut client = Client::join(&addr, 9).await;
     let before = nodes[0].rss_mib();
-    let request = muster_messages::wire::SeatRequest { advertise: "hold".into(), held: None, data_lost: None };
+    let request = muster_messages::wire::SeatRequest {
+        advertise: "hold".into(),
+        held: None,
+        data_lost: None,
+        feature_level: muster_messages::FEATURE_LEVEL,
+    };
     let asked = muster_messages::wire::PeerCall::Seat { node: crate::node::node(9), request };
     let message = envelope(client.victim.tag, PeerMessage::Call(asked));
     let frame = call(client.victim.door_pid, &message, 1, 60_000);

@@ -125,7 +125,10 @@ fn raft_probe() -> Recipient<RaftMemberMsg> {
 }
 
 fn call(text: &str) -> PeerCall {
-    PeerCall::Seat { node: node(0), request: SeatRequest { advertise: text.to_owned(), held: None, data_lost: None } }
+    PeerCall::Seat {
+        node: node(0),
+        request: SeatRequest { advertise: text.to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL },
+    }
 }
 
 async fn answer(mut calls: mpsc::Receiver<IncomingCall>) {

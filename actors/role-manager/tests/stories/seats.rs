@@ -5,7 +5,7 @@ use muster_role_manager::core::{Answer, AskId};
 use crate::world::*;
 
 fn request(n: u64) -> SeatRequest {
-    SeatRequest { advertise: format!("127.0.0.1:44{n:02}"), held: None, data_lost: None }
+    SeatRequest { advertise: format!("127.0.0.1:44{n:02}"), held: None, data_lost: None, feature_level: FEATURE_LEVEL }
 }
 fn reply(world: &World, ask: AskId) -> Result<SeatReply, ErrorBody> {
     match world.answers.get(&ask) {
@@ -67,7 +67,12 @@ fn a_lost_reply_leads_to_the_same_seat() {
 #[test]
 fn a_member_that_moved_keeps_its_seat_and_its_address_is_replaced() {
     let mut world = World::new(3, 0);
-    let moved = SeatRequest { advertise: "127.0.0.1:5503".to_owned(), held: Some(RaftId(3)), data_lost: None };
+    let moved = SeatRequest {
+        advertise: "127.0.0.1:5503".to_owned(),
+        held: Some(RaftId(3)),
+        data_lost: None,
+        feature_level: FEATURE_LEVEL,
+    };
     let answer = ask(&mut world, 3, moved).unwrap();
     assert_eq!(answer, SeatReply::Seated { raft_id: RaftId(3) });
     assert_eq!(world.tables.seat_of(id(3)).unwrap().addr, "127.0.0.1:5503");
@@ -83,7 +88,8 @@ fn an_address_that_nobody_can_dial_is_invalid() {
         world.machine(4).no_knocks = true;
         world.promote(4);
         world.run_for(secs(1));
-        let knock = SeatRequest { advertise: bad.to_owned(), held: None, data_lost: None };
+        let knock =
+            SeatRequest { advertise: bad.to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
         let ask = world.ask_for_seat(id(4), knock);
         world.keep_seat_answers = true;
         world.turn();

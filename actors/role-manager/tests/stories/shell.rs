@@ -226,7 +226,12 @@ async fn a_seat_is_given_after_the_dial_back() {
     stage.certify(4);
     let roles = stage.roles.clone();
     let knock = tokio::spawn(async move {
-        let request = SeatRequest { advertise: "10.0.0.4:4400".to_owned(), held: None, data_lost: None };
+        let request = SeatRequest {
+            advertise: "10.0.0.4:4400".to_owned(),
+            held: None,
+            data_lost: None,
+            feature_level: FEATURE_LEVEL,
+        };
         roles.ask(LONG, |reply| RoleManagerMsg::RequestSeat { node: id(4), request, reply }.into()).await
     });
     let probe = tokio::time::timeout(LONG, stage.mesh.recv()).await.unwrap().unwrap();

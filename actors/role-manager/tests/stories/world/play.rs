@@ -334,8 +334,8 @@ impl World {
         if !machine.up || machine.no_knocks || !certified || !idle || !lacks {
             return false;
         }
-        let request =
-            SeatRequest { advertise: machine.addr.clone(), held: machine.held, data_lost: machine.data_lost.clone() };
+        let (advertise, data_lost) = (machine.addr.clone(), machine.data_lost.clone());
+        let request = SeatRequest { advertise, held: machine.held, data_lost, feature_level: FEATURE_LEVEL };
         self.ask_for_seat(node, request);
         true
     }
