@@ -8,10 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use muster::cli::dev::process::ProcessId;
-use muster::cli::elect::guarded::{Guarded, Launch};
-use muster::cli::elect::guardian::{Exit, Report};
-use muster::cli::elect::line::News;
-use muster::cli::{elect, parent};
+use muster::cli::parent;
+use muster::guard::{Exit, Guarded, Launch, News, Report, adopt};
 use muster_elector::{BootTime, Hold, Timekeeper};
 use muster_messages::Moment;
 use rustix::process::Signal;
@@ -49,7 +47,7 @@ fn played_muster() {
     let var = |key: &str| std::env::var(key).expect("it is started by the others");
     let number = |key: &str| var(key).parse().map(Duration::from_millis).expect("a number of milliseconds");
     parent::obey();
-    elect::adopt().expect("a subreaper");
+    adopt().expect("a subreaper");
     let (step_down, over) = (number("STEP_DOWN"), number("OVER"));
     let command = var("SCRIPT");
     let launch = Launch {
@@ -64,7 +62,7 @@ fn played_muster() {
     let hold = |now: Moment| Hold { step_down_at: now + step_down, over_at: now + over };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut guarded = Guarded::start(&launch).expect("a guardian");
+        let mut guarded = Guarded::start(&launch, std::io::stdin()).expect("a guardian");
         println!("guardian {}", guarded.guardian());
         let first = hold(BootTime.now());
         guarded.until(first).await;

@@ -2,5 +2,6 @@
 
 fn main() -> std::process::ExitCode {
     muster::cli::parent::obey();
-    muster::daemon::main(std::env::args_os())
+    let args: Vec<_> = std::env::args_os().collect();
+    muster::guard::hidden(&args).unwrap_or_else(|| muster::daemon::main(args.into_iter()))
 }

@@ -36,6 +36,7 @@ use muster_messages::ErrorCode;
 
 use self::args::{Cli, Command, Format};
 use self::failure::{Failure, Outcome};
+use crate::guard;
 
 /// Runs `muster` with these arguments, the program's name first.
 ///
@@ -44,7 +45,7 @@ use self::failure::{Failure, Outcome};
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     parent::obey();
     let args: Vec<OsString> = args.into_iter().collect();
-    if let Some(exit) = elect::hidden(&args) {
+    if let Some(exit) = guard::hidden(&args) {
         return exit;
     }
     if let Some(args) = as_daemon(&args) {

@@ -17,11 +17,10 @@ use super::args::Global;
 use super::client::{Client, Target};
 use super::duration::parse_duration;
 use super::elect::command::{End, Forwarded, Speaker, guard};
-use super::elect::guarded::Launch;
-use super::elect::guardian::{Exit, Number};
-use super::elect::{adopt, default_identity};
+use super::elect::default_identity;
 use super::failure::{Failure, Outcome};
 use super::output::{Out, print};
+use crate::guard::{Exit, Launch, Number, adopt};
 
 #[derive(Debug, Args)]
 #[command(

@@ -120,6 +120,7 @@ struct File {
     dispatcher: settings::Dispatcher,
     elections: settings::Elections,
     api: settings::Api,
+    reconcilers: settings::Reconcilers,
 }
 
 impl File {
@@ -141,6 +142,7 @@ impl File {
             dispatcher: take(&mut self.dispatcher),
             elections: take(&mut self.elections),
             api: take(&mut self.api),
+            reconcilers: take(&mut self.reconcilers),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The daemon: reads its configuration, finds its identity, builds the supervision tree, runs until it is told to stop.
 
 mod boot;
+mod commands;
 mod config;
 mod leader;
 mod lock;

@@ -56,8 +56,9 @@ pub struct Node {
     fatal: Arc<watch::Sender<Option<String>>>,
 }
 
-/// How long reconcilers have to give their leases back before the rest is stopped. What is left runs out by itself.
-const FAREWELL: Duration = Duration::from_secs(3);
+/// How long reconcilers have to give their leases back before the rest is stopped: a command has 5 s between TERM and KILL.
+/// What is left runs out by itself.
+const FAREWELL: Duration = Duration::from_millis(5_500);
 
 impl Node {
     /// Boots and starts everything. Returns once the tree stands; the ready line follows when the node can serve.
@@ -105,10 +106,12 @@ impl Node {
 
     /// Hands leadership over, closes sessions, stops everything in reverse start order.
     pub async fn stop(&self) {
-        if let Some(reconcilers) = &self.reconcilers {
-            let _in_time = tokio::time::timeout(FAREWELL, reconcilers.hand_over()).await;
-        }
-        super::manager::hand_over(&self.shared).await;
+        let farewell = async {
+            if let Some(reconcilers) = &self.reconcilers {
+                let _in_time = tokio::time::timeout(FAREWELL, reconcilers.hand_over()).await;
+            }
+        };
+        tokio::join!(farewell, super::manager::hand_over(&self.shared));
         self.root.shut_down().await;
     }
 }

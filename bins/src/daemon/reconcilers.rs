@@ -9,8 +9,9 @@ use muster_api::Service as Api;
 use muster_kernel::{Clock, Spec};
 use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, NodeId, Principal, Release, RequestId};
-use muster_reconciler::{Cluster, Reconcilers, Setup, reconcilers_spec};
+use muster_reconciler::{Cluster, CommandRunner, Reconcilers, Setup, reconcilers_spec};
 
+use super::commands::Commands;
 use super::node::Shared;
 
 /// The cluster, as this node reaches it.
@@ -48,10 +49,16 @@ impl Cluster for Own {
     }
 }
 
-/// `node/reconcilers`: a group for every reconciler that this node's release has a definition of. Object sets only so far.
+/// `node/reconcilers`: a group for every reconciler that this node's release has a definition of, with objects or a command.
 pub(super) fn spec(shared: &Shared) -> Option<(Spec, Reconcilers)> {
     let release: Release = shared.config.release.parse().ok()?;
     let own = Arc::new(Own { api: shared.api.clone(), me: shared.me });
-    let setup = Setup { node: Some(shared.me), objects: true, ..Setup::new(own, shared.me.to_string(), release) };
+    let commands: Arc<dyn CommandRunner> = Arc::new(Commands { socket: shared.config.socket.clone() });
+    let setup = Setup {
+        node: Some(shared.me),
+        objects: true,
+        commands: shared.config.settings.reconcilers.commands.then_some(commands),
+        ..Setup::new(own, shared.me.to_string(), release)
+    };
     reconcilers_spec(setup).ok()
 }

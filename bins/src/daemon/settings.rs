@@ -73,6 +73,7 @@ pub struct Settings {
     pub dispatcher: Dispatcher,
     pub elections: Elections,
     pub api: Api,
+    pub reconcilers: Reconcilers,
 }
 
 /// Switches for tests and development clusters.
@@ -83,6 +84,20 @@ pub struct Debug {
     pub crash: bool,
     /// Pretends to be a build that speaks this feature level. It changes the number and nothing else.
     pub feature_level: Option<u32>,
+}
+
+/// What this node does for release-gated reconcilers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reconcilers {
+    /// Runs commands of definitions.
+    pub commands: bool,
+}
+
+impl Default for Reconcilers {
+    fn default() -> Self {
+        Self { commands: true }
+    }
 }
 
 /// When supervisors give up, and how the manager half is started again.

@@ -5,12 +5,10 @@ use muster_elector::Hold;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use super::guarded::{Guarded, Launch};
-use super::guardian::{Exit, Number, Report};
-use super::line::News;
 use crate::cli::args::Format;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::Out;
+use crate::guard::{Exit, Guarded, Launch, News, Number, Report};
 
 /// What is said to people, on stderr: stdout is the command's.
 #[derive(Clone, Copy)]
@@ -46,7 +44,7 @@ pub async fn guard(
     ended: impl Future<Output = ()>,
     mut signals: Option<mpsc::Receiver<Number>>,
 ) -> End {
-    let mut guarded = match Guarded::start(launch) {
+    let mut guarded = match Guarded::start(launch, std::io::stdin()) {
         Ok(guarded) => guarded,
         Err(error) => return End::Failed(Failure::io("cannot start the guardian", &error)),
     };

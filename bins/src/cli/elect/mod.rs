@@ -6,26 +6,8 @@
 
 mod args;
 pub(super) mod command;
-mod family;
-pub mod guarded;
-pub mod guardian;
-pub mod line;
 mod run;
 
-use std::ffi::OsString;
-use std::process::ExitCode;
-
 pub use self::args::ElectArgs;
-pub use self::family::adopt;
 pub(super) use self::run::default_identity;
 pub(super) use self::run::run;
-
-/// What this process is, if it is a guardian or about to become a command: neither is for people to type.
-pub fn hidden(args: &[OsString]) -> Option<ExitCode> {
-    let rest = args.get(2..).unwrap_or_default();
-    match args.get(1)?.to_str()? {
-        guardian::GUARDIAN => Some(guardian::main(rest)),
-        guardian::COMMAND => Some(guardian::become_command(rest)),
-        _ => None,
-    }
-}

@@ -17,13 +17,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::args::ElectArgs;
 use super::command::{End, Forwarded, Speaker, guard};
-use super::family;
-use super::guarded::Launch;
-use super::guardian::{Exit, Number};
 use crate::cli::args::Global;
 use crate::cli::client::{Client, Target};
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::Out;
+use crate::guard::{self, Exit, Launch, Number};
 
 /// The exit status of a command that lost its lease while it ran.
 const LOST: u8 = 7;
@@ -43,7 +41,7 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
     config.validate().map_err(|refusal| invalid(&refusal))?;
     let mut signals = Forwarded::listen()?;
     // What a killed guardian leaves behind becomes ours.
-    family::adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
+    guard::adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
     let link = match Client::from_flags(global).await?.target() {
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),

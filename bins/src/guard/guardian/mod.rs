@@ -1,7 +1,7 @@
 //! The guardian process, and the last step before the command.
 //!
 //! ```text
-//! muster ── socket ── guardian ── command, in a group of its own
+//! muster, or a keeper ── socket ── guardian ── command, in a group of its own
 //! ```
 //!
 //! Three ends, and what each leads to: `muster` killed or frozen: the guardian ends the command in time. The guardian
@@ -32,9 +32,9 @@ use super::family;
 use super::line::{FRAME, News, news_frame, order_of, receive_input};
 
 /// The first argument that makes a process a guardian. The command follows.
-pub const GUARDIAN: &str = "elect-guardian";
+pub const GUARDIAN: &str = "guard-guardian";
 /// The first argument that makes a process the command, once it is tied to its guardian. The guardian's pid and the command follow.
-pub const COMMAND: &str = "elect-command";
+pub const COMMAND: &str = "guard-command";
 
 /// What a shell reports for a command that could not be run, and for one that is not there.
 const NOT_RUNNABLE: u8 = 126;
@@ -129,7 +129,7 @@ async fn guard(socket: UnixStream, input: Stdio, command: &[OsString]) -> io::Re
 }
 
 /// Signals that are not for the guardian. Held: none of them ends it.
-fn ignored() -> io::Result<Vec<Signals>> {
+pub(super) fn ignored() -> io::Result<Vec<Signals>> {
     let kinds = [
         SignalKind::interrupt(),
         SignalKind::terminate(),
@@ -142,7 +142,7 @@ fn ignored() -> io::Result<Vec<Signals>> {
 }
 
 /// What the other side orders; ends with it. What is no order ends it as well.
-fn orders(mut reader: tokio::net::unix::OwnedReadHalf) -> mpsc::Receiver<Input> {
+pub(super) fn orders(mut reader: tokio::net::unix::OwnedReadHalf) -> mpsc::Receiver<Input> {
     let (tell, orders) = mpsc::channel(1);
     tokio::spawn(async move {
         let mut frame = [0; FRAME];

@@ -1,12 +1,13 @@
-//! `muster`'s end of a guardian: starts one, moves its deadline, hears what became of the command, and takes over when the
-//! guardian itself is killed.
+//! This end of a guardian: starts one, moves its deadline, hears what became of the command, and takes over when the
+//! guardian itself is killed. The end of a keeper is the same.
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use muster_elector::Hold;
 use rustix::process::Pid;
@@ -17,16 +18,24 @@ use tokio::sync::mpsc;
 
 use super::family;
 use super::guardian::{AGAIN, GUARDIAN, Input, Number};
+use super::keeper::KEEPER;
 use super::line::{FRAME, Frame, News, news_of, order_frame, send_input};
 use crate::cli::parent;
 
 /// A command that is to run under a guardian.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// `muster`.
+    /// `muster` or `musterd`.
     pub program: PathBuf,
     pub command: Vec<OsString>,
     pub environment: Vec<(String, String)>,
+}
+
+/// Where a kept command reads from and writes to.
+pub struct Streams {
+    pub input: OwnedFd,
+    pub output: OwnedFd,
+    pub errors: OwnedFd,
 }
 
 impl Launch {
@@ -38,24 +47,43 @@ impl Launch {
 
 /// A guardian and its command. Dropped, or gone with this process: the guardian ends the command in time.
 pub struct Guarded {
-    orders: OwnedWriteHalf,
+    /// `None`: whoever gave them is gone, which the guardian was told.
+    orders: Option<OwnedWriteHalf>,
     news: mpsc::Receiver<News>,
-    guardian: u32,
+    process: Child,
     group: Option<Pid>,
 }
 
 impl Guarded {
-    /// Starts the guardian. The command starts with the first [`Guarded::until`].
-    pub fn start(launch: &Launch) -> io::Result<Self> {
+    /// Starts the guardian of a command that reads from `input`. The command starts with the first [`Guarded::until`].
+    pub fn start(launch: &Launch, input: impl AsFd) -> io::Result<Self> {
+        Self::through(GUARDIAN, launch, input, |_| {})
+    }
+
+    /// Starts a keeper, for a process that has other children: nothing of the command becomes a child of this one. The
+    /// command does not see what this process was configured with in the environment.
+    pub fn start_kept(launch: &Launch, streams: Streams) -> io::Result<Self> {
+        let Streams { input, output, errors } = streams;
+        Self::through(KEEPER, launch, input, |command| {
+            let ours = std::env::vars_os().map(|(key, _)| key);
+            for key in ours.filter(|key| key.to_string_lossy().starts_with("MUSTER_")) {
+                command.env_remove(key);
+            }
+            command.stdout(Stdio::from(output)).stderr(Stdio::from(errors));
+        })
+    }
+
+    fn through(role: &str, launch: &Launch, input: impl AsFd, prepare: impl FnOnce(&mut Command)) -> io::Result<Self> {
         let (ours, theirs) = StdUnixStream::pair()?;
         let mut command = Command::new(&launch.program);
-        command.arg0("muster").arg(GUARDIAN).args(&launch.command);
+        command.arg0("muster").arg(role).args(&launch.command);
+        prepare(&mut command);
         command.envs(launch.environment.iter().map(|(key, value)| (key, value)));
         // It must outlive us, whatever we were told to die with.
         parent::untie(&mut command);
-        let guardian = command.stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs))).spawn()?.id();
+        let process = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
         drop(command); // and with it our copy of the other end
-        send_input(&ours, io::stdin())?;
+        send_input(&ours, input)?;
         ours.set_nonblocking(true)?;
         let (mut reader, orders) = UnixStream::from_std(ours)?.into_split();
         let (tell, news) = mpsc::channel(1);
@@ -68,12 +96,12 @@ impl Guarded {
                 }
             }
         });
-        Ok(Self { orders, news, guardian, group: None })
+        Ok(Self { orders: Some(orders), news, process, group: None })
     }
 
-    /// The guardian's process id.
+    /// The process id of the guardian, or the keeper.
     pub fn guardian(&self) -> u32 {
-        self.guardian
+        self.process.id()
     }
     /// The command's process group, once it runs.
     pub fn group(&self) -> Option<Pid> {
@@ -93,10 +121,17 @@ impl Guarded {
         self.order(Input::End).await;
     }
 
-    async fn order(&mut self, order: Input) {
-        if let Some(frame) = order_frame(order) {
-            let _gone = self.orders.write_all(&frame).await; // that a guardian is gone is heard as news
+    pub(super) async fn order(&mut self, order: Input) {
+        if let (Some(orders), Some(frame)) = (&mut self.orders, order_frame(order)) {
+            let _gone = orders.write_all(&frame).await; // that a guardian is gone is heard as news
         }
+    }
+    /// Nothing will be ordered any more: the guardian ends the command in time.
+    pub(super) fn let_go(&mut self) {
+        self.orders = None;
+    }
+    pub(super) fn is_let_go(&self) -> bool {
+        self.orders.is_none()
     }
 
     /// What the guardian says next; `None` once it is gone. Nothing is lost when the wait is abandoned.
@@ -106,6 +141,11 @@ impl Guarded {
             self.group = Pid::from_raw(group);
         }
         news
+    }
+
+    /// Collects the process of a keeper that is gone, for a parent that does not collect everything. Blocks until it is.
+    pub fn collect(mut self) -> io::Result<()> {
+        self.process.wait().map(drop)
     }
 
     /// In place of a guardian that was killed: kills what it guarded, and waits until nothing of it is left. The kernel has

@@ -1,0 +1,139 @@
+//! Commands of reconcilers, run on this node: each under a keeper and a guardian of its own.
+//!
+//! Keeps  RUN-6  a command of a runner's term is told to end with the term or when it is not wanted any more, and is killed
+//!               before the term can be another's; also when this process is killed or frozen.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::pin::pin;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_elector::{BootTime, Timekeeper};
+use muster_reconciler::{CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, MOST_OUTPUT};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+use tokio::time::Duration;
+
+use crate::guard::{Exit, Guarded, Launch, News, Report, Streams};
+
+/// KILL, as a number.
+const KILL: u8 = 9;
+/// How long the end of what a command wrote may take to arrive when nothing of it is left.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(super) struct Commands {
+    /// What `muster` in a command speaks to.
+    pub socket: PathBuf,
+}
+
+impl CommandRunner for Commands {
+    fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
+        let socket = self.socket.to_string_lossy().into_owned();
+        let (mut tell, end) = oneshot::channel();
+        // Apart: whoever wants the end may stop waiting, but somebody must collect the process.
+        tokio::spawn(async move {
+            let end = run(order, socket, tell.closed()).await;
+            let _unwanted = tell.send(end);
+        });
+        end.map(|end| end.unwrap_or_else(|_| not_started("this process is ending"))).boxed()
+    }
+}
+
+fn not_started(why: impl ToString) -> CommandEnd {
+    CommandEnd { exit: CommandExit::NotStarted(why.to_string()), output: String::new() }
+}
+
+/// From the start of the keeper until nothing is left of the command. `unwanted`: nobody waits for it any more.
+async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output = ()>) -> CommandEnd {
+    let CommandOrder { argv, env, mut hold, cancelled } = order;
+    let mut environment = vec![("MUSTER_SOCKET".to_owned(), socket)];
+    environment.extend(env);
+    let launch = Launch::new(argv.into_iter().map(OsString::from).collect(), environment);
+    let (mut guarded, written) = match start(&launch) {
+        Ok(started) => started,
+        Err(error) => return not_started(error),
+    };
+    let output = tokio::spawn(last_of(written));
+    let mut unwanted = pin!(async {
+        tokio::select! {
+            () = unwanted => {}
+            () = cancelled.cancelled() => {}
+        }
+    });
+    let (mut ended, mut kill_in) = (None, None);
+    let first = *hold.borrow_and_update();
+    guarded.until(first).await;
+    loop {
+        let impatient = async {
+            match kill_in {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Ok(()) = hold.changed() => {
+                let later = *hold.borrow_and_update();
+                guarded.until(later).await;
+            }
+            () = &mut unwanted, if kill_in.is_none() && ended.is_none() => {
+                guarded.end().await;
+                kill_in = Some(tokio::time::Instant::now() + GRACE);
+            }
+            () = impatient => {
+                guarded.signal(KILL).await;
+                kill_in = Some(tokio::time::Instant::now() + GRACE);
+            }
+            news = guarded.next() => match news {
+                Some(News::Report(Report::Ended(exit))) => ended = Some(exit),
+                Some(News::Started { .. } | News::Report(Report::Lapsed)) => {}
+                None => break,
+            }
+        }
+    }
+    let started = guarded.group().is_some();
+    // It waits for a process that has closed its connection.
+    let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
+    if !matches!(collected, Ok(Ok(()))) {
+        tracing::warn!(?collected, "cannot collect a command's keeper");
+    }
+    let exit = match ended {
+        Some(Exit::Code(code)) => CommandExit::Code(code),
+        Some(Exit::Signal(number)) => CommandExit::Signal(number),
+        // The keeper was killed. The guardian has been told by that, and ends the command before its time is over.
+        None if started => {
+            let over = hold.borrow().over_at;
+            BootTime.until(over).await;
+            CommandExit::Signal(KILL)
+        }
+        None => CommandExit::NotStarted("its time was over, or its keeper ended first".to_owned()),
+    };
+    let output = tokio::time::timeout(LAST_WORDS, output).await;
+    CommandEnd { exit, output: output.ok().and_then(Result::ok).unwrap_or_default() }
+}
+
+fn start(launch: &Launch) -> io::Result<(Guarded, pipe::Receiver)> {
+    let (ours, theirs) = io::pipe()?;
+    let input = OwnedFd::from(File::open("/dev/null")?);
+    let (output, errors) = (OwnedFd::from(theirs.try_clone()?), OwnedFd::from(theirs));
+    let guarded = Guarded::start_kept(launch, Streams { input, output, errors })?;
+    Ok((guarded, pipe::Receiver::from_owned_fd(OwnedFd::from(ours))?))
+}
+
+/// The end of what is written, once nobody writes any more.
+async fn last_of(mut written: pipe::Receiver) -> String {
+    let mut kept = Vec::with_capacity(MOST_OUTPUT);
+    let mut chunk = vec![0; 8 * 1024];
+    while let Ok(read @ 1..) = written.read(&mut chunk).await {
+        kept.extend_from_slice(chunk.get(..read).unwrap_or_default());
+        if kept.len() > 2 * MOST_OUTPUT {
+            kept.drain(..kept.len() - MOST_OUTPUT);
+        }
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
