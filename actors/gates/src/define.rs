@@ -1,6 +1,6 @@
 //! Definitions as they come in: what is legal, and the digest that tells two of one release apart.
 
-use muster_messages::{Action, Definition, DesiredObject, RECONCILER_LABEL, Revision, WallTime};
+use muster_messages::{Action, CommandAction, Definition, DesiredObject, RECONCILER_LABEL, Revision, WallTime};
 use sha2::{Digest, Sha256};
 
 /// Objects of one definition.
@@ -9,6 +9,10 @@ const MOST_OBJECTS: usize = 5_000;
 const MOST_BYTES: usize = 512 * 1024;
 /// Waves of one definition.
 const MOST_WAVES: u32 = 1_000;
+/// The longest period, pause or run: a year, in milliseconds.
+const LONGEST_MS: u64 = 366 * 24 * 3_600_000;
+/// Reconcilers that one may wait for.
+const MOST_DEPENDENCIES: usize = 64;
 
 /// Why a definition is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +57,15 @@ fn fault(d: &Definition) -> Option<String> {
     if d.every_ms.is_some_and(|ms| ms < 1_000) {
         return Some("once a second is the most that it is applied again".to_owned());
     }
+    if [d.every_ms.unwrap_or(0), d.settle_ms, d.run_timeout_ms].into_iter().any(|ms| ms > LONGEST_MS) {
+        return Some("every, settle and timeout are a year at most".to_owned());
+    }
+    if d.resign_after == 0 {
+        return Some("resign_after is 1 at least: the failures in a row after which a runner makes way".to_owned());
+    }
+    if d.depends_on.len() > MOST_DEPENDENCIES {
+        return Some(format!("{} dependencies; {MOST_DEPENDENCIES} is the limit", d.depends_on.len()));
+    }
     if d.depends_on.contains(&d.reconciler) {
         return Some("it depends on itself".to_owned());
     }
@@ -61,15 +74,32 @@ fn fault(d: &Definition) -> Option<String> {
     }
     match &d.action {
         Action::Objects(objects) => fault_of_objects(objects),
-        Action::Command(command) if command.argv.first().is_none_or(String::is_empty) => {
-            Some("the command is empty".to_owned())
-        }
-        Action::Command(_) | Action::Handler => None,
+        Action::Command(command) => fault_of_command(command),
+        Action::Handler => None,
     }
     .or_else(|| {
         let bytes = serde_json::to_vec(d).map_or(0, |text| text.len());
         (bytes > MOST_BYTES).then(|| format!("{bytes} bytes; {MOST_BYTES} is the limit"))
     })
+}
+
+fn fault_of_command(command: &CommandAction) -> Option<String> {
+    if command.argv.first().is_none_or(String::is_empty) {
+        return Some("the command is empty".to_owned());
+    }
+    let (names, values) = (command.env.keys(), command.env.values());
+    if command.argv.iter().chain(values).any(|text| text.contains('\0')) {
+        return Some("neither a command nor its environment can hold a zero byte".to_owned());
+    }
+    let is_variable = |name: &&String| {
+        let part = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+        name.bytes().all(part) && name.bytes().next().is_some_and(|first| !first.is_ascii_digit())
+    };
+    if let Some(bad) = names.clone().find(|name| !is_variable(name)) {
+        return Some(format!("env {bad:?}: a variable is a letter or _, then letters, digits and _"));
+    }
+    let ours = names.into_iter().find(|name| name.starts_with("MUSTER_"));
+    ours.map(|name| format!("env {name}: variables that begin with MUSTER_ are set by Muster"))
 }
 
 fn fault_of_objects(objects: &[DesiredObject]) -> Option<String> {

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    Definition, DefinitionKey, Gate, GateEntry, GatePath, GateState, Hold, ManagedObject, Participant,
-    ParticipantPhase, Progress, Tables, Triple, WallTime, candidates_scope, runner_lease,
+    Action, Definition, DefinitionKey, Gate, GateEntry, GatePath, GateState, Hold, ManagedObject, Participant,
+    ParticipantPhase, Progress, RECONCILER_LABEL, Reconcilers, Tables, Triple, WallTime, candidates_scope,
+    runner_lease,
 };
 use serde_json::{Value, json};
 
@@ -26,8 +27,11 @@ fn gate(gate: &Gate) -> Value {
 /// `{"name","history":[GATE…]}`, newest last. `None`: there is no gate.
 pub fn history(tables: &Tables, name: &str) -> Option<Value> {
     let gate = tables.reconcilers.gates.get(name)?;
-    let entries: Vec<Value> = gate.history.iter().chain([&gate.now]).map(gate_view).collect();
-    Some(json!({"name": name, "history": entries}))
+    Some(json!({"name": name, "history": told(gate)}))
+}
+
+fn told(gate: &Gate) -> Vec<Value> {
+    gate.history.iter().chain([&gate.now]).map(gate_view).collect()
 }
 
 /// Where a reconciler is, in a word for scripts and a sentence for people.
@@ -78,7 +82,7 @@ pub fn status(tables: &Tables, name: &str) -> Option<Value> {
         "wave": progress.and_then(|p| p.wave),
         "output": progress.map_or("", |p| &p.output),
         "definitions": definitions,
-        "history": gate_now.map_or(0, |g| g.history.len()),
+        "history": gate_now.map(|g| told(g)).unwrap_or_default(),
     }))
 }
 
@@ -102,8 +106,11 @@ fn current_progress<'a>(tables: &'a Tables, name: &str) -> Option<&'a Progress> 
 fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Value> {
     let object = tables.objects.get(&runner_lease(name))?;
     let lease = object.lease().filter(|lease| lease.is_live())?;
+    let member = lease.spec.held_by();
+    let node = progress.and_then(|p| tables.nodes.get(&p.node)).map(|node| node.name.clone());
     Some(json!({
-        "member": lease.spec.held_by(),
+        "member": member,
+        "node": node,
         "release": progress.map(|p| &p.release),
         "term": lease.holding.token,
         "since": lease.spec.acquired.map(|at| WallTime(at.0 / 1000)),
@@ -171,8 +178,11 @@ fn phase(
     }
 }
 
-/// `{"name","release","path","hold","objects":[{"op","kind","namespace","name"}…],"blockers":[…],"gate"}`: what a
-/// definition would do now, and the gate it would leave. `None`: there is no such definition.
+/// Bytes of bodies in one plan; what goes beyond is only named.
+const MOST_BODIES: usize = 256 * 1024;
+
+/// `{"name","release","path","hold","objects":[{"op","kind","namespace","name","before","after"}…],"command","blockers",
+/// "gate"}`: what a definition would do now, and the gate it would leave. `None`: there is no such definition.
 pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Value> {
     let all = &tables.reconcilers;
     let definition = match release {
@@ -181,13 +191,21 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
     };
     let way = all.way(definition);
     let blockers = all.blockers(name, &definition.scope, definition.release.triple, definition.floor);
-    let waves = 0..Waves::of(definition).numbers().len();
-    let writes = waves.flat_map(|nth| drift(all, definition, nth));
-    let shown = |write: Write| {
-        let key = write.key();
-        json!({"op": write.op(), "kind": key.kind, "namespace": key.namespace, "name": key.name})
+    let waves = match definition.action {
+        Action::Objects(_) => 0..Waves::of(definition).numbers().len(),
+        Action::Command(_) | Action::Handler => 0..0,
     };
-    let objects: Vec<Value> = writes.filter(|write| !matches!(write, Write::Keep(_))).map(shown).collect();
+    let mut room = MOST_BODIES;
+    let mut objects = Vec::new();
+    for write in waves.flat_map(|nth| drift(all, definition, nth)) {
+        if !matches!(write, Write::Keep(_)) {
+            objects.push(planned(all, &write, &mut room));
+        }
+    }
+    let command = match &definition.action {
+        Action::Command(command) => Some(&command.argv),
+        Action::Objects(_) | Action::Handler => None,
+    };
     let waits = matches!(way, Ok(GatePath::First | GatePath::Restrict) | Err(Hold::ReadyToFinalize { .. }));
     Some(json!({
         "name": name,
@@ -195,9 +213,32 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
         "path": way.as_ref().ok().map(|path| path_word(*path)),
         "hold": way.as_ref().err().map(|hold| json!({"reason": hold.reason(), "message": hold.to_string()})),
         "objects": objects,
+        "command": command,
         "blockers": if waits { blockers } else { vec![] },
         "gate": {"state": GateState::Done, "reconciled": definition.release, "floor": definition.floor, "digest": definition.digest},
     }))
+}
+
+/// One write, with what is there and what would be.
+fn planned(all: &Reconcilers, write: &Write, room: &mut usize) -> Value {
+    let key = write.key();
+    let before = all.objects.get(key).map(|object| (&object.labels, &object.body));
+    let after = match write {
+        Write::Create(object) | Write::Update(object) => Some((&object.labels, &object.body)),
+        Write::Delete(_) | Write::Taken(_) | Write::Keep(_) => None,
+    };
+    let bytes = [before, after].into_iter().flatten().map(|(_, body)| body.len()).sum();
+    let left = room.checked_sub(bytes);
+    *room = left.unwrap_or(0);
+    let shown = |side: Option<(&BTreeMap<String, String>, &String)>| {
+        let (labels, body) = side.filter(|_| left.is_some())?;
+        let labels: BTreeMap<_, _> = labels.iter().filter(|(label, _)| *label != RECONCILER_LABEL).collect();
+        Some(json!({"labels": labels, "body": serde_json::from_str::<Value>(body).unwrap_or_default()}))
+    };
+    json!({
+        "op": write.op(), "kind": key.kind, "namespace": key.namespace, "name": key.name,
+        "before": shown(before), "after": shown(after),
+    })
 }
 
 /// MEMBER: one start of a member.

@@ -122,8 +122,52 @@ fn a_definition_that_could_never_work_is_refused_with_the_reason() {
     assert!(bad(&|d| d.action = Action::Objects(vec![object("a", 0), object("a", 1)])).contains("twice"));
     let body = DesiredObject { body: "[]".to_owned(), ..object("a", 0) };
     assert!(bad(&|d| d.action = Action::Objects(vec![body.clone()])).contains("no JSON object"));
-    let argv = CommandAction { argv: vec![], env: BTreeMap::new() };
-    assert!(bad(&|d| d.action = Action::Command(argv.clone())).contains("empty"));
+    assert!(bad(&|d| d.settle_ms = u64::MAX).contains("a year at most"));
+    assert!(bad(&|d| d.resign_after = 0).contains("1 at least"));
+    let command = |argv: &[&str], env: &str| CommandAction {
+        argv: argv.iter().map(|word| (*word).to_owned()).collect(),
+        env: [(env.to_owned(), String::new())].into(),
+    };
+    for (argv, env, why) in [
+        (&[][..], "A", "empty"),
+        (&["a", "\0"], "A", "zero byte"),
+        (&["a"], "A=B", "a variable is"),
+        (&["a"], "", "a variable is"),
+        (&["a"], "MUSTER_FENCING_TOKEN", "set by Muster"),
+    ] {
+        let refused = bad(&|d| d.action = Action::Command(command(argv, env)));
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
+#[test]
+fn a_plan_shows_each_write_with_what_is_there_and_what_would_be() {
+    let mut world = World::new();
+    let of = |name: &str, body: String| DesiredObject { body, ..object(name, 0) };
+    let small = |n: u32| format!("{{\"n\":{n}}}");
+    world.define(definition("1.0.0", "1.0.0", vec![of("gone", small(1)), of("kept", small(1)), of("other", small(1))]));
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    let first = world.0.reconcilers.definitions_of(NAME).next().unwrap().clone();
+    drift(&world.0.reconcilers, &first, 0).into_iter().for_each(|write| world.make("1.0.0", term, write));
+    let large = format!("{{\"n\":\"{}\"}}", "x".repeat(300 * 1024));
+    world.define(definition("2.0.0", "1.0.0", vec![of("kept", small(1)), of("other", small(2)), of("vast", large)]));
+    let plan = plan(&world.0, NAME, None).unwrap();
+    let shown: Vec<String> = plan["objects"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|o| {
+            format!(
+                "{} {} {} {}",
+                o["op"].as_str().unwrap(),
+                o["name"].as_str().unwrap(),
+                o["before"]["body"],
+                o["after"]["body"]
+            )
+        })
+        .collect();
+    // One that is too large to be shown is named.
+    assert_eq!(shown, [r#"update other {"n":1} {"n":2}"#, "create vast null null", "delete gone null null"]);
 }
 
 #[test]

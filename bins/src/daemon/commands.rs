@@ -34,7 +34,9 @@ pub(super) struct Commands {
 
 impl CommandRunner for Commands {
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
-        let socket = self.socket.to_string_lossy().into_owned();
+        // The command may be anywhere by the time it asks.
+        let socket = std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone());
+        let socket = socket.to_string_lossy().into_owned();
         let (mut tell, end) = oneshot::channel();
         // Apart: whoever wants the end may stop waiting, but somebody must collect the process.
         tokio::spawn(async move {

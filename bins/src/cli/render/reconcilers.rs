@@ -53,7 +53,8 @@ pub fn reconciler(r: &Value) -> String {
     let runs = if runner.is_null() {
         "nobody".to_owned()
     } else {
-        format!("{} since {}, term {}", cell(&runner["member"]), when(&runner["since"]), cell(&runner["term"]))
+        let who = if runner["node"].is_string() { &runner["node"] } else { &runner["member"] };
+        format!("{} since {}, term {}", cell(who), when(&runner["since"]), cell(&runner["term"]))
     };
     let scope = format!(
         "{}: {} serving, {} announced, {} draining",
@@ -78,11 +79,30 @@ pub fn reconciler(r: &Value) -> String {
         }
     }
     let mut text = table.render();
+    text += &last_words(r["output"].as_str().unwrap_or_default());
     let blocked = r["blockers"].as_array().is_some_and(|blockers| !blockers.is_empty());
     if blocked {
         text += &format!("\n{}", blockers(&r["blockers"]));
     }
     text
+}
+
+/// Lines of a command's output that are shown; all that is kept of it is in the JSON.
+const LAST_LINES: usize = 10;
+
+fn last_words(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let shown = lines.get(lines.len().saturating_sub(LAST_LINES)..).unwrap_or_default();
+    if shown.is_empty() {
+        return String::new();
+    }
+    let shown: String = shown.iter().map(|line| format!("\n  {}", printable(line))).collect();
+    format!("\nit wrote{}{shown}", if lines.len() > LAST_LINES { ", last of all" } else { "" })
+}
+
+/// Without what would move a terminal's cursor.
+fn printable(line: &str) -> String {
+    line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
 pub fn blockers(blockers: &Value) -> String {
@@ -121,6 +141,10 @@ pub fn plan(plan: &Value) -> String {
     for object in plan["objects"].as_array().into_iter().flatten() {
         let key = format!("{} {}/{}", cell(&object["kind"]), cell(&object["namespace"]), cell(&object["name"]));
         text += &format!("  {:<6} {key}\n", cell(&object["op"]));
+        text += &diff(&object["before"], &object["after"]);
+    }
+    if let Some(argv) = plan["command"].as_array() {
+        text += &format!("  run    {}\n", argv.iter().map(cell).collect::<Vec<_>>().join(" "));
     }
     if plan["blockers"].as_array().is_some_and(|blockers| !blockers.is_empty()) {
         text += "these are in the way:\n";
@@ -128,6 +152,21 @@ pub fn plan(plan: &Value) -> String {
     }
     let gate = &plan["gate"];
     text + &format!("then the gate says {}, floor {}\n", cell(&gate["reconciled"]), cell(&gate["floor"]))
+}
+
+/// What is there and what would be, as a unified diff of their JSON.
+fn diff(before: &Value, after: &Value) -> String {
+    let text = |side: &Value| match side {
+        Value::Null => String::new(),
+        side => serde_json::to_string_pretty(side).unwrap_or_default() + "\n",
+    };
+    let (before, after) = (text(before), text(after));
+    let diff = similar::TextDiff::from_lines(&before, &after);
+    diff.unified_diff()
+        .context_radius(1)
+        .to_string()
+        .lines()
+        .fold(String::new(), |all, line| all + "         " + &printable(line) + "\n")
 }
 
 pub fn gate_history(document: &Value) -> String {
@@ -199,4 +238,34 @@ pub fn objects(document: &Value) -> String {
 
 pub fn object(object: &Value) -> String {
     serde_json::to_string_pretty(object).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_plan_is_read_as_a_diff() {
+        let plan = json!({
+            "name": "schema", "release": "2.0.0", "path": "restrict", "blockers": [],
+            "objects": [
+                {"op": "update", "kind": "table", "namespace": "default", "name": "users",
+                 "before": {"labels": {}, "body": {"columns": 1}}, "after": {"labels": {}, "body": {"columns": 2}}},
+                {"op": "delete", "kind": "table", "namespace": "default", "name": "old", "before": null, "after": null},
+            ],
+            "gate": {"reconciled": "2.0.0", "floor": "2.0.0"},
+        });
+        let text = super::plan(&plan);
+        assert!(text.contains("-    \"columns\": 1\n") && text.contains("+    \"columns\": 2\n"), "{text}");
+        assert!(text.ends_with("then the gate says 2.0.0, floor 2.0.0\n"), "{text}");
+    }
+
+    #[test]
+    fn what_a_command_wrote_does_not_move_the_cursor() {
+        let shown = last_words(&format!("{}\x1b[2Jlast\n", "line\n".repeat(30)));
+        assert_eq!(shown.lines().count(), LAST_LINES + 1);
+        assert!(shown.ends_with("\u{fffd}[2Jlast") && shown.starts_with("\nit wrote, last of all"), "{shown:?}");
+        assert_eq!(last_words(""), "");
+    }
 }
