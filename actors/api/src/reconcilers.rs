@@ -9,12 +9,14 @@ use futures_util::stream;
 use muster_gates::{Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Change, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Participant, ParticipantKey,
-    ParticipantPhase, Principal, ReconcilerChange, Replica, RequestId, Revision, Tables, Triple,
+    Change, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Guard, LEVEL_RECONCILER,
+    Participant, ParticipantKey, ParticipantPhase, Principal, ReconcilerChange, Replica, RequestId, Revision, Tables,
+    Triple, runner_lease,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::core::reserved;
 use crate::ports::ManagerPorts;
 use crate::reads::to_text;
 use crate::service::{Asked, Service};
@@ -117,6 +119,7 @@ impl Service {
         request: &ReconcilerRequest,
     ) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
+        reserved::judge(&manager.replica.borrow().tables, &asked.caller, request)?;
         let name_of = |name: &String| name.clone();
         let change = match request {
             R::Apply { definitions, replace } => return self.define(manager, asked, definitions, *replace).await,
@@ -171,6 +174,7 @@ impl Service {
                 return self.wave(manager, asked, &key, *term, *wave).await;
             }
             R::Progress { progress } => ReconcilerChange::Progress(Box::new(progress.clone())),
+            R::RaiseLevel { level, term } => return self.raise_level(manager, asked, *level, *term).await,
             other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a change: {other:?}"))),
         };
         self.change(manager, asked, change).await?;
@@ -187,6 +191,25 @@ impl Service {
         let command = self.command(asked, "reconciler").change(Change::Reconciler(change));
         match self.try_propose(manager, asked, command).await? {
             Proposed::Applied(_, copy) => Ok(copy),
+            Proposed::Refused(refusal) => Err(explained(refusal)),
+        }
+    }
+
+    /// What the built-in reconciler does. The store judges whether its gate leads there.
+    async fn raise_level(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        level: u32,
+        term: FencingToken,
+    ) -> Result<String, ErrorBody> {
+        let in_force = Guard::LeaseToken { key: runner_lease(LEVEL_RECONCILER), token: term };
+        let command = self.command(asked, "feature level").guard(in_force).change(Change::SetFeatureLevel(level));
+        match self.try_propose(manager, asked, command).await? {
+            Proposed::Applied(_, copy) => {
+                let level = copy.tables.cluster.as_ref().map(|cluster| cluster.feature_level);
+                Ok(json!({"feature_level": level}).to_string())
+            }
             Proposed::Refused(refusal) => Err(explained(refusal)),
         }
     }

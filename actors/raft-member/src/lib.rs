@@ -10,7 +10,7 @@ mod drain;
 mod feed;
 mod shell;
 
-pub use self::core::RaftConfig;
+pub use self::core::{Outgrown, RaftConfig};
 pub use self::drain::logger;
 pub use self::feed::{ObjectFeed, ObjectNews};
 pub use self::shell::{Msg, RaftArgs, RaftMember};

@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::core::{Answer, AskId, Batch, Input, Notice, Outbound, OutboundSnapshot, RaftConfig, RaftCore, SnapshotJob};
+use crate::core::{
+    Answer, AskId, Batch, Input, Notice, Outbound, OutboundSnapshot, Outgrown, RaftConfig, RaftCore, SnapshotJob,
+};
 use crate::disk::{DiskThread, Report, SnapshotFiles};
 use crate::drain::logger;
 use crate::feed::ObjectFeed;
@@ -36,6 +38,8 @@ pub struct RaftArgs {
     pub publish: Arc<watch::Sender<Arc<Replica>>>,
     /// What happens to objects, for those who watch them.
     pub feed: ObjectFeed,
+    /// Said once this build does not speak what the cluster speaks, or seems not to. Whoever hears it stops this member.
+    pub outgrown: Arc<watch::Sender<Option<Outgrown>>>,
     /// Founds a cluster if the directory never held a seat. Otherwise an empty directory waits for a leader.
     pub founding: bool,
     /// The seat whose data this node has lost, if it has: neither it nor an older one is taken up again.
@@ -50,6 +54,7 @@ pub struct RaftMember {
     transport: Arc<dyn RaftTransport>,
     publish: Arc<watch::Sender<Arc<Replica>>>,
     feed: ObjectFeed,
+    outgrown: Arc<watch::Sender<Option<Outgrown>>>,
     tick: Duration,
     ports: BTreeMap<AskId, Port>,
     next_ask: u64,
@@ -104,7 +109,7 @@ impl RaftMember {
     /// Opens the disk and resumes, founds, or waits for a seat. Blocks: call it in a `Spec`'s factory. An earlier
     /// incarnation's disk thread is waited for; if it hangs, this fails and the supervisor tries again.
     pub fn open(args: RaftArgs) -> Result<Self, Fault> {
-        let RaftArgs { data_dir, node, config, transport, publish, feed, founding, lost } = args;
+        let RaftArgs { data_dir, node, config, transport, publish, feed, outgrown, founding, lost } = args;
         let (disk, recovered) = DiskThread::open(&data_dir)?;
         let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
         let core = if founding && recovered.seat.is_none() {
@@ -120,6 +125,7 @@ impl RaftMember {
             transport,
             publish,
             feed,
+            outgrown,
             tick,
             ports: BTreeMap::new(),
             next_ask: 0,
@@ -190,6 +196,10 @@ impl RaftMember {
         }
         if let Some(replica) = batch.publish {
             self.publish.send_replace(replica);
+        }
+        if batch.outgrown.is_some() {
+            // Of several snapshots the first is enough.
+            self.outgrown.send_if_modified(|said| std::mem::replace(said, batch.outgrown) != batch.outgrown);
         }
         if let Some((members, own_seat)) = batch.members {
             self.transport.members(members, own_seat);

@@ -139,6 +139,7 @@ impl Cluster {
             transport,
             publish,
             feed: ObjectFeed::default(),
+            outgrown: Arc::default(),
             founding: n == 1,
             lost: None,
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use muster_elector::{BootTime, ConfigRefusal, ElectorConfig, Term, Timekeeper};
 use muster_kernel::{Address, Slot};
 use muster_messages::wire::{LeaseRef, RunnerView};
-use muster_messages::{Action, Definition, NodeId, Release};
+use muster_messages::{Action, Definition, LEVEL_RECONCILER, NodeId, Release};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -72,7 +72,8 @@ impl Setup {
 
     /// Whether anything under this name may ever be.
     pub(crate) fn may_run(&self, name: &str) -> bool {
-        self.objects || self.commands.is_some() || self.handlers.contains_key(name)
+        let managers_own = name == LEVEL_RECONCILER;
+        self.handlers.contains_key(name) || !managers_own && (self.objects || self.commands.is_some())
     }
 }
 

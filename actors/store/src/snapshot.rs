@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet, Vector};
-use muster_messages::wire::{WireError, decode_stored, encode_stored};
+use muster_messages::wire::{WIRE_VERSION, WireError, decode_stored, encode_stored};
 use muster_messages::{
     AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Name, NodeId, NodeRecord, Object,
     ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers, RequestId, Revision, Tables, Token, User,
@@ -64,13 +64,21 @@ impl From<TablesV1> for Tables {
     }
 }
 
+/// The newest version that this build reads.
+const NEWEST: u8 = 2;
+
 /// Bytes that are no snapshot this process can read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unreadable snapshot of {bytes} bytes")]
-pub struct SnapshotFault {
-    pub bytes: usize,
-    #[source]
-    pub source: WireError,
+pub enum SnapshotFault {
+    /// There is nothing wrong with it: a build that speaks a higher feature level wrote it.
+    #[error("a snapshot of version {version}, which a newer build wrote; this one reads versions up to {NEWEST}")]
+    Newer { version: u8 },
+    #[error("unreadable snapshot of {bytes} bytes")]
+    Unreadable {
+        bytes: usize,
+        #[source]
+        source: WireError,
+    },
 }
 
 /// Encodes the tables, as the cluster's feature level allows. Equal tables give equal bytes, on every member.
@@ -87,6 +95,18 @@ pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
     match decode_stored(bytes) {
         Ok(Snapshot::V1(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V2(tables)) => Ok(*tables),
-        Err(source) => Err(SnapshotFault { bytes: bytes.len(), source }),
+        Err(source) => Err(match version(bytes) {
+            Some(version) if version > NEWEST => SnapshotFault::Newer { version },
+            _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },
+        }),
+    }
+}
+
+/// Which version bytes say they are. The digest beside them says that they are what was written.
+fn version(bytes: &[u8]) -> Option<u8> {
+    match bytes {
+        // The number of the variant is one byte for the first 251 of them.
+        [WIRE_VERSION, variant @ 0..=250, ..] => Some(variant + 1),
+        _ => None,
     }
 }

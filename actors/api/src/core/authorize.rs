@@ -4,7 +4,7 @@
 //!        API-2  a node reads; it changes nothing but its own session's affairs, which do not pass here.
 
 use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ErrorBody, ErrorCode, Principal, Tables};
+use muster_messages::{ErrorBody, ErrorCode, LEVEL_RECONCILER, Principal, Tables};
 
 /// What a request does, which decides who may ask it and where it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +82,13 @@ fn reads(request: &ReconcilerRequest) -> bool {
 /// state is, by the leases they hold.
 fn takes_part(request: &ReconcilerRequest) -> bool {
     use ReconcilerRequest as R;
-    matches!(
-        request,
-        R::Announce { .. } | R::Admit { .. } | R::Leave { .. } | R::Step { .. } | R::Wave { .. } | R::Progress { .. }
-    )
+    match request {
+        R::Announce { .. } | R::Admit { .. } | R::Leave { .. } | R::Step { .. } | R::Wave { .. } => true,
+        R::Progress { .. } | R::RaiseLevel { .. } => true,
+        // Managers bring the built-in ones; which node is a manager is judged where the state is: see `reserved`.
+        R::Apply { definitions, .. } => definitions.iter().all(|d| d.reconciler == LEVEL_RECONCILER),
+        _ => false,
+    }
 }
 
 /// What somebody without identity is told.

@@ -1,6 +1,7 @@
 //! The API's decisions: who may ask what, which node a name means, and how the answers look. Values only.
 
 mod authorize;
+pub(crate) mod reserved;
 mod resolve;
 mod views;
 

@@ -11,9 +11,14 @@ use super::{CoreFault, LogPoint, Notice, RaftCore};
 
 impl RaftCore {
     pub(super) fn apply(&mut self, now: Moment, committed: Vec<Entry>) -> Result<(), CoreFault> {
-        let Some(last) = committed.last().map(|e| e.index) else { return Ok(()) };
+        if committed.is_empty() {
+            return Ok(());
+        }
         let mut unseated = false;
         for entry in committed {
+            if self.outgrown().is_some() {
+                break;
+            }
             let at = LogPoint { index: entry.index, term: entry.term };
             debug_assert_eq!(at.index, self.tables.revision.0 + 1, "entries are applied in order, each once");
             self.bytes_since_snapshot += entry_bytes(&entry);
@@ -37,7 +42,10 @@ impl RaftCore {
             seat.raw.mut_store().set_applied(at);
             self.proposals.applied(at, &outcome, &mut self.out.answers);
         }
-        self.seat.as_mut().expect("entries come from a seat").raw.advance_apply_to(last);
+        self.seat.as_mut().expect("entries come from a seat").raw.advance_apply_to(self.tables.revision.0);
+        if self.outgrown().is_some() {
+            self.step_down_if_outgrown(now);
+        }
         if unseated {
             self.leave(now);
         }

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use muster_messages::FEATURE_LEVEL;
+
 /// How a member behaves. All members of a cluster should agree on the timings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RaftConfig {
+    /// The newest encoding of commands and snapshots that is read here. Of a cluster at a higher one nothing is applied.
+    pub feature_level: u32,
     /// How often the core hears `Tick`. Everything below that is a duration is counted in whole ticks or compared
     /// with the moment handed in; 20 ms is a fifth of a heartbeat and costs nothing measurable.
     pub tick: Duration,
@@ -89,6 +93,7 @@ pub struct Sabotage {
 impl Default for RaftConfig {
     fn default() -> Self {
         Self {
+            feature_level: FEATURE_LEVEL,
             tick: Duration::from_millis(20),
             heartbeat: Duration::from_millis(100),
             election_timeout: Duration::from_millis(600),

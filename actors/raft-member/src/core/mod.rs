@@ -29,6 +29,7 @@ mod config;
 mod elections;
 mod entries;
 mod log;
+mod outgrown;
 mod packets;
 mod proposals;
 mod reads;
@@ -46,6 +47,7 @@ use muster_messages::wire::{MAX_FRAME, PacketKind, RaftPacket, SnapshotHead};
 use muster_messages::{
     Command, CommandRefusal, Dice, Member, Moment, NodeId, RaftId, Replica, Revision, SeatChange, Tables,
 };
+use muster_store::snapshot::SnapshotFault;
 use raft::eraftpb::ConfState;
 use raft::{RawNode, SnapshotStatus, StateRole};
 use slog::Logger;
@@ -55,6 +57,7 @@ pub use self::config::RaftConfig;
 pub use self::config::Sabotage;
 use self::elections::{Hint, Transfer};
 use self::log::{MemLog, conf_state, entry_bytes};
+pub use self::outgrown::Outgrown;
 use self::packets::Settling;
 use self::proposals::{Proposals, Queued};
 use self::reads::Reads;
@@ -288,6 +291,9 @@ impl RaftCore {
 
     /// Absorbs one input. Consequences come out of the next [`RaftCore::turn`].
     pub fn step(&mut self, now: Moment, input: Input) {
+        if self.outgrown().is_some() {
+            return self.decline(now, input);
+        }
         match input {
             Input::Tick => self.tick(now),
             Input::Woke => self.fire_hint(now),
@@ -437,7 +443,12 @@ impl RaftCore {
         let why = match muster_store::snapshot::decode(&data) {
             Ok(tables) if tables.revision == Revision(head.index) => return Ok((head, tables, Arc::new(data))),
             Ok(tables) => format!("it says that it is of revision {}", tables.revision),
-            Err(e) => e.to_string(),
+            Err(fault) => {
+                if let SnapshotFault::Newer { version } = fault {
+                    self.out.outgrown = Some(Outgrown::Snapshot(version));
+                }
+                fault.to_string()
+            }
         };
         self.out.notices.push(Notice::SnapshotUnreadable { index: head.index, why });
         Err("snapshot_unreadable")

@@ -13,7 +13,7 @@ use super::log::{conf_state, entry_bytes};
 use super::packets::{self, Settling};
 use super::{
     Answer, Batch, Compaction, CoreFault, Durable, HardMark, InFlight, Installing, LogPoint, Notice, Outbound,
-    OutboundSnapshot, RaftCore, SnapshotJob,
+    OutboundSnapshot, Outgrown, RaftCore, SnapshotJob,
 };
 
 /// Rounds of raft's `Ready` in one turn; what is left over comes in the next one, so that inputs are heard between.
@@ -27,15 +27,22 @@ impl RaftCore {
     /// Does what the inputs since the last turn call for.
     pub fn turn(&mut self, now: Moment) -> Result<Batch, CoreFault> {
         self.flush_proposals(now);
-        self.tell_commit(now);
-        self.start_reads(now);
         let mut rounds = 0;
-        while self.seat.as_ref().is_some_and(|s| s.raw.has_ready()) && rounds < MAX_ROUNDS {
+        if self.outgrown().is_none() {
+            self.tell_commit(now);
+            self.start_reads(now);
+        }
+        // LEVEL-2
+        while self.outgrown().is_none() && self.seat.as_ref().is_some_and(|s| s.raw.has_ready()) && rounds < MAX_ROUNDS
+        {
             self.round(now)?;
             self.settle(now);
             rounds += 1;
         }
-        self.consider_snapshot(now);
+        match self.outgrown() {
+            Some(level) => self.out.outgrown = Some(Outgrown::Level(level)),
+            None => self.consider_snapshot(now),
+        }
         self.publish(now);
         let applied = self.tables.revision.0;
         for ask in self.reads.take_ready(applied) {

@@ -11,6 +11,8 @@ pub use raft::eraftpb::Entry;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::Outgrown;
+
 /// Names a parked reply port. The core never sees the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AskId(pub u64);
@@ -105,6 +107,8 @@ pub struct Batch {
     pub wake_at: Option<Moment>,
     /// There is more to do: take another turn after the inputs that wait by now.
     pub again: bool,
+    /// This build does not speak what the cluster speaks.
+    pub outgrown: Option<Outgrown>,
     /// For the log.
     pub notices: Vec<Notice>,
 }

@@ -198,7 +198,7 @@ impl LogDisk for EngineDisk {
             Some(head) => {
                 let data = self.snapshots.load(&head)?;
                 let tables = muster_store::snapshot::decode(&data)
-                    .map_err(|e| LogFault::damaged(self.dir.join("snapshot"), e))?;
+                    .map_err(|e| LogFault::of_snapshot(self.dir.join("snapshot"), &e))?;
                 Some((head, tables))
             }
         };

@@ -47,7 +47,7 @@ impl Image {
         let snapshot = match &self.snapshot {
             None => None,
             Some((head, data)) if digest(data) == head.digest => {
-                let tables = muster_store::snapshot::decode(data).map_err(|e| LogFault::damaged("snapshot", e))?;
+                let tables = muster_store::snapshot::decode(data).map_err(|e| LogFault::of_snapshot("snapshot", &e))?;
                 Some((head.clone(), tables))
             }
             Some(_) => return Err(LogFault::damaged("snapshot", "its digest does not match")),

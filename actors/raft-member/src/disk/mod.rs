@@ -26,6 +26,7 @@ mod thread;
 use std::path::{Path, PathBuf};
 
 use muster_messages::RaftId;
+use muster_store::snapshot::SnapshotFault;
 
 use crate::core::{Durable, Recovered};
 
@@ -47,6 +48,8 @@ pub struct LogFault {
 pub enum FaultKind {
     /// What is there is not what was written.
     Damaged,
+    /// A newer build wrote it, and this one cannot read it. There is nothing wrong with it.
+    Newer,
     /// Reading or writing failed, or somebody else has it open. Says nothing about the data.
     Io,
 }
@@ -54,6 +57,13 @@ pub enum FaultKind {
 impl LogFault {
     pub(crate) fn damaged(file: impl Into<PathBuf>, why: impl ToString) -> Self {
         Self { file: file.into(), why: why.to_string(), kind: FaultKind::Damaged }
+    }
+    pub(crate) fn of_snapshot(file: impl Into<PathBuf>, fault: &SnapshotFault) -> Self {
+        let kind = match fault {
+            SnapshotFault::Newer { .. } => FaultKind::Newer,
+            SnapshotFault::Unreadable { .. } => FaultKind::Damaged,
+        };
+        Self { file: file.into(), why: fault.to_string(), kind }
     }
     pub(crate) fn io(file: impl Into<PathBuf>, why: impl ToString) -> Self {
         Self { file: file.into(), why: why.to_string(), kind: FaultKind::Io }
@@ -69,6 +79,8 @@ pub enum DirState {
         raft_id: RaftId,
     },
     Damaged(LogFault),
+    /// A newer build wrote it.
+    Newer(LogFault),
     /// It could not be looked at: in use, or the disk fails. Says nothing about the data.
     Unreadable(LogFault),
 }
@@ -89,8 +101,11 @@ pub fn state(dir: &Path) -> DirState {
     match DiskThread::open(dir).map(|(_, recovered)| recovered.seat) {
         Ok(Some(raft_id)) => DirState::Present { raft_id },
         Ok(None) => DirState::Absent,
-        Err(fault) if fault.kind == FaultKind::Damaged => DirState::Damaged(fault),
-        Err(fault) => DirState::Unreadable(fault),
+        Err(fault) => match fault.kind {
+            FaultKind::Damaged => DirState::Damaged(fault),
+            FaultKind::Newer => DirState::Newer(fault),
+            FaultKind::Io => DirState::Unreadable(fault),
+        },
     }
 }
 

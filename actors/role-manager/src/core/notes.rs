@@ -18,6 +18,8 @@ pub struct Note {
     pub dial_back: Option<String>,
     /// The seat whose data it lost. Remembered until it holds another one.
     pub lost: Option<(RaftId, DataLoss)>,
+    /// It asked for a seat with a build that does not speak what the cluster speaks. Remembered until it asks with another.
+    pub too_old: Option<String>,
     /// Its progress as a learner.
     pub learner: Option<Learner>,
 }

@@ -148,9 +148,15 @@ impl Path<'_> {
             });
         }
         if seat.voter {
-            return self.certificate(Wants::Manager);
+            return self.certificate(Wants::Manager).or_else(|| self.too_old());
         }
         Some(self.learner(seat))
+    }
+
+    /// It has its seat and takes no part. Nothing is to be done here, and nobody waits for it.
+    fn too_old(&self) -> Option<Plan> {
+        let wait = Wait::new(WaitReason::WaitingForJoin, self.note.too_old.clone()?);
+        Some(Plan { wants: Wants::Manager, next: None, wait, holds: false })
     }
 
     /// Granted, but without a seat: it comes by itself, with a certificate for the role.
@@ -173,6 +179,8 @@ impl Path<'_> {
         }
         let wait = if self.is_down() {
             Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it asks for a seat when it returns"))
+        } else if let Some(why) = &self.note.too_old {
+            Wait::new(WaitReason::WaitingForJoin, why.clone())
         } else if let Some(why) = &self.note.dial_back {
             Wait::new(WaitReason::DialBackFailed, why.clone())
         } else if let Some((_, loss)) = &self.note.lost {

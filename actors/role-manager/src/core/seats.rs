@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
-use muster_messages::{ErrorBody, ErrorCode, Member, NodeId, RaftId, Replica, Role, WaitReason};
+use muster_messages::{ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replica, Role, Tables, WaitReason};
 
 use super::{Answer, AskId, Effect, Moment, Now, RoleManager, StepId};
 
@@ -36,6 +36,8 @@ impl Seats {
 pub(crate) enum Standing {
     /// Nothing of the kind: refused for good, or malformed.
     Answer(Box<Result<SeatReply, ErrorBody>>),
+    /// Its build does not speak what the cluster speaks.
+    TooOld(ErrorBody),
     /// It holds this seat.
     Seated(RaftId),
     /// It holds this seat, and others dial it at another address.
@@ -63,6 +65,9 @@ pub(crate) fn judge(replica: &Replica, node: NodeId, request: &SeatRequest) -> S
     if record.desired_role != Role::Manager {
         return unwanted(format!("{name} is to be a worker"));
     }
+    if let Some(why) = too_old(tables, name, request.feature_level) {
+        return Standing::TooOld(why);
+    }
     if let Err(why) = dialable(&request.advertise) {
         let message = format!("{name} advertises {:?}: {why}", request.advertise);
         return Standing::Answer(Box::new(Err(ErrorBody::new(ErrorCode::Invalid, message))));
@@ -71,6 +76,17 @@ pub(crate) fn judge(replica: &Replica, node: NodeId, request: &SeatRequest) -> S
         Some(seat) => seated(replica, seat, request),
         None => Standing::Eligible,
     }
+}
+
+/// Also for one that holds a seat: it could apply nothing of what comes.
+fn too_old(tables: &Tables, name: &Name, speaks: u32) -> Option<ErrorBody> {
+    let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
+    let message = format!(
+        "the cluster is at feature level {level}, and {name} speaks {speaks} at most; install a build of Muster that speaks \
+         {level} there"
+    );
+    let details = serde_json::json!({"reason": "feature-level", "level": level, "speaks": speaks});
+    (speaks < level).then(|| ErrorBody::new(ErrorCode::GateClosed, message).with_details(&details))
 }
 
 fn seated(replica: &Replica, seat: &Member, request: &SeatRequest) -> Standing {
@@ -130,8 +146,15 @@ impl RoleManager {
             let Some(knock) = self.seats.knocks.get(&node) else { continue };
             let (ask, addr) = (knock.ask, knock.request.advertise.clone());
             let standing = judge(&self.seen, node, &knock.request);
+            if !matches!(standing, Standing::TooOld(_)) {
+                self.kept.notes.edit(node, |note| note.too_old = None);
+            }
             match standing {
                 Standing::Answer(answer) => self.open(node, ask, *answer, out),
+                Standing::TooOld(error) => {
+                    self.kept.notes.edit(node, |note| note.too_old = Some(error.message.clone()));
+                    self.open(node, ask, Err(error), out);
+                }
                 Standing::Seated(raft_id) => self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out),
                 Standing::Lost(raft_id, _) if knock.eligible => {
                     self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out);

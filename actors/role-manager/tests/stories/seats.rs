@@ -63,6 +63,43 @@ fn a_lost_reply_leads_to_the_same_seat() {
     assert_eq!(world.tables.members.len(), 4);
 }
 
+#[test]
+fn a_build_that_does_not_speak_the_clusters_level_gets_no_seat_and_is_named() {
+    let mut world = World::new(3, 1);
+    world.tables.cluster = Some(std::sync::Arc::new(ClusterRecord {
+        id: ClusterId::from_entropy(1),
+        name: "c".parse().unwrap(),
+        incarnation: Incarnation(1),
+        feature_level: 3,
+        root_cert_pem: String::new(),
+        root_key_pem: Secret::new(""),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    }));
+    world.machine(4).no_knocks = true;
+    world.promote(4);
+    world.run_for(secs(1));
+    let old = |n| SeatRequest { feature_level: 2, ..request(n) };
+    let refused = ask(&mut world, 4, old(4)).unwrap_err();
+    assert_eq!((refused.code, refused.code.exit_status()), (ErrorCode::GateClosed, 6));
+    assert_eq!(world.reason(4), Some(WaitReason::WaitingForJoin));
+    let sentence =
+        "the cluster is at feature level 3, and n4 speaks 2 at most; install a build of Muster that speaks 3 there";
+    assert_eq!((refused.message.as_str(), world.message(4).as_str()), (sentence, sentence));
+    assert!(world.tables.seat_of(id(4)).is_none());
+
+    let voter = SeatRequest { held: Some(RaftId(3)), ..old(3) };
+    assert!(ask(&mut world, 3, voter.clone()).is_err(), "nor is one let in that has its seat");
+    assert!(world.message(3).contains("n3 speaks 2 at most"), "it is shown");
+    assert_eq!(world.voters(), 3);
+
+    let answer = ask(&mut world, 3, SeatRequest { feature_level: 3, ..voter }).unwrap();
+    assert_eq!(answer, SeatReply::Seated { raft_id: RaftId(3) });
+    assert_eq!(world.reason(3), None);
+    let answer = ask(&mut world, 4, SeatRequest { feature_level: 3, ..request(4) }).unwrap();
+    assert!(matches!(answer, SeatReply::Seated { .. }), "{answer:?}");
+}
+
 // S47
 #[test]
 fn a_member_that_moved_keeps_its_seat_and_its_address_is_replaced() {

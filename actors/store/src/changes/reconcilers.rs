@@ -401,17 +401,9 @@ fn apply_object(
     object: Option<&DesiredObject>,
 ) -> Result<(), CommandRefusal> {
     in_force(tables, by.reconciler, by.term)?;
-    let all = &tables.reconcilers;
     let definition = DefinitionKey { reconciler: by.reconciler.to_owned(), release: by.release };
-    let definition = all.definitions.get(&definition).ok_or_else(|| not_found("definition", by.reconciler))?;
-    let target = definition.target();
-    let leads = match all.gates.get(by.reconciler) {
-        None => all.blockers(by.reconciler, &definition.scope, by.release, definition.floor).is_empty(),
-        Some(gate) if !gate.is_readable() => false,
-        Some(gate) => gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached,
-    };
-    believed(leads, || format!("the gate of {} does not lead to {}", by.reconciler, definition.release))?;
-    let there = all.objects.get(key);
+    believed(leads(tables, &definition)?, || format!("the gate of {} does not lead to {}", by.reconciler, by.release))?;
+    let there = tables.reconcilers.objects.get(key);
     let others = there.is_some_and(|there| there.owner.as_deref() != Some(by.reconciler));
     match (object, there) {
         (None, None) => {}
@@ -424,6 +416,19 @@ fn apply_object(
         (Some(object), _) => put_object(tables, stamp, object, Some(by)),
     }
     Ok(())
+}
+
+/// Whether a definition may be carried out now: its gate leads to it, or has arrived; before the first run, nobody serves
+/// that could not live with it.
+pub(super) fn leads(tables: &Tables, key: &DefinitionKey) -> Result<bool, CommandRefusal> {
+    let all = &tables.reconcilers;
+    let definition = all.definitions.get(key).ok_or_else(|| not_found("definition", &key.reconciler))?;
+    let target = definition.target();
+    Ok(match all.gates.get(&key.reconciler) {
+        None => all.blockers(&key.reconciler, &definition.scope, key.release, definition.floor).is_empty(),
+        Some(gate) if !gate.is_readable() => false,
+        Some(gate) => gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached,
+    })
 }
 
 /// Equal to what is there: nothing happens, but for the term, which is the last writer's who changed anything.

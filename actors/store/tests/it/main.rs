@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
 
 mod commands;
+mod feature_level;
 mod gates;
 mod history;
 mod invariants;

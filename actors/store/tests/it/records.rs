@@ -269,15 +269,6 @@ fn tokens_count_down_to_nothing_and_one_per_role_is_the_default() {
 }
 
 #[test]
-fn the_feature_level_never_falls() {
-    let mut world = World::founded();
-    world.must(command([Change::SetFeatureLevel(2)]));
-    world.refused(command([Change::SetFeatureLevel(1)]));
-    let mut empty = World::empty();
-    empty.refused(command([Change::SetFeatureLevel(2)]));
-}
-
-#[test]
 fn events_tell_the_story_and_no_secret() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     world.must(command([Change::PutToken(token("t", Role::Worker)), role(2, Role::Manager), grant(2, Role::Manager)]));

@@ -1,7 +1,7 @@
 //! Snapshots.
 
 use muster_messages::*;
-use muster_store::snapshot::{decode, encode};
+use muster_store::snapshot::{SnapshotFault, decode, encode};
 
 use crate::world::*;
 
@@ -88,6 +88,13 @@ fn damaged_bytes_are_refused_and_never_panic() {
         damaged[at] ^= 0x5a;
         let _ = decode(&damaged);
     }
-    let fault = decode(&[1, 9]).unwrap_err();
+    let fault = decode(&[1, 1]).unwrap_err();
     assert_eq!(fault.to_string(), "unreadable snapshot of 2 bytes");
+}
+
+#[test]
+fn what_a_newer_build_wrote_is_told_from_damage() {
+    let mut bytes = encode(&full());
+    bytes[1] = 2;
+    assert_eq!(decode(&bytes), Err(SnapshotFault::Newer { version: 3 }));
 }

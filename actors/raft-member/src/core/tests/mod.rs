@@ -1,4 +1,5 @@
 mod elections;
+mod levels;
 mod membership;
 mod packets;
 mod replication;

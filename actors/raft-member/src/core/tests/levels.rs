@@ -1,0 +1,87 @@
+//! Members of different builds in one cluster.
+
+use muster_messages::{Change, FEATURE_LEVEL};
+
+use super::world::*;
+use crate::core::Input;
+
+/// Node 3 is of a build that speaks level 1, as the cluster does.
+fn with_an_old_third(seed: u64) -> World {
+    let mut w = World::seeded(seed);
+    w.config.snapshot_entries = 50;
+    w.config.keep_entries = 10;
+    w.grow(2);
+    w.config.feature_level = 1;
+    w.join(3);
+    w.config.feature_level = FEATURE_LEVEL;
+    w
+}
+
+fn raise(w: &mut World) -> muster_messages::Revision {
+    let leader = w.leading().expect("a leader");
+    let ask = w.propose(leader, command().change(Change::SetFeatureLevel(2)));
+    let at = w.applied(ask);
+    for i in 0..30 {
+        let ask = w.propose(leader, label("after", &i.to_string()));
+        w.applied(ask);
+    }
+    at
+}
+
+#[test]
+fn nothing_is_applied_behind_the_entry_that_raised_the_level_above_a_builds_own() {
+    let mut w = with_an_old_third(71);
+    let at = raise(&mut w);
+    w.until("it has outgrown node 3", |w| w.core(3).outgrown() == Some(2));
+    w.run(ms(2_000));
+    assert_eq!((w.core(3).tables().revision, w.label(3, "after")), (at, None));
+    assert_eq!((w.core(1).outgrown(), w.label(2, "after").as_deref()), (None, Some("29")));
+    let read = w.read(3);
+    assert!(w.read_outcome(read).is_err(), "whoever asks it is answered");
+
+    // The same build again: from its disk it learns the same.
+    w.crash(3, usize::MAX);
+    w.config.feature_level = 1;
+    w.restart(3);
+    w.run(ms(2_000));
+    assert!(w.core(3).tables().revision <= at);
+    // A newer one goes on from the same data.
+    w.crash(3, usize::MAX);
+    w.config.feature_level = FEATURE_LEVEL;
+    w.restart(3);
+    w.until("it catches up", |w| w.label(3, "after").as_deref() == Some("29"));
+}
+
+#[test]
+fn a_leader_that_is_outgrown_leaves_the_lead_to_one_that_is_not() {
+    let mut w = with_an_old_third(72);
+    w.run(ms(500));
+    let (transfer, to) = (w.ask(), Some(node_id(3)));
+    w.tell(1, Input::TransferLeadership { ask: transfer, to });
+    w.until("node 3 leads", |w| w.leading() == Some(3));
+    let ask = w.propose(3, command().change(Change::SetFeatureLevel(2)));
+    w.applied(ask);
+    w.until("another one leads", |w| w.leading().is_some_and(|leader| leader != 3));
+    let leader = w.leading().unwrap();
+    let ask = w.propose(leader, label("after", "x"));
+    w.applied(ask);
+    assert_eq!(w.label(3, "after"), None);
+}
+
+#[test]
+fn a_snapshot_of_a_cluster_that_was_raised_meanwhile_is_the_last_thing_that_is_taken_in() {
+    let mut w = with_an_old_third(73);
+    w.isolate(3);
+    raise(&mut w);
+    for i in 0..200 {
+        let ask = w.propose(w.leading().unwrap(), label("more", &i.to_string()));
+        w.applied(ask);
+    }
+    w.heal();
+    w.until("it has outgrown node 3", |w| w.core(3).outgrown().is_some());
+    let at = w.core(3).tables().revision;
+    let ask = w.propose(w.leading().unwrap(), label("after", "x"));
+    w.applied(ask);
+    w.run(ms(1_000));
+    assert_eq!(w.core(3).tables().revision, at);
+}
