@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::{
-    Candidate, Election, ElectorConfig, Ending, LeaderElector, Session, Setup as ElectorSetup, Term, Timekeeper,
+    Candidate, Election, ElectorConfig, Ending, LeaderElector, Session, Setup as ElectorSetup, Status, Term, Timekeeper,
 };
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
@@ -144,6 +144,7 @@ pub fn member_spec(name: &str, setup: MemberSetup) -> (Spec, watch::Receiver<Mem
 pub enum Msg {
     Held(Term),
     Lost(String),
+    Blocked(String),
     Refused(String),
     Answered { number: u64, result: Result<AdmissionView, ErrorBody> },
     Leave,
@@ -156,6 +157,7 @@ impl Named for Msg {
         match self {
             Self::Held(_) => "held",
             Self::Lost(_) => "lost",
+            Self::Blocked(_) => "blocked",
             Self::Refused(_) => "refused",
             Self::Answered { .. } => "answered",
             Self::Leave => "leave",
@@ -256,6 +258,28 @@ impl MemberShell {
     }
 }
 
+/// Tells the actor what is in the way of its lease, each trouble once, until the election is over. It ends by itself only
+/// where the cluster refuses it for good.
+async fn tell_trouble(mut status: watch::Receiver<Status>, me: Address<Msg>) {
+    let mut known = None;
+    loop {
+        let Status { view, outcome, .. } = status.borrow_and_update().clone();
+        if let Some(Err(body)) = &outcome {
+            let _gone = me.tell(Msg::Refused(body.message.clone()));
+        }
+        if outcome.is_some() {
+            return;
+        }
+        if let Some(why) = view.blocked.as_ref().filter(|_| view.blocked != known) {
+            let _gone = me.tell(Msg::Blocked(why.clone()));
+        }
+        known = view.blocked;
+        if status.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 /// Tells the actor of its lease. The lease is kept for as long as somebody may still serve by it.
 struct Holder {
     me: Address<Msg>,
@@ -310,14 +334,7 @@ impl Shell for MemberShell {
         let setup = ElectorSetup { config, election: Election::Native(session), candidate: Arc::new(holder), clock };
         let (spec, elector) = LeaderElector::spec("lease", setup)?;
         cx.children().start(spec);
-        let (mut ended, me) = (elector.status(), cx.me().clone());
-        cx.spawn(async move {
-            // It ends by itself only where the cluster refuses it for good.
-            let outcome = ended.wait_for(|status| status.outcome.is_some()).await;
-            if let Some(Err(body)) = outcome.ok().and_then(|status| status.outcome.clone()) {
-                let _gone = me.tell(Msg::Refused(body.message));
-            }
-        });
+        cx.spawn(tell_trouble(elector.status(), cx.me().clone()));
         self.elector = Some(elector);
         let (asked, me) = (self.leave.asked.clone(), cx.me().clone());
         cx.spawn(async move {
@@ -347,6 +364,7 @@ impl Shell for MemberShell {
                     self.turn(cx, Input::Lost { why });
                 }
             }
+            Msg::Blocked(why) => self.turn(cx, Input::Blocked { why }),
             Msg::Refused(why) => self.turn(cx, Input::Refused { why }),
             Msg::Answered { number, result } => {
                 // Frozen, perhaps: an admission counts only while the lease does (SERVE-1).

@@ -73,6 +73,10 @@ pub enum Input {
         number: u64,
         result: Result<AdmissionView, ErrorBody>,
     },
+    /// Why it has no lease yet; it goes on trying.
+    Blocked {
+        why: String,
+    },
     /// It gets no lease, ever.
     Refused {
         why: String,
@@ -139,9 +143,13 @@ impl Admission {
                     self.answered(now, result);
                 }
             }
+            Input::Blocked { why } if self.phase == Phase::Unleased => {
+                self.standing = Standing::Announcing { trouble: Some(why) };
+            }
             Input::Refused { why } => self.over(Standing::Refused { why }),
             Input::Leave => self.over(Standing::Left),
-            Input::Held(_) | Input::Woke => {}
+            // With a lease, whatever is in the way of the next question is heard as its answer.
+            Input::Held(_) | Input::Blocked { .. } | Input::Woke => {}
         }
         self.ask(now)
     }

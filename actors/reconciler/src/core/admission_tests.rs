@@ -110,6 +110,26 @@ fn a_question_without_an_answer_is_asked_again_later() {
     assert!(!story.0.is_announced());
 }
 
+#[test]
+fn why_it_has_no_lease_is_told_until_it_has_one() {
+    let blocked = |why: &str| Input::Blocked { why: why.into() };
+    let announcing = |why: Option<&str>| Standing::Announcing { trouble: why.map(str::to_owned) };
+    let mut story = Story::new(true);
+    assert_eq!(story.hear(blocked("no quorum")), None);
+    assert_eq!(story.0.standing(), &announcing(Some("no quorum")));
+    story.hear(Input::Held(FencingToken(3)));
+    assert_eq!(story.0.standing(), &announcing(None));
+    // Renewals that fail say nothing of why it waits.
+    story.hear(blocked("late news"));
+    assert_eq!(story.0.standing(), &announcing(None));
+    story.hear(Input::Lost { why: "lease".into() });
+    story.hear(blocked("no quorum again"));
+    assert_eq!(story.0.standing(), &announcing(Some("no quorum again")));
+    story.hear(Input::Leave);
+    story.hear(blocked("late news"));
+    assert_eq!(story.0.standing(), &Standing::Left);
+}
+
 /// SERVE-1.
 #[test]
 fn serving_ends_with_the_lease_for_good() {
