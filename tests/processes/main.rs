@@ -6,6 +6,7 @@ mod commands;
 mod credentials;
 mod dev;
 mod election;
+mod feature_level;
 mod harness;
 mod leader_loss;
 mod losses;

@@ -12,6 +12,7 @@ use muster_pki::{Founding, IdentityStore};
 use muster_raft_member::disk;
 
 use super::config::Config;
+use super::feature_level::sentence;
 
 /// An identity, and what is still to do with it.
 pub struct Booted {
@@ -20,6 +21,8 @@ pub struct Booted {
     /// The cluster's first entry is still to be written.
     pub founding: Option<Founding>,
     pub raft: RaftData,
+    /// The Raft data is of a newer build: why the manager half does not start.
+    pub outgrown: Option<String>,
 }
 
 /// What became of this node's Raft data.
@@ -109,7 +112,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         }
     };
     let founding = store.load_founding()?;
-    let raft = raft_data(config, &local, founding.is_some())?;
+    let (raft, outgrown) = raft_data(config, &local, founding.is_some())?;
     if let (RaftData::Missing { .. } | RaftData::Damaged { .. }, true) =
         (&raft, no_other_manager(&local.managers, config, advertise))
     {
@@ -118,7 +121,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     if matches!(raft, RaftData::Damaged { .. }) {
         set_aside(&config.data_dir)?;
     }
-    Ok(Booted { memory, credentials, founding, raft })
+    Ok(Booted { memory, credentials, founding, raft, outgrown })
 }
 
 fn is_expired(credentials: &NodeCredentials) -> bool {
@@ -156,9 +159,18 @@ fn own_ips(advertise: &str) -> Vec<IpAddr> {
     ip.into_iter().filter(|ip| !ip.is_unspecified()).collect()
 }
 
-fn raft_data(config: &Config, local: &muster_pki::LocalNode, founding: bool) -> Result<RaftData, Exit> {
+fn raft_data(
+    config: &Config,
+    local: &muster_pki::LocalNode,
+    founding: bool,
+) -> Result<(RaftData, Option<String>), Exit> {
     let dir = config.data_dir.join("raft");
-    Ok(match (disk::state(&dir), local.held_seat) {
+    let found = match (disk::state(&dir), local.held_seat) {
+        // Nothing is wrong with it, and it stays where it is.
+        (disk::DirState::Newer(fault), _) => {
+            let why = sentence(fault, config.settings.debug.feature_level);
+            return Ok((RaftData::Present, Some(why)));
+        }
         (disk::DirState::Absent, Some(held)) if !founding => RaftData::Missing { held },
         (disk::DirState::Absent, _) => RaftData::None,
         (disk::DirState::Present { .. }, _) => RaftData::Present,
@@ -166,7 +178,8 @@ fn raft_data(config: &Config, local: &muster_pki::LocalNode, founding: bool) -> 
             RaftData::Damaged { held, file: fault.file.display().to_string(), why: fault.why.clone() }
         }
         (disk::DirState::Unreadable(fault), _) => return Err(Exit::new(1, fault.to_string())),
-    })
+    };
+    Ok((found, None))
 }
 
 /// Damaged data is kept for whoever wants to know what happened, out of the way of the empty copy that follows.

@@ -13,8 +13,8 @@ use muster_kernel::{Address, Backoff, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{
-    Change, Command, Generation, Guard, Liveness, NodeId, NodeRecord, Principal, Replica, Revision, Role, RoleView,
-    Token,
+    Change, ClusterRecord, Command, Generation, Guard, Liveness, NodeId, NodeRecord, Principal, Replica, Revision,
+    Role, RoleView, Token,
 };
 use muster_role_manager::RoleManagerShell;
 use muster_sessions::{DispatcherPorts, dispatcher_address, dispatcher_spec};
@@ -130,12 +130,13 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Founding, last step: the first entry writes the cluster, its root and its founder. Repeated until it is applied; the
 /// guard `NotFounded` makes it happen once.
 async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft: Recipient<RaftMemberMsg>) {
+    let feature_level = shared.config.settings.debug.feature_level;
     // Each term that is led before the entry is applied, and each restart of the manager half, proposes it again: once
     // one of them is through, the others end.
     while shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
         let mut command = Command::idempotent(founding.at, Principal::Operator, "founded").guard(Guard::NotFounded);
         command = command.change(Change::Found {
-            cluster: Box::new(founding.cluster_record()),
+            cluster: Box::new(ClusterRecord { feature_level, ..founding.cluster_record() }),
             founder: Box::new(founder(&shared, &founding)),
             tokens: [Role::Worker, Role::Manager].map(|role| default_token(role, &founding)).to_vec(),
         });

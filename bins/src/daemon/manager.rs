@@ -1,11 +1,11 @@
-//! The manager half: mesh, raft member, blocklist, sessions, join service, the seat, and the switch of the leader's
-//! subtree. It runs while the certificate says manager; its failure never takes the agent half down.
+//! The manager half: mesh, raft member, blocklist, sessions, join service, the seat, the switch of the leader's subtree, and
+//! its part in Muster's own scope. It runs while the certificate says manager and the cluster speaks what this build speaks; its
+//! failure never takes the agent half down.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_agent::ManagerWanted;
 use muster_api::{LeaderPorts, ManagerPorts};
 use muster_blocklist::BlocklistShell;
 use muster_join::{JoinPorts, JoinService};
@@ -13,11 +13,12 @@ use muster_kernel::{Address, Children, Fault, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{RaftId, Replica, RoleView};
-use muster_raft_member::{ObjectFeed, RaftArgs, RaftMember, disk};
+use muster_raft_member::{ObjectFeed, Outgrown, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
 use super::boot::RaftData;
+use super::feature_level::{self, Runs};
 use super::leader::LeaderPlan;
 use super::node::Shared;
 use super::router::Router;
@@ -35,11 +36,11 @@ impl ManagerPlan {
     }
 }
 
-impl Plan<ManagerWanted> for ManagerPlan {
-    fn wanted(&self, level: &ManagerWanted) -> Option<u64> {
-        level.wanted.then_some(1)
+impl Plan<Runs> for ManagerPlan {
+    fn wanted(&self, level: &Runs) -> Option<u64> {
+        (level.wanted.wanted && !level.outgrown).then_some(1)
     }
-    fn child(&self, _level: &ManagerWanted) -> Spec {
+    fn child(&self, _level: &Runs) -> Spec {
         tracing::info!("starting the manager half");
         let shared = self.shared.clone();
         // Its failures are its own: it may restart as often as it likes without ending the process.
@@ -47,13 +48,14 @@ impl Plan<ManagerWanted> for ManagerPlan {
         let (limit, backoff) = (settings.intensity(), settings.backoff());
         Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff).contained()
     }
-    fn after_stop(&self, level: ManagerWanted) -> BoxFuture<'static, ()> {
+    fn after_stop(&self, level: Runs) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
         Box::pin(async move {
             shared.manager.send_replace(None);
             shared.raft_trouble.send_replace(None);
-            tracing::info!(because = ?level.because, "the manager half has stopped");
-            if level.may_wipe() {
+            let Runs { wanted, outgrown } = level;
+            tracing::info!(because = ?wanted.because, outgrown, "the manager half has stopped");
+            if wanted.may_wipe() {
                 let wiped = tokio::task::spawn_blocking(move || wipe(&shared)).await;
                 if let Ok(Err(why)) = wiped {
                     tracing::error!(%why, "cannot wipe the Raft data of a seat that is gone");
@@ -79,6 +81,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let raft: Address<muster_raft_member::Msg> = Address::new(16_384);
     let replica = Arc::new(watch::Sender::new(Arc::new(Replica::default())));
     let feed = ObjectFeed::default();
+    let outgrown = Arc::new(watch::Sender::new(None));
     let copy = Arc::new(shared.copy.attach(replica.subscribe()));
     let (calls, incoming) = mpsc::channel(1024);
     let mesh = Mesh::new(
@@ -119,7 +122,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let router = Router::new(shared.api.clone(), Arc::clone(&ports), handle.clone());
 
     children.start(mesh.spec());
-    children.start(raft_spec(shared, &raft, &handle, &replica, feed));
+    children.start(raft_spec(shared, &raft, &handle, &replica, (feed, Arc::clone(&outgrown))));
     let (gateway, raft_port, slot) = (shared.gateway.clone(), raft.recipient::<RaftMemberMsg>(), Slot::new());
     let copies = replica.subscribe();
     children.start(Spec::actor("blocklist", Address::new(1024), move || {
@@ -149,12 +152,15 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
         Ok(Switch::new(Arc::clone(&plan), siblings.clone(), levels.clone()))
     }));
     let seat: Address<SeatMsg> = Address::new(64);
+    let heard = outgrown.subscribe();
     let (shared_for_seat, ports_for_seat, group) = (shared.clone(), Arc::clone(&ports), children.clone());
     children.start(Spec::actor("seat", seat, move || {
         // The copy stays attached exactly as long as something of this incarnation lives.
         let _attached = &copy;
-        Ok(SeatKeeper::new(shared_for_seat.clone(), Arc::clone(&ports_for_seat), group.clone()))
+        let (shared, ports) = (shared_for_seat.clone(), Arc::clone(&ports_for_seat));
+        Ok(SeatKeeper::new(shared, ports, heard.clone(), group.clone()))
     }));
+    children.start(feature_level::spec(shared, replica.subscribe(), outgrown.subscribe()));
     shared.manager.send_replace(Some(ports));
     Ok(())
 }
@@ -174,7 +180,7 @@ fn raft_spec(
     address: &Address<muster_raft_member::Msg>,
     mesh: &MeshHandle,
     replica: &Arc<watch::Sender<Arc<Replica>>>,
-    feed: ObjectFeed,
+    (feed, outgrown): (ObjectFeed, Arc<watch::Sender<Option<Outgrown>>>),
 ) -> Spec {
     let (shared, mesh, replica) = (shared.clone(), mesh.clone(), Arc::clone(replica));
     let config = shared.config.settings.raft();
@@ -186,6 +192,7 @@ fn raft_spec(
             transport: Arc::new(mesh.clone()),
             publish: Arc::clone(&replica),
             feed: feed.clone(),
+            outgrown: Arc::clone(&outgrown),
             node: shared.me,
             founding,
             lost: lost_seat(&shared),

@@ -3,6 +3,7 @@
 mod boot;
 mod commands;
 mod config;
+mod feature_level;
 mod leader;
 mod lock;
 mod logging;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_agent::{AgentPorts, AgentSetup, ManagerWanted, NodeMemory, agent_address, agent_spec, trouble_of};
+use muster_agent::{AgentPorts, AgentSetup, NodeMemory, agent_address, agent_spec, trouble_of};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
 use muster_gateway::{Dialer, Gateway, KnownManagers, LocalCopy, Port, Services};
 use muster_kernel::{Address, Fault, Recipient, Spec, Supervisor, Tree};
@@ -17,6 +17,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 
 use super::boot::{Booted, Exit, RaftData, boot};
 use super::config::Config;
+use super::feature_level::{self, Runs, TakingPart};
 use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
@@ -42,6 +43,10 @@ pub struct Shared {
     pub manager: Arc<watch::Sender<Option<Arc<ManagerPorts>>>>,
     /// What is wrong with this node's Raft data, as `status` shows it.
     pub raft_trouble: Arc<watch::Sender<Option<String>>>,
+    /// Why this build can be no manager of this cluster any more. Final for this process.
+    pub outgrown: Arc<watch::Sender<Option<String>>>,
+    /// The manager half's place in Muster's own scope, while it has one.
+    pub taking_part: Arc<std::sync::Mutex<Option<TakingPart>>>,
     /// How the manager half found its Raft data when this process started.
     pub raft_data: Arc<std::sync::Mutex<RaftData>>,
     pub founding: Arc<std::sync::Mutex<Option<muster_pki::Founding>>>,
@@ -111,7 +116,11 @@ impl Node {
                 let _in_time = tokio::time::timeout(FAREWELL, reconcilers.hand_over()).await;
             }
         };
-        tokio::join!(farewell, super::manager::hand_over(&self.shared));
+        let as_manager = async {
+            feature_level::leave(&self.shared).await;
+            super::manager::hand_over(&self.shared).await;
+        };
+        tokio::join!(farewell, as_manager);
         self.root.shut_down().await;
     }
 }
@@ -124,7 +133,7 @@ struct Wired {
 }
 
 fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result<Wired, Exit> {
-    let Booted { memory, credentials, founding, raft } = booted;
+    let Booted { memory, credentials, founding, raft, outgrown } = booted;
     let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
     let local = memory.load()?;
     let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
@@ -144,15 +153,18 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let gateway: Address<muster_gateway::Msg> = Address::new(1024);
     let manager = Arc::new(watch::Sender::new(None));
     let raft_trouble = Arc::new(watch::Sender::new(None));
+    let too_old = Arc::new(watch::Sender::new(None));
     let trouble = Arc::new(std::sync::OnceLock::new());
 
     let facts = {
         let (config, managers, credentials) = (Arc::clone(&config), managers.clone(), credentials.subscribe());
         let (trouble, raft_trouble) = (Arc::clone(&trouble), raft_trouble.subscribe());
+        let too_old: watch::Receiver<Option<String>> = too_old.subscribe();
         move || {
             let credentials = credentials.borrow();
             let told: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
             let told = told.and_then(|t| t.borrow().as_ref().map(|t| t.reason.word().to_owned()));
+            let too_old = too_old.borrow().as_ref().map(|why| format!("feature_level_too_low: {why}"));
             NodeFacts {
                 id: me,
                 name: muster_messages::Name::sanitized(&config.name),
@@ -160,7 +172,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
                 managers: managers.get(),
                 cluster: credentials.identity.cluster.to_string(),
                 root_pem: credentials.root_pem.clone(),
-                trouble: told.or_else(|| raft_trouble.borrow().clone()),
+                trouble: told.or(too_old).or_else(|| raft_trouble.borrow().clone()),
             }
         }
     };
@@ -208,10 +220,15 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         api,
         manager,
         raft_trouble,
+        outgrown: too_old,
+        taking_part: Arc::default(),
         raft_data: Arc::new(std::sync::Mutex::new(raft)),
         founding: Arc::new(std::sync::Mutex::new(founding)),
         tree,
     };
+    if let Some(why) = outgrown {
+        feature_level::outgrow(&shared, &why);
+    }
     Ok(Wired { shared, agent, agent_ports, gateway })
 }
 
@@ -245,8 +262,10 @@ fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
     let registrations = [Service::Api, Service::Http].map(|s| shared.services.register(s, sink.clone()));
     let registrations = Arc::new(registrations);
     let (api, credentials, me) = (shared.api.clone(), shared.credentials.clone(), shared.me);
+    let outgrown = shared.outgrown.subscribe();
     let caller = Arc::new(move || match credentials.borrow().identity.node() {
-        Some((_, Role::Manager)) => Principal::Operator,
+        // One without a manager half asks others, as workers do.
+        Some((_, Role::Manager)) if outgrown.borrow().is_none() => Principal::Operator,
         _ => Principal::Node(me),
     });
     Spec::actor("api", Address::new(64), move || {
@@ -256,10 +275,10 @@ fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
 }
 
 fn manager_switch(shared: &Shared, agent: &AgentPorts, siblings: muster_kernel::Children) -> Spec {
-    let (shared, wanted) = (shared.clone(), agent.wanted());
-    let address: Address<SwitchMsg<ManagerWanted>> = Address::new(64);
+    let (shared, runs) = (shared.clone(), feature_level::runs(agent.wanted(), shared.outgrown.subscribe()));
+    let address: Address<SwitchMsg<Runs>> = Address::new(64);
     Spec::actor("manager-switch", address, move || {
-        Ok(Switch::new(Arc::new(ManagerPlan::new(shared.clone())), siblings.clone(), wanted.clone()))
+        Ok(Switch::new(Arc::new(ManagerPlan::new(shared.clone())), siblings.clone(), runs.clone()))
     })
 }
 

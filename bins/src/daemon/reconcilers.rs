@@ -49,6 +49,11 @@ impl Cluster for Own {
     }
 }
 
+/// The cluster as this node's own actors ask it.
+pub(super) fn own(shared: &Shared) -> Arc<dyn Cluster> {
+    Arc::new(Own { api: shared.api.clone(), me: shared.me })
+}
+
 /// `node/reconcilers`: a group for every reconciler that this node's release has a definition of, with objects or a command.
 pub(super) fn spec(shared: &Shared) -> Option<(Spec, Reconcilers)> {
     let release: Release = shared.config.release.parse().ok()?;

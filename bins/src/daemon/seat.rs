@@ -14,12 +14,14 @@ use muster_api::ManagerPorts;
 use muster_kernel::{Children, Cx, Fault, Shell};
 use muster_messages::protocol::{AgentMsg, Named};
 use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
-use muster_messages::{ErrorBody, RaftId};
-use muster_raft_member::disk;
+use muster_messages::{ErrorBody, ErrorCode, RaftId};
+use muster_raft_member::{Outgrown, disk};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::boot::RaftData;
+use super::feature_level::outgrow;
 use super::node::Shared;
 
 /// How long one request may take; the leader may be dialling back or waiting for a quorum.
@@ -33,7 +35,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// What the keeper hears.
 pub enum SeatMsg {
     Ask,
-    /// The raft member has followed nobody for a while.
+    /// The raft member has followed nobody for a while, or was sent what it cannot read.
     Alone,
     Answered(Result<SeatReply, ErrorBody>),
     /// The raft member has this seat.
@@ -57,6 +59,7 @@ impl Named for SeatMsg {
 pub struct SeatKeeper {
     shared: Shared,
     ports: Arc<ManagerPorts>,
+    outgrown: watch::Receiver<Option<Outgrown>>,
     group: Children,
     pause: Duration,
     holds: Option<RaftId>,
@@ -67,9 +70,14 @@ pub struct SeatKeeper {
 }
 
 impl SeatKeeper {
-    pub fn new(shared: Shared, ports: Arc<ManagerPorts>, group: Children) -> Self {
+    pub fn new(
+        shared: Shared,
+        ports: Arc<ManagerPorts>,
+        outgrown: watch::Receiver<Option<Outgrown>>,
+        group: Children,
+    ) -> Self {
         let (pause, holds, seated) = (FIRST_PAUSE, None, None);
-        Self { shared, ports, group, pause, holds, seated, asking: true, said: String::new() }
+        Self { shared, ports, outgrown, group, pause, holds, seated, asking: true, said: String::new() }
     }
 
     fn data(&self) -> RaftData {
@@ -89,7 +97,7 @@ impl SeatKeeper {
             }
             RaftData::Damaged { held, file, .. } => (held, Some(DataLoss { damaged: true, file })),
         };
-        let feature_level = self.shared.config.settings.feature_level();
+        let feature_level = self.shared.config.settings.debug.feature_level;
         SeatRequest { advertise: self.shared.advertise.clone(), held, data_lost, feature_level }
     }
 
@@ -139,6 +147,8 @@ impl SeatKeeper {
                 self.say(format!("this node is not wanted as a manager: {message}"));
                 self.again(cx, LONGEST_PAUSE);
             }
+            // Whatever is asked again, the answer stays: the level never falls.
+            Err(error) if error.code == ErrorCode::GateClosed => outgrow(&self.shared, &error.message),
             Err(error) => {
                 self.say(format!("cannot ask for a raft seat yet: {error}"));
                 let pause = self.pause;
@@ -218,6 +228,13 @@ impl Shell for SeatKeeper {
                 if replica.wait_for(|r| r.raft.raft_id != holds).await.is_err() {
                     return;
                 }
+            }
+        });
+        let (me, mut outgrown) = (cx.me().clone(), self.outgrown.clone());
+        cx.spawn(async move {
+            // A snapshot that only a newer build could have written: the leader knows whether there is one.
+            if outgrown.wait_for(Option::is_some).await.is_ok() {
+                let _stopping = me.tell(SeatMsg::Alone);
             }
         });
         let (me, mut replica) = (cx.me().clone(), self.ports.replica.clone());

@@ -77,13 +77,19 @@ pub struct Settings {
 }
 
 /// Switches for tests and development clusters.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Debug {
     /// Allows `muster actors crash`.
     pub crash: bool,
     /// Pretends to be a build that speaks this feature level. It changes the number and nothing else.
-    pub feature_level: Option<u32>,
+    pub feature_level: u32,
+}
+
+impl Default for Debug {
+    fn default() -> Self {
+        Self { crash: false, feature_level: FEATURE_LEVEL }
+    }
 }
 
 /// What this node does for release-gated reconcilers.
@@ -356,11 +362,6 @@ impl Settings {
         silence.max(self.sessions.digest_every.0 * 2)
     }
 
-    /// What this process reads and writes, or pretends to.
-    pub fn feature_level(&self) -> u32 {
-        self.debug.feature_level.unwrap_or(FEATURE_LEVEL)
-    }
-
     pub fn intensity(&self) -> Intensity {
         Intensity { max: self.supervision.max_restarts, window: self.supervision.window.0 }
     }
@@ -395,6 +396,7 @@ impl Settings {
 
     pub fn raft(&self) -> RaftConfig {
         let mut config = self.raft.within(RaftConfig::default());
+        config.feature_level = self.debug.feature_level;
         config.read_retry = self.raft.read_retry.map_or(config.read_retry, |s| s.0);
         // Raft's own bound stays above ours, so that ours answers `Busy` first.
         config.max_uncommitted = (config.max_proposal_bytes as u64).saturating_mul(2);

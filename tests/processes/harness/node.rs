@@ -23,6 +23,8 @@ pub struct Node {
     /// What its processes have beside this one's environment.
     pub environment: Vec<(&'static str, OsString)>,
     running: Option<Running>,
+    /// See [`Node::speaks`].
+    level: Option<u32>,
 }
 
 struct Running {
@@ -34,11 +36,24 @@ struct Running {
 impl Node {
     pub fn new(world: &Path, name: &str) -> Self {
         let listen = free_address().expect("a port is free");
-        Self { name: name.to_owned(), folder: world.join(name), listen, environment: vec![], running: None }
+        Self {
+            name: name.to_owned(),
+            folder: world.join(name),
+            listen,
+            environment: vec![],
+            running: None,
+            level: None,
+        }
     }
 
     pub fn socket(&self) -> PathBuf {
         self.folder.join("muster.sock")
+    }
+
+    /// From its next start on it pretends to be a build of this feature level.
+    pub fn speaks(&mut self, level: u32) -> &mut Self {
+        self.level = Some(level);
+        self
     }
 
     /// Starts the daemon with these flags beside directory, name, address and configuration.
@@ -46,7 +61,8 @@ impl Node {
         assert!(self.running.is_none(), "{} runs already", self.name);
         std::fs::create_dir_all(&self.folder).expect("the world's folder is writable");
         let config = self.folder.join("test.toml");
-        std::fs::write(&config, "[debug]\ncrash = true\n").expect("the world's folder is writable");
+        let level = self.level.map_or_else(String::new, |level| format!("feature_level = {level}\n"));
+        std::fs::write(&config, format!("[debug]\ncrash = true\n{level}")).expect("the world's folder is writable");
         let mut command = Command::new(MUSTERD);
         command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
         command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);

@@ -70,6 +70,11 @@ impl World {
         self.nodes[name].socket()
     }
 
+    /// Everything that a node's processes have logged.
+    pub fn nodes_log(&self, name: &str) -> String {
+        self.nodes[name].log()
+    }
+
     /// Runs `muster` against one node.
     pub fn muster_at(&self, name: &str, args: &[&str]) -> Ran {
         let socket = self.socket(name);

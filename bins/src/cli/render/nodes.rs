@@ -104,7 +104,8 @@ pub fn status(status: &StatusView, nodes: Option<&NodeListView>) -> String {
     let mut table = Table::bare();
     let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
     let cluster = &status.cluster;
-    row("cluster", format!("{} ({}), incarnation {}", cluster.name, cluster.id, cluster.incarnation));
+    let (id, incarnation, level) = (&cluster.id, cluster.incarnation, cluster.feature_level);
+    row("cluster", format!("{} ({id}), incarnation {incarnation}, feature level {level}", cluster.name));
     let trouble = status.this.trouble.as_ref().map(|t| format!(", {t}")).unwrap_or_default();
     row("this node", format!("{} ({}), {}{trouble}", status.this.name, status.this.id, status.this.role));
     let raft = &status.raft;

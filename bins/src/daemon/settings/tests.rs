@@ -4,6 +4,7 @@ fn settings(text: &str) -> Result<Settings, String> {
     #[derive(Deserialize, Default)]
     #[serde(default)]
     struct Some {
+        debug: Debug,
         supervision: Supervision,
         agent: Agent,
         gateway: Gateway,
@@ -14,10 +15,10 @@ fn settings(text: &str) -> Result<Settings, String> {
         dispatcher: Dispatcher,
         elections: Elections,
     }
-    let Some { supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections } =
+    let Some { debug, supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections } =
         toml::from_str(text).map_err(|e| e.to_string())?;
     let rest = Settings::default();
-    Settings { supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections, ..rest }
+    Settings { debug, supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections, ..rest }
         .checked()
 }
 
@@ -65,6 +66,7 @@ fn what_follows_other_keys_follows_them_until_it_is_written() {
 #[test]
 fn values_that_cannot_work_are_refused_with_a_sentence() {
     for (text, words) in [
+        ("[debug]\nfeature_level = 1", "[debug] feature_level = 1: at least 2, the first that gates can raise"),
         ("[agent]\nheartbeat = \"5\"", "no duration"),
         ("[agent]\nheartbeat = 5", "string"),
         ("[agent]\nheartbeat = \"10ms\"", "[agent] heartbeat = 10ms: at least 50ms"),

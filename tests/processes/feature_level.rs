@@ -1,0 +1,157 @@
+//! Muster as its own user: the feature level rises with the last manager, and a build that speaks less is refused.
+
+use muster_messages::{Liveness, Membership, Role};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{World, eventually, eventually_so};
+
+/// Three managers of a build that speaks level 2, all of them taking part.
+fn at_level_two() -> World {
+    let mut world = World::new();
+    for name in ["n1", "n2", "n3"] {
+        world.node(name).speaks(2);
+    }
+    world.node("n1").start(&["--init"]).ready();
+    // So that those who join are told from a node that was there.
+    for name in ["n2", "n3"] {
+        let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Manager));
+        world.node(name).start(&["--join", &seed, "--token", &token]).ready();
+    }
+    world.all_settled();
+    eventually_so("three managers take part", || {
+        let status = status(&world, "n1");
+        status["participants"]["serving"] == 3 && status["gate"]["reconciled"] == "2.0.0"
+    });
+    world
+}
+
+fn status(world: &World, at: &str) -> Value {
+    let ran = world.muster_at(at, &["reconciler", "status", "feature-level"]);
+    if ran.code == 0 { ran.json() } else { Value::Null }
+}
+
+fn level(world: &World, at: &str) -> u64 {
+    let status = world.muster_at(at, &["status"]).ended(0).json();
+    status["cluster"]["feature_level"].as_u64().expect("a level is a number")
+}
+
+/// Starts a manager again with another build.
+fn becomes(world: &mut World, name: &str, level: u32) {
+    world.node(name).stop();
+    world.node(name).speaks(level).start(&[]);
+}
+
+/// Who is said to be in the way.
+fn in_the_way(world: &World, at: &str) -> Vec<String> {
+    let status = status(world, at);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut names: Vec<String> =
+        status["blockers"].as_array().into_iter().flatten().map(|blocker| text(&blocker["name"])).collect();
+    names.sort();
+    if status["reason"] == "blockers" { names } else { vec![] }
+}
+
+const SENTENCE: &str = "the cluster is at feature level 3, and";
+
+/// What an operator finds of a manager that is refused: on its own socket, and at the others.
+fn is_refused(world: &mut World, name: &str, by: &str) {
+    eventually_so("it says why", || world.nodes_log(name).contains(SENTENCE));
+    eventually_so("its agent half is there", || {
+        world.seen(by, name).is_some_and(|node| {
+            let told = node.conditions.iter().any(|c| c.message.contains(SENTENCE));
+            node.state == Liveness::Ready && told
+        })
+    });
+    let own = eventually("its socket answers", || {
+        let ran = world.muster_at(name, &["status"]);
+        (ran.code == 0).then(|| ran.json())
+    });
+    let trouble = own["self"]["trouble"].as_str().unwrap_or_default();
+    assert!(trouble.starts_with("feature_level_too_low: ") && trouble.contains(SENTENCE), "{own}");
+    assert!(world.node(name).still_tries(), "it is not ready, and it runs");
+}
+
+#[test]
+fn the_level_rises_with_the_last_manager_and_an_older_build_is_refused_from_then_on() {
+    let mut world = at_level_two();
+    for (name, others) in [("n1", vec!["n2", "n3"]), ("n2", vec!["n3"])] {
+        becomes(&mut world, name, 3);
+        world.node(name).ready();
+        eventually_so("those who speak less are named", || in_the_way(&world, "n1") == others);
+        assert_eq!(level(&world, "n1"), 2);
+    }
+    becomes(&mut world, "n3", 3);
+    world.node("n3").ready();
+    eventually_so("the level is raised", || level(&world, "n3") == 3);
+    let gate = eventually("it is idle", || Some(status(&world, "n1")).filter(|s| s["phase"] == "idle"));
+    assert_eq!((&gate["gate"]["reconciled"], &gate["gate"]["floor"]), (&"3.0.0".into(), &"3.0.0".into()));
+    let list = world.muster(&["reconciler", "history", "feature-level"]).ended(0).json();
+    let entry = |g: &Value| format!("{} {} {}", g["state"], g["reconciled"], g["floor"]).replace('"', "");
+    let told: Vec<String> = list["history"].as_array().into_iter().flatten().map(entry).collect();
+    assert_eq!(told, ["done 2.0.0 2.0.0", "working 2.0.0 3.0.0", "done 3.0.0 3.0.0"]);
+
+    becomes(&mut world, "n2", 2);
+    is_refused(&mut world, "n2", "n1");
+    let said = world.nodes_log("n2").matches("its manager half stops").count();
+    assert_eq!(said, 1, "once: {}", world.nodes_log("n2"));
+    becomes(&mut world, "n2", 3);
+    world.node("n2").ready();
+    eventually_so("nothing is said of it any more", || {
+        world.seen("n1", "n2").is_some_and(|node| node.conditions.is_empty() && node.membership == Membership::Voter)
+    });
+
+    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Manager));
+    world.node("n4").speaks(2).start(&["--join", &seed, "--token", &token]);
+    is_refused(&mut world, "n4", "n1");
+    assert_eq!(world.seen("n1", "n4").map(|node| node.membership), Some(Membership::None));
+    becomes(&mut world, "n4", 3);
+    world.node("n4").ready();
+    world.all_settled();
+}
+
+#[test]
+fn a_manager_that_was_away_while_the_level_rose_stops_its_manager_half() {
+    let mut world = at_level_two();
+    for name in ["n1", "n2"] {
+        becomes(&mut world, name, 3);
+        world.node(name).ready();
+    }
+    eventually_so("the third is in the way", || in_the_way(&world, "n1") == ["n3"]);
+    world.node("n3").signal(Signal::STOP);
+    eventually_so("it is not waited for when its lease is over", || level(&world, "n1") == 3);
+    world.node("n3").signal(Signal::CONT);
+    eventually_so("it says why", || world.nodes_log("n3").contains(SENTENCE));
+    eventually_so("its agent half goes on", || {
+        world.seen("n1", "n3").is_some_and(|node| node.state == Liveness::Ready)
+    });
+    becomes(&mut world, "n3", 3);
+    world.node("n3").ready();
+    eventually_so("three managers take part", || status(&world, "n1")["participants"]["serving"] == 3);
+}
+
+#[test]
+fn what_is_the_managers_own_is_nobody_elses() {
+    let world = World::with(1, 1);
+    eventually_so("it takes part", || status(&world, "n1")["participants"]["serving"] == 1);
+    let file = world.folder().join("mine.toml");
+    let text = "name = \"mine\"\nrelease = \"1.0.0\"\nscope = \"muster\"\nfloor = \"1.0.0\"\nobjects = []\n";
+    std::fs::write(&file, text).expect("the world's folder is writable");
+    let id = world.seen("n1", "n1").expect("n1 is a node").id.to_string();
+    let member = format!("muster/{id}");
+    for args in [
+        &["reconciler", "apply", "-f", file.to_str().expect("text")][..],
+        &["reconciler", "delete", "feature-level"],
+        &["reconciler", "delete", "feature-level", "--gate"],
+        &["reconciler", "force-floor", "feature-level", "9.0.0", "--yes-i-know"],
+        &["member", "forget", &member],
+        &["member", "drain", &member],
+        &["wait-ready", "muster", "--release", "9.0.0", "--timeout", "20s"],
+    ] {
+        let refused = world.muster(args).ended(6);
+        assert!(refused.stderr.contains("built in") || refused.stderr.contains("manager"), "{}", refused.stderr);
+    }
+    assert_eq!(status(&world, "n1")["participants"]["serving"], 1);
+    world.muster(&["reconciler", "pause", "feature-level"]).ended(0);
+    world.muster(&["reconciler", "resume", "feature-level"]).ended(0);
+}
