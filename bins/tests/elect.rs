@@ -8,12 +8,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use muster::cli::dev::process::ProcessId;
+use muster::cli::elect::command::{End, guard};
 use muster::cli::parent;
 use muster::guard::{Exit, Guarded, Launch, News, Report, adopt};
 use muster_elector::{BootTime, Hold, Timekeeper};
 use muster_messages::Moment;
 use rustix::process::Signal;
 use tempfile::TempDir;
+use tokio::sync::watch;
 
 /// How long anything may take before a test fails; far above what it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -243,6 +245,38 @@ fn whatever_ignores_it_is_killed_before_the_lease_can_be_anothers_and_so_is_all_
     let gone = gone(&family);
     assert!(gone >= until.over_at && gone < until.over_at + GONE_WITHIN, "{:?}", gone.since(until.over_at));
     assert_eq!(play.says("killed"), "9");
+}
+
+#[test]
+fn whatever_ignores_being_told_is_killed_in_time_although_its_lease_is_renewed_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ready = folder.path().join("ready");
+    let script = format!("trap '' TERM; echo > {}; while :; do sleep 0.01; done", ready.display());
+    let command = ["sh".into(), "-c".into(), script.into()];
+    let launch = Launch { program: env!("CARGO_BIN_EXE_muster").into(), command: command.into(), environment: vec![] };
+    // Its time runs out only by being told: renewals keep `over_at` ahead.
+    let hold = || Hold { step_down_at: BootTime.now() + LONG.step_down, over_at: BootTime.now() + SHORT.over };
+    let (renew, renewed) = watch::channel(hold());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let end = runtime.block_on(async {
+        let told = async {
+            while !ready.exists() {
+                tokio::time::sleep(RENEW).await;
+            }
+        };
+        let renewals = async {
+            loop {
+                tokio::time::sleep(RENEW).await;
+                renew.send_replace(hold());
+            }
+        };
+        tokio::select! {
+            end = guard(&launch, renewed, told, None) => Some(end),
+            () = renewals => None,
+            () = tokio::time::sleep(PATIENCE) => None,
+        }
+    });
+    assert!(matches!(end, Some(End::Exited(Exit::Signal(9)))), "{end:?}");
 }
 
 #[test]

@@ -14,7 +14,8 @@ mod reconciler;
 
 pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
-pub use self::reconciler::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand};
+use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP};
+pub use self::reconciler::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName};
 
 /// Muster: who is a member, which role each node holds, who may talk to whom, and who leads.
 #[derive(Debug, Parser)]
@@ -27,13 +28,14 @@ pub struct Cli {
 }
 
 const EXITS: &str = "Exit status: 0 done · 1 unexpected failure · 2 usage · 3 gave up waiting · 4 no such object · \
-5 unreachable or no quorum · 6 refused, nothing changed · 7 the lease was lost while the command ran · 8 changed meanwhile
+5 unreachable or no quorum · 6 refused, nothing changed · 7 the lease or the admission was lost while the command ran · 8 changed meanwhile
 
 First steps: `muster dev up` starts a real cluster on this machine, `muster status` shows it, `muster dev tour` \
 tells its story.";
 
 /// Flags of every command.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
 pub struct Global {
     /// Admin socket of the daemon to talk to [default: a running dev cluster's, else /run/muster/muster.sock]
     #[arg(long, global = true, value_name = "PATH", env = "MUSTER_SOCKET")]
@@ -89,13 +91,13 @@ pub enum Command {
     /// Print a kubeconfig: unmodified clients of Kubernetes use this cluster as their lock server
     Kubeconfig(KubeconfigArgs),
     /// Desired state that one node of the newest release applies, gated by who serves
-    #[command(subcommand)]
+    #[command(subcommand, after_help = RECONCILER_HELP)]
     Reconciler(ReconcilerCommand),
     /// Who takes part in a scope: announced, serving, draining
-    #[command(subcommand)]
+    #[command(subcommand, after_help = MEMBER_HELP)]
     Member(MemberCommand),
     /// Objects of Muster's own store
-    #[command(subcommand)]
+    #[command(subcommand, after_help = OBJECT_HELP)]
     Object(ObjectCommand),
     /// The managers' consensus
     #[command(subcommand)]

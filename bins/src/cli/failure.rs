@@ -4,6 +4,7 @@ use muster_messages::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
 
 use super::args::Format;
+use super::output::printable_lines;
 
 /// Why a command did not do what was asked.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +51,7 @@ impl Failure {
     pub fn print(&self, format: Format) {
         match format {
             Format::Json => eprintln!("{}", self.to_json()),
-            Format::Table => eprintln!("muster: {}", self.message),
+            Format::Table => eprintln!("muster: {}", printable_lines(&self.message)),
         }
     }
 }

@@ -72,9 +72,9 @@ impl Table {
     pub fn bare() -> Self {
         Self::default()
     }
-    /// Adds a row.
+    /// Adds a row. A cell is one line, whoever wrote what is in it.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.rows.push(cells.into_iter().map(Into::into).collect());
+        self.rows.push(cells.into_iter().map(|cell| printable(&cell.into())).collect());
     }
     /// The lines, without blanks at their ends.
     pub fn render(&self) -> String {
@@ -94,16 +94,26 @@ impl Table {
     }
 }
 
-/// A JSON value as a table cell.
+/// A line without what would move a terminal's cursor or begin another line: much of what is shown was written by others.
+pub fn printable(line: &str) -> String {
+    line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
+/// The same of several lines.
+pub fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// A JSON value as a table cell, or in a sentence: one line.
 pub fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => printable(text),
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
         Value::Array(items) if items.is_empty() => "-".to_owned(),
         Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(","),
-        other => other.to_string(),
+        other => printable(&other.to_string()),
     }
 }
 
@@ -130,6 +140,15 @@ mod tests {
         table.row(["a-long-name", "worker", ""]);
         table.row(["ü", "manager", "leader"]);
         assert_eq!(table.render(), "NAME         ROLE     NOTE\na-long-name  worker\nü            manager  leader\n");
+    }
+
+    #[test]
+    fn what_others_wrote_neither_moves_the_cursor_nor_makes_lines() {
+        let mut table = Table::new(&["NAME", "PHASE"]);
+        table.row(["m\x1b[2J", "x\nm2  serving"]);
+        assert_eq!(table.render(), "NAME    PHASE\nm\u{fffd}[2J  x\u{fffd}m2  serving\n");
+        assert_eq!(cell(&serde_json::json!({"a": "\u{9b}2J"})), "{\"a\":\"\u{fffd}2J\"}");
+        assert_eq!(printable_lines("a\r\n\tb\n"), "a\u{fffd}\n\tb\n");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use muster_messages::{ErrorCode, Release, Triple};
+use muster_messages::{CANDIDATES_SCOPE, ErrorCode, ParticipantKey, Release, SessionId, Triple, is_dns_label};
 use muster_reconciler::{Admission, Link, Managers, Member, NotServing, Socket, Standing, StartError, Waiting};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -26,32 +26,65 @@ use crate::guard::{Exit, Launch, Number, adopt};
 #[command(
     after_help = "The command sees MUSTER_SCOPE, MUSTER_MEMBER and MUSTER_FENCING_TOKEN. When it may serve no longer it gets \
 TERM, then KILL before anybody relies on its being gone, and muster exits 7; otherwise muster exits as the command does, 128+n \
-for a signal. Without --exec nothing is held: it ends as soon as a member of this release would be admitted."
+for a signal. Without --exec nothing is held: it ends as soon as a member of this release would be admitted.
+
+Examples:
+  muster wait-ready db --release 2.0.0 --exec -- ./server
+  muster wait-ready db --release 2.0.0 --reconciler schema --needs 2.0.0 --exec -- ./server --port 80
+  muster wait-ready db --release 2.0.0 --timeout 1m     # would it be admitted? exit 3: not within a minute"
 )]
 pub struct WaitReadyArgs {
-    /// The scope to take part in
+    /// The scope to take part in: whatever serves together, and shares what reconcilers apply
+    #[arg(value_parser = parse_scope)]
     pub scope: String,
     /// A reconciler that must have been applied; may be given several times
-    #[arg(long = "reconciler", value_name = "NAME")]
+    #[arg(long = "reconciler", value_name = "NAME", value_parser = parse_reconciler)]
     pub reconcilers: Vec<String>,
-    /// What we are: releases below a gate's floor are not admitted
+    /// The release of the command: one below a gate's floor is not admitted
     #[arg(long)]
     pub release: Release,
-    /// What must have been applied at least, of each reconciler named
-    #[arg(long, value_name = "RELEASE", default_value = "0.0.0")]
-    pub needs: Triple,
+    /// The release that must have been applied at least, of each --reconciler [default: any]
+    #[arg(long, value_name = "RELEASE", requires = "reconcilers")]
+    pub needs: Option<Triple>,
     /// Our name in the scope [default: host name, pid and a random number]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_member)]
     pub member: Option<String>,
     /// Give up waiting after this long (exit 3) [default: never]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
-    /// Run the command while admitted
+    /// Run the command while admitted, instead of only telling that it would be
     #[arg(long, requires = "command")]
     pub exec: bool,
-    /// What to run
+    /// What to run, after `--`
     #[arg(last = true, value_name = "CMD", requires = "exec")]
     pub command: Vec<OsString>,
+}
+
+fn parse_scope(text: &str) -> Result<String, String> {
+    if text.starts_with(CANDIDATES_SCOPE) {
+        return Err("scopes that begin with `candidates.` are those of the nodes that run reconcilers".to_owned());
+    }
+    sound(text, "member").map(|()| text.to_owned())
+}
+
+fn parse_member(text: &str) -> Result<String, String> {
+    sound("scope", text).map(|()| text.to_owned())
+}
+
+fn parse_reconciler(text: &str) -> Result<String, String> {
+    let rule = || "a reconciler's name is 1 to 63 of [a-z0-9-], first and last a letter or digit".to_owned();
+    is_dns_label(text).then(|| text.to_owned()).ok_or_else(rule)
+}
+
+/// The cluster's rule, before it is asked.
+fn sound(scope: &str, member: &str) -> Result<(), String> {
+    let key = ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(1) };
+    key.fault().map_or(Ok(()), |why| Err(why.to_owned()))
+}
+
+/// Host name, pid and a random number, as a member may be called.
+fn default_member() -> String {
+    default_identity().replace(['.', '_'], "-")
 }
 
 /// The exit status of a command whose admission was revoked while it ran.
@@ -65,9 +98,10 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };
-    let name = args.member.clone().unwrap_or_else(default_identity);
+    let name = args.member.clone().unwrap_or_else(default_member);
     let bare = Member::new(&args.scope, &name, args.release.clone());
-    let member = args.reconcilers.iter().fold(bare, |member, reconciler| member.needs(reconciler, args.needs));
+    let needs = args.needs.unwrap_or(Triple::new(0, 0, 0));
+    let member = args.reconcilers.iter().fold(bare, |member, reconciler| member.needs(reconciler, needs));
     let waiting = Admission::announce(Arc::new(link), member).await.map_err(|error| match error {
         StartError::Config(refusal) => Failure::new(ErrorCode::Invalid, refusal.to_string()),
         StartError::Fault(_) => Failure::internal(error),
@@ -174,4 +208,50 @@ fn refused(why: &str) -> Failure {
 fn revoked_while_running(scope: &str, why: &str) -> Failure {
     let message = format!("may serve in {scope} no longer: {why}; the command was ended");
     Failure { code: "admission_revoked".to_owned(), exit: REVOKED, message, details: json!({}) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: WaitReadyArgs,
+    }
+
+    fn refusal(line: &str) -> Option<String> {
+        let words = format!("wait-ready {line}");
+        Line::try_parse_from(words.split_whitespace()).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_rule_before_anybody_is_asked() {
+        let long = "m".repeat(141);
+        for (line, word) in [
+            ("db.eu --release 1.0.0", "a scope is"),
+            ("Db --release 1.0.0", "a scope is"),
+            ("candidates.schema --release 1.0.0", "of the nodes that run reconcilers"),
+            ("db --release 1.0.0 --member host_1", "a member's name is"),
+            (&format!("db --release 1.0.0 --member {long}"), "a member's name is"),
+            ("db --release 1.0.0 --reconciler db/schema", "a reconciler's name is"),
+            ("db --release 1.0.0 --needs 2.0.0", "--reconciler <NAME>"),
+            ("db --release 1.0.0 -- ls", "--exec"),
+            ("db --release 1.0.0 --exec", "<CMD>"),
+            ("db --release 1.0.0 --timeout 200000000000000d", "36500d"),
+        ] {
+            let why = refusal(line).unwrap_or_else(|| panic!("{line} is accepted"));
+            assert!(why.contains(word), "{line}: {why}");
+        }
+        let all = "db --release 1.0.0 --reconciler a --reconciler b --needs 2.0.0 --member n1.eu --exec -- ls -l";
+        assert_eq!(refusal(all), None);
+        assert_eq!(refusal("db --release 1.0.0"), None);
+    }
+
+    #[test]
+    fn the_usual_name_can_be_one() {
+        assert_eq!(sound("db", &default_member()), Ok(()));
+    }
 }

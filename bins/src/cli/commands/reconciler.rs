@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::time::Duration;
 
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{ErrorCode, ManagedKey, Revision};
@@ -9,7 +10,9 @@ use serde_json::Value;
 
 use super::Asking;
 use super::node::ids;
-use crate::cli::args::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand};
+use crate::cli::args::{
+    MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName as Named,
+};
 use crate::cli::client::parse;
 use crate::cli::definition;
 use crate::cli::duration::millis;
@@ -30,46 +33,51 @@ pub async fn run(asking: &mut Asking, command: ReconcilerCommand) -> Outcome<u8>
             show(asking, request, |d| ids(&d["definitions"], "name"), render::applied).await
         }
         C::List => show(asking, ReconcilerRequest::List, |d| ids(&d["items"], "name"), render::reconcilers).await,
-        C::Status { name, watch: false } => {
+        C::Status { name: Named { name }, watch: false } => {
             show(asking, status_of(name), |d| cell(&d["phase"]), render::reconciler).await
         }
-        C::Status { name, watch: true } => watch(asking, name).await,
-        C::Plan { name, release } => {
+        C::Status { name: Named { name }, watch: true } => watch(asking, name).await,
+        C::Plan { name: Named { name }, release } => {
             let request = ReconcilerRequest::Plan { name, release };
             show(asking, request, |d| cell(&d["path"]), render::plan).await
         }
-        C::Blockers { name } => {
+        C::Blockers(Named { name }) => {
             let brief = |d: &Value| ids(&d["blockers"], "member");
             show(asking, status_of(name), brief, |d| render::blockers(&d["blockers"])).await
         }
-        C::History { name } => {
+        C::History(Named { name }) => {
             show(asking, ReconcilerRequest::History { name }, |_| String::new(), render::gate_history).await
         }
-        C::Finalize { name } => {
-            done(asking, &name, "may pass the point of no return", |name| ReconcilerRequest::Finalize { name }).await
+        C::Finalize { name: Named { name }, release } => {
+            let said =
+                |d: &Value| format!("{} {} may pass the point of no return", cell(&d["name"]), cell(&d["release"]));
+            show(asking, ReconcilerRequest::Finalize { name, release }, |_| String::new(), said).await
         }
-        C::Pause { name } => {
+        C::Retry { name: Named { name }, release } => {
+            let said = |d: &Value| format!("{} {} is tried again", cell(&d["name"]), cell(&d["release"]));
+            show(asking, ReconcilerRequest::Retry { name, release }, |_| String::new(), said).await
+        }
+        C::Pause(Named { name }) => {
             done(asking, &name, "is paused", |name| ReconcilerRequest::Pause { name, paused: true }).await
         }
-        C::Resume { name } => {
+        C::Resume(Named { name }) => {
             done(asking, &name, "goes on", |name| ReconcilerRequest::Pause { name, paused: false }).await
         }
-        C::Retry { name } => done(asking, &name, "is tried again", |name| ReconcilerRequest::Retry { name }).await,
-        C::Repair { name, from_history: epoch } => {
+        C::Repair { name: Named { name }, from_history: epoch } => {
             let said = format!("says again what it said at epoch {epoch}");
             done(asking, &name, &said, |name| ReconcilerRequest::Repair { name, epoch }).await
         }
-        C::ForceFloor { name, release: floor, yes_i_know } => {
+        C::ForceFloor { name: Named { name }, release: floor, yes_i_know } => {
             let request = ReconcilerRequest::ForceFloor { name, floor, dry_run: !yes_i_know };
             show(asking, request, |_| String::new(), render::forced).await
         }
-        C::Delete { name, gate: true } => {
+        C::Delete { name: Named { name }, gate: true } => {
             done(asking, &name, "has no gate: nobody is admitted until a run has succeeded", |name| {
                 ReconcilerRequest::DeleteGate { name }
             })
             .await
         }
-        C::Delete { name, gate: false } => {
+        C::Delete { name: Named { name }, gate: false } => {
             done(asking, &name, "is forgotten", |name| ReconcilerRequest::Delete { name }).await
         }
     }
@@ -118,15 +126,20 @@ pub async fn object(asking: &mut Asking, command: ObjectCommand) -> Outcome<u8> 
 
 fn read(file: &Path) -> Outcome<Vec<muster_messages::Definition>> {
     let name = file.display().to_string();
-    let mut text = String::new();
-    let read = if name == "-" {
-        std::io::stdin().take(definition::MOST_BYTES).read_to_string(&mut text)
-    } else {
-        let opened = std::fs::File::open(file);
-        opened.and_then(|opened| opened.take(definition::MOST_BYTES).read_to_string(&mut text))
-    };
-    read.map_err(|e| Failure::new(ErrorCode::Invalid, format!("{name}: {e}")))?;
-    definition::parse(&name, &text).map_err(|why| Failure::new(ErrorCode::Invalid, why))
+    let text = if name == "-" { whole(std::io::stdin()) } else { std::fs::File::open(file).and_then(whole) };
+    let invalid = |why: String| Failure::new(ErrorCode::Invalid, why);
+    let text = text.map_err(|e| invalid(format!("{name}: {e}")))?;
+    definition::parse(&name, &text).map_err(invalid)
+}
+
+/// All of it, or nothing: the documents at the end of a file that is too long are not left out silently.
+fn whole(from: impl Read) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    from.take(definition::MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > definition::MOST_BYTES {
+        return Err(std::io::Error::other(format!("larger than {} MiB", definition::MOST_BYTES >> 20)));
+    }
+    String::from_utf8(bytes).map_err(|_| std::io::Error::other("no UTF-8 text"))
 }
 
 async fn show(
@@ -148,19 +161,91 @@ async fn done(
     show(asking, request(name.to_owned()), |_| String::new(), |_| sentence).await
 }
 
+/// Between two attempts while the cluster does not answer: soon enough for whoever looks on.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Shows where it is, whenever that changes. A cluster that is without quorum for a while, or a daemon that starts again, is
+/// waited for, and said once.
 async fn watch(asking: &mut Asking, name: String) -> Outcome<u8> {
     // Half of the time limit, so that a quiet cluster answers well before the call is given up.
     let wait_ms = millis(asking.client.timeout() / 2);
-    let (mut seen, mut shown) = (Revision(0), String::new());
+    let (mut seen, mut shown, mut trouble) = (Revision(0), None, None);
     loop {
         let request = ReconcilerRequest::Status { name: name.clone(), seen, wait_ms };
-        let text = asking.client.call(Request::Reconciler(request)).await?;
+        let text = match asking.client.call(Request::Reconciler(request)).await {
+            Ok(text) => text,
+            Err(failure) if shown.is_some() && passes(&failure) => {
+                if trouble.is_none() {
+                    failure.print(asking.out.format);
+                }
+                trouble = Some(failure);
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
         let document: Value = parse(&text)?;
         seen = Revision(document["revision"].as_u64().unwrap_or(seen.0));
-        let (line, json) = (render::reconciler_line(&document), asking.out.is_json());
-        if line != shown {
-            print(if json { &text } else { &line });
-            shown = line;
+        let json = asking.out.is_json();
+        let now = if json { but_for_its_revision(document) } else { render::reconciler_line(&document) };
+        // After trouble once more, so that one sees that it has passed.
+        let news = shown.as_ref() != Some(&now) || (trouble.is_some() && !json);
+        if news {
+            print(if json { &text } else { &now });
+            shown = Some(now);
         }
+        trouble = None;
+    }
+}
+
+/// The revision is the whole cluster's: it says nothing of this reconciler.
+fn but_for_its_revision(mut document: Value) -> String {
+    if let Some(fields) = document.as_object_mut() {
+        fields.remove("revision");
+    }
+    document.to_string()
+}
+
+/// Whether it is about the cluster at this moment, and not about what was asked.
+fn passes(failure: &Failure) -> bool {
+    failure.is(ErrorCode::TimedOut) || failure.exit == ErrorCode::NoQuorum.exit_status()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_whole_or_not_at_all() {
+        let most = definition::MOST_BYTES;
+        assert_eq!(whole(std::io::repeat(b'#').take(most)).unwrap().len() as u64, most);
+        let long = whole(std::io::repeat(b'#').take(most + 1)).unwrap_err();
+        assert_eq!(long.to_string(), "larger than 4 MiB");
+        // A character that the limit would have cut in two is not what is wrong with it.
+        let umlauts = std::io::Cursor::new("#ä".repeat(most as usize));
+        assert_eq!(whole(umlauts).unwrap_err().to_string(), "larger than 4 MiB");
+        assert_eq!(whole(&b"\xff"[..]).unwrap_err().to_string(), "no UTF-8 text");
+    }
+
+    #[test]
+    fn what_passes_is_waited_for_and_what_was_asked_wrongly_is_not() {
+        for (code, waits) in [
+            (ErrorCode::NoQuorum, true),
+            (ErrorCode::Unreachable, true),
+            (ErrorCode::TimedOut, true),
+            (ErrorCode::UnknownOutcome, true),
+            (ErrorCode::NotFound, false),
+            (ErrorCode::Forbidden, false),
+            (ErrorCode::Invalid, false),
+        ] {
+            assert_eq!(passes(&Failure::new(code, "")), waits, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_program_sees_every_change_and_no_other() {
+        let at = |revision: u64, wave: u64| serde_json::json!({"name": "s", "wave": wave, "revision": revision});
+        assert_eq!(but_for_its_revision(at(1, 1)), but_for_its_revision(at(2, 1)));
+        assert_ne!(but_for_its_revision(at(1, 1)), but_for_its_revision(at(1, 2)));
     }
 }

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::cli::args::Format;
 use crate::cli::failure::{Failure, Outcome};
-use crate::cli::output::Out;
+use crate::cli::output::{Out, printable};
 use crate::guard::{Exit, Guarded, Launch, News, Number, Report};
 
 /// What is said to people, on stderr: stdout is the command's.
@@ -23,7 +23,7 @@ impl Speaker {
     }
     pub fn say(self, text: &str) {
         if self.speaks {
-            eprintln!("muster: {text}");
+            eprintln!("muster: {}", printable(text));
         }
     }
 }
@@ -37,7 +37,8 @@ pub enum End {
     Failed(Failure),
 }
 
-/// Runs the command until nothing of it is left: told to end with `ended`, killed before `hold` is over.
+/// Runs the command until nothing of it is left. It is told to end with `ended`, and killed before `hold`, as it was then,
+/// is over: the lease is kept for as long as it takes, so that later ones would never end what ignores being told.
 pub async fn guard(
     launch: &Launch,
     mut hold: watch::Receiver<Hold>,
@@ -60,7 +61,7 @@ pub async fn guard(
             }
         };
         tokio::select! {
-            Ok(()) = hold.changed() => {
+            Ok(()) = hold.changed(), if !told => {
                 let later = *hold.borrow_and_update();
                 guarded.until(later).await;
             }

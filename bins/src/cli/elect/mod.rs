@@ -5,7 +5,7 @@
 //!        ELECT-6  the lease is released only when nothing of the command is left.
 
 mod args;
-pub(super) mod command;
+pub mod command;
 mod run;
 
 pub use self::args::ElectArgs;

@@ -11,11 +11,11 @@ pub use self::reconcilers::*;
 
 use serde_json::Value;
 
-use super::output::{Table, cell, short, to_the_second};
+use super::output::{Table, cell, printable, printable_lines, short, to_the_second};
 
 /// A time, to the second.
 pub fn when(value: &Value) -> String {
-    value.as_str().map_or_else(|| cell(value), to_the_second)
+    value.as_str().map_or_else(|| cell(value), |time| printable(&to_the_second(time)))
 }
 
 fn items(document: &Value) -> &[Value] {
@@ -91,7 +91,7 @@ pub fn ca(document: &Value) -> String {
     let mut table = Table::bare();
     table.row(["digest".to_owned(), cell(&document["digest"])]);
     table.row(["not after".to_owned(), when(&document["not_after"])]);
-    table.render() + &cell(&document["pem"])
+    table.render() + &printable_lines(document["pem"].as_str().unwrap_or_default())
 }
 
 pub fn users(document: &Value) -> String {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{items, list, when};
-use crate::cli::output::{Table, cell};
+use crate::cli::output::{Table, cell, printable, printable_lines};
 
 fn release(gate: &Value) -> String {
     if gate.is_null() { "-".to_owned() } else { cell(&gate["reconciled"]) }
@@ -100,9 +100,10 @@ fn last_words(output: &str) -> String {
     format!("\nit wrote{}{shown}", if lines.len() > LAST_LINES { ", last of all" } else { "" })
 }
 
-/// Without what would move a terminal's cursor.
-fn printable(line: &str) -> String {
-    line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
+/// A member, with the name of the node whose id it is.
+fn named(member: &Value) -> String {
+    let id = cell(&member["member"]);
+    member["name"].as_str().map_or(id.clone(), |name| format!("{id} ({name})"))
 }
 
 pub fn blockers(blockers: &Value) -> String {
@@ -111,7 +112,7 @@ pub fn blockers(blockers: &Value) -> String {
         &document,
         &["MEMBER", "RELEASE", "PHASE", "SINCE", "WHY"],
         &[
-            |b| cell(&b["member"]),
+            named,
             |b| cell(&b["release"]),
             |b| cell(&b["phase"]),
             |b| when(&b["since"]),
@@ -208,7 +209,7 @@ pub fn members(document: &Value) -> String {
         &["SCOPE", "MEMBER", "RELEASE", "PHASE", "SINCE", "LEASED"],
         &[
             |m| cell(&m["scope"]),
-            |m| cell(&m["member"]),
+            named,
             |m| cell(&m["release"]),
             |m| cell(&m["phase"]),
             |m| when(&m["since"]),
@@ -237,7 +238,7 @@ pub fn objects(document: &Value) -> String {
 }
 
 pub fn object(object: &Value) -> String {
-    serde_json::to_string_pretty(object).unwrap_or_default()
+    printable_lines(&serde_json::to_string_pretty(object).unwrap_or_default())
 }
 
 #[cfg(test)]
