@@ -3,6 +3,9 @@
 //! Keeps  HTTP-1  a body is read for nobody who will be refused anyway, one at a time per connection, within a limit and
 //!                a time. So a connection costs its header and one body, however many streams HTTP/2 gives it.
 
+pub mod definition;
+mod reconcilers;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -111,6 +114,7 @@ fn routes() -> Router {
         .route("/v1/actors", get(actors))
         .route("/v1/actors/{*path}", get(actor_inspect).post(actor_poke))
         .route("/v1/events", get(events))
+        .merge(reconcilers::routes())
         .fallback(|| async {
             error_response(&ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"))
         })
@@ -183,6 +187,12 @@ struct Since {
     #[serde(default)]
     watch: u8,
 }
+impl Since {
+    /// How long a change is waited for: less than a request may take.
+    fn wait_ms(&self) -> u64 {
+        if self.watch != 0 { 25_000 } else { 0 }
+    }
+}
 
 async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
     answer(&peer, fresh(), request).await
@@ -222,6 +232,14 @@ async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Respons
     let call = ApiCall { id: 0, request_id, timeout_ms: 30_000, request };
     match peer.service.answer(peer.caller.clone(), call).await {
         Ok(text) => json_response(StatusCode::OK, text),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// One that grows with the cluster: so many of one caller may be unread at once.
+async fn long_answer(peer: &Peer, request: Request) -> Response {
+    match peer.service.long_answer(&peer.caller) {
+        Ok(share) => answer(peer, RequestId(0), request).await.map(|body| kube::until_read(body, Some(share))),
         Err(error) => error_response(&error),
     }
 }
@@ -349,8 +367,7 @@ async fn actor_poke(Extension(peer): Extension<Peer>, Path(path): Path<String>, 
     answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, false), ask }).await
 }
 async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Response {
-    let wait_ms = if q.watch != 0 { 25_000 } else { 0 };
-    answer(&peer, RequestId(0), Request::Events { since: Revision(q.since), wait_ms }).await
+    answer(&peer, RequestId(0), Request::Events { since: Revision(q.since), wait_ms: q.wait_ms() }).await
 }
 
 /// A description of `/v1`, kept beside the routes above.

@@ -24,6 +24,7 @@ mod shell;
 mod socket;
 mod writes;
 
+pub use http::definition;
 pub use native::{Caller, serve_native};
 pub use ports::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 pub use service::Service;

@@ -1,102 +1,10 @@
 //! Definitions of reconcilers as people write them: one TOML document, or YAML documents, in a file.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-use muster_messages::{
-    Action, CommandAction, Definition, DesiredObject, Finalize, ManagedKey, NodeId, Release, RunnerChoice, Triple,
-};
-use serde::{Deserialize, Deserializer, de};
-
-use super::duration::{millis, parse_duration};
+use muster_api::definition::Document;
+use muster_messages::Definition;
 
 /// Bytes of a file: a definition that is larger would be refused anyway.
 pub const MOST_BYTES: u64 = 4 << 20;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    name: String,
-    release: Release,
-    scope: String,
-    floor: Triple,
-    #[serde(default)]
-    depends_on: Vec<String>,
-    /// Applied again each time this has passed; absent: once for a command, every 30 s for objects.
-    every: Option<Cadence>,
-    settle: Option<Span>,
-    timeout: Option<Span>,
-    #[serde(default)]
-    finalize: Finalize,
-    #[serde(default)]
-    elect: RunnerChoice,
-    pin: Option<NodeId>,
-    downgrade: Option<Downgrade>,
-    from_at_least: Option<Triple>,
-    resign_after: Option<u32>,
-    #[serde(default)]
-    objects: Vec<Object>,
-    command: Option<Command>,
-    #[serde(default)]
-    handler: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Downgrade {
-    Allow,
-    Deny,
-}
-
-#[derive(Debug)]
-enum Cadence {
-    Once,
-    Every(Duration),
-}
-impl<'de> Deserialize<'de> for Cadence {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(d)?;
-        match text.as_str() {
-            "once" => Ok(Self::Once),
-            _ => parse_duration(&text).map(Self::Every).map_err(|why| de::Error::custom(format!("`once`, or {why}"))),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Span(Duration);
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        parse_duration(&String::deserialize(d)?).map(Self).map_err(de::Error::custom)
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Object {
-    kind: String,
-    #[serde(default = "default_namespace")]
-    namespace: String,
-    name: String,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    #[serde(default)]
-    wave: u32,
-    #[serde(default)]
-    body: serde_json::Map<String, serde_json::Value>,
-}
-
-fn default_namespace() -> String {
-    "default".to_owned()
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Command {
-    argv: Vec<String>,
-    #[serde(default)]
-    env: BTreeMap<String, String>,
-}
 
 /// The definitions of a file. Its name says which language it is in; without a telling one TOML is tried first.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Definition>, String> {
@@ -112,50 +20,15 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Definition>, String> {
     } else {
         toml().or_else(|as_toml| yaml().map_err(|as_yaml| format!("neither TOML ({as_toml}) nor YAML ({as_yaml})")))
     };
-    let definitions = documents.and_then(|all| all.into_iter().map(definition).collect::<Result<Vec<_>, _>>());
+    let definitions =
+        documents.and_then(|all| all.into_iter().map(Definition::try_from).collect::<Result<Vec<_>, _>>());
     definitions.map_err(|why| format!("{name}: {}", why.trim_end()))
-}
-
-fn definition(document: Document) -> Result<Definition, String> {
-    let name = document.name.clone();
-    let kinds = [!document.objects.is_empty(), document.command.is_some(), document.handler];
-    if kinds.into_iter().filter(|there| *there).count() > 1 {
-        return Err(format!("{name}: objects, command and handler exclude each other"));
-    }
-    let action = match document.command {
-        Some(command) => Action::Command(CommandAction { argv: command.argv, env: command.env }),
-        None if document.handler => Action::Handler,
-        None => Action::Objects(document.objects.into_iter().map(desired).collect()),
-    };
-    let usual = Definition::new(&document.name, document.release, &document.scope, document.floor, action);
-    let span = |said: Option<Span>, usual: u64| said.map_or(usual, |span| millis(span.0));
-    Ok(Definition {
-        depends_on: document.depends_on,
-        every_ms: match document.every {
-            Some(Cadence::Once) => None,
-            Some(Cadence::Every(period)) => Some(millis(period)),
-            None => usual.every_ms,
-        },
-        settle_ms: span(document.settle, usual.settle_ms),
-        run_timeout_ms: span(document.timeout, usual.run_timeout_ms),
-        finalize: document.finalize,
-        choice: document.elect,
-        pinned: document.pin,
-        downgrade: document.downgrade.map_or(usual.downgrade, |said| matches!(said, Downgrade::Allow)),
-        from_at_least: document.from_at_least,
-        resign_after: document.resign_after.unwrap_or(usual.resign_after),
-        ..usual
-    })
-}
-
-fn desired(object: Object) -> DesiredObject {
-    let Object { kind, namespace, name, labels, wave, body } = object;
-    let body = serde_json::Value::Object(body).to_string();
-    DesiredObject { key: ManagedKey { kind, namespace, name }, labels, body, wave }
 }
 
 #[cfg(test)]
 mod tests {
+    use muster_messages::Action;
+
     use super::*;
 
     const TOML: &str = r#"

@@ -24,7 +24,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::access::bearer;
-use crate::core::may_touch;
+use crate::core::{may_touch, speaks};
 use crate::http::Peer;
 use crate::ports::ManagerPorts;
 use crate::service::Service;
@@ -194,7 +194,7 @@ async fn read(
 }
 
 /// A body that holds its share until it is read, or its connection is gone.
-fn until_read(body: Body, share: Option<Share>) -> Body {
+pub(crate) fn until_read(body: Body, share: Option<Share>) -> Body {
     match share {
         None => body,
         Some(share) => Body::new(body.map_frame(move |frame| {
@@ -268,7 +268,11 @@ fn may(caller: Option<&Principal>, ask: &Ask, tables: &Tables) -> Result<(), Sta
         return Ok(());
     }
     let namespace = ask.namespace.as_deref().unwrap_or("*");
-    may_touch(tables, caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))
+    may_touch(tables, caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))?;
+    if matches!(ask.verb, Verb::Get | Verb::List | Verb::Watch) {
+        return Ok(());
+    }
+    speaks::by_hand(caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))
 }
 
 /// As Kubernetes spells names of users.

@@ -1,0 +1,175 @@
+//! Definitions of reconcilers as people write them: the document that `muster reconciler apply` reads from files, and that
+//! `POST /v1/reconcilers` takes as JSON.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::{
+    Action, CommandAction, Definition, DesiredObject, Finalize, ManagedKey, NodeId, Release, RunnerChoice, Triple,
+};
+use serde::{Deserialize, Deserializer, de};
+
+/// One definition. What it leaves out is as in [`Definition::new`]; what it does not know is refused.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Document {
+    name: String,
+    release: Release,
+    scope: String,
+    floor: Triple,
+    #[serde(default)]
+    depends_on: Vec<String>,
+    /// Applied again each time this has passed; absent: once for a command, every 30 s for objects.
+    every: Option<Cadence>,
+    settle: Option<Span>,
+    timeout: Option<Span>,
+    #[serde(default)]
+    finalize: Finalize,
+    #[serde(default)]
+    elect: RunnerChoice,
+    pin: Option<NodeId>,
+    downgrade: Option<Downgrade>,
+    from_at_least: Option<Triple>,
+    resign_after: Option<u32>,
+    #[serde(default)]
+    objects: Vec<Object>,
+    command: Option<Command>,
+    #[serde(default)]
+    handler: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Downgrade {
+    Allow,
+    Deny,
+}
+
+#[derive(Debug)]
+enum Cadence {
+    Once,
+    Every(Duration),
+}
+impl<'de> Deserialize<'de> for Cadence {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        match text.as_str() {
+            "once" => Ok(Self::Once),
+            _ => parse_duration(&text).map(Self::Every).map_err(|why| de::Error::custom(format!("`once`, or {why}"))),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Span(Duration);
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        parse_duration(&String::deserialize(d)?).map(Self).map_err(de::Error::custom)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Object {
+    kind: String,
+    #[serde(default = "default_namespace")]
+    namespace: String,
+    name: String,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    wave: u32,
+    #[serde(default)]
+    body: serde_json::Map<String, serde_json::Value>,
+}
+
+fn default_namespace() -> String {
+    "default".to_owned()
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Command {
+    argv: Vec<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+}
+
+impl TryFrom<Document> for Definition {
+    type Error = String;
+    fn try_from(document: Document) -> Result<Self, String> {
+        let kinds = [!document.objects.is_empty(), document.command.is_some(), document.handler];
+        if kinds.into_iter().filter(|there| *there).count() > 1 {
+            return Err(format!("{}: objects, command and handler exclude each other", document.name));
+        }
+        let action = match document.command {
+            Some(command) => Action::Command(CommandAction { argv: command.argv, env: command.env }),
+            None if document.handler => Action::Handler,
+            None => Action::Objects(document.objects.into_iter().map(desired).collect()),
+        };
+        let usual = Definition::new(&document.name, document.release, &document.scope, document.floor, action);
+        let span = |said: Option<Span>, usual: u64| said.map_or(usual, |span| millis(span.0));
+        Ok(Definition {
+            depends_on: document.depends_on,
+            every_ms: match document.every {
+                Some(Cadence::Once) => None,
+                Some(Cadence::Every(period)) => Some(millis(period)),
+                None => usual.every_ms,
+            },
+            settle_ms: span(document.settle, usual.settle_ms),
+            run_timeout_ms: span(document.timeout, usual.run_timeout_ms),
+            finalize: document.finalize,
+            choice: document.elect,
+            pinned: document.pin,
+            downgrade: document.downgrade.map_or(usual.downgrade, |said| matches!(said, Downgrade::Allow)),
+            from_at_least: document.from_at_least,
+            resign_after: document.resign_after.unwrap_or(usual.resign_after),
+            ..usual
+        })
+    }
+}
+
+fn desired(object: Object) -> DesiredObject {
+    let Object { kind, namespace, name, labels, wave, body } = object;
+    let body = serde_json::Value::Object(body).to_string();
+    DesiredObject { key: ManagedKey { kind, namespace, name }, labels, body, wave }
+}
+
+/// Reads a number with its unit.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let rule = || "a duration is a number with a unit: 500ms, 30s, 10m, 2h, 90d".to_owned();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(rule)?;
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().map_err(|_| rule())?;
+    let secs = number
+        * match unit {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            _ => return Err(rule()),
+        };
+    Duration::try_from_secs_f64(secs).map_err(|_| rule())
+}
+
+/// Whole milliseconds, as the wire carries them.
+pub fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_needs_its_unit() {
+        assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1.5h"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("90d"), Ok(Duration::from_secs(90 * 86_400)));
+        for bad in ["", "30", "s", "-1s", "1w", "1..2s", "1e400s"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

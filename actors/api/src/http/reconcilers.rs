@@ -1,0 +1,215 @@
+//! Reconcilers, members and objects: what `muster reconciler`, `muster member` and `muster object` ask, with the same JSON.
+//!
+//! A definition comes as the [document](super::definition) that the command reads from a file, written as JSON: one, or a list
+//! of them. So a script sends what it has, durations are `30s`, and the defaults are the command's.
+
+use std::collections::BTreeMap;
+
+use axum::body::Bytes;
+use axum::extract::{Path, Query};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use axum::routing::{MethodRouter, delete, get, post};
+use axum::{Extension, Router};
+use muster_messages::wire::{ReconcilerRequest, Request};
+use muster_messages::{Definition, ErrorBody, ErrorCode, ManagedKey, RequestId, Revision, Triple};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::definition::Document;
+use super::{Peer, Since, answer, body, error_response, long_answer, request_id};
+
+pub(super) fn routes() -> Router {
+    use ReconcilerRequest as R;
+    Router::new()
+        .route("/v1/reconcilers", get(|p: Extension<Peer>| list(p, R::List)).post(apply))
+        .route("/v1/reconcilers/{name}", get(status).delete(forget))
+        .route("/v1/reconcilers/{name}/plan", get(plan))
+        .route("/v1/reconcilers/{name}/history", get(history))
+        .route("/v1/reconcilers/{name}/pause", wish(|name, _| R::Pause { name, paused: true }))
+        .route("/v1/reconcilers/{name}/resume", wish(|name, _| R::Pause { name, paused: false }))
+        .route("/v1/reconcilers/{name}/finalize", wish(|name, release| R::Finalize { name, release }))
+        .route("/v1/reconcilers/{name}/retry", wish(|name, release| R::Retry { name, release }))
+        .route("/v1/reconcilers/{name}/repair", post(repair))
+        .route("/v1/reconcilers/{name}/force-floor", post(force_floor))
+        .route("/v1/members", get(members))
+        .route("/v1/members/{scope}/{member}", delete(forget_member))
+        .route("/v1/members/{scope}/{member}/drain", post(drain_member))
+        .route("/v1/objects", get(objects))
+        .route("/v1/objects/{kind}/{namespace}/{name}", get(object).put(put_object).delete(delete_object))
+}
+
+#[derive(Deserialize)]
+struct Replace {
+    #[serde(default)]
+    replace: bool,
+}
+#[derive(Deserialize)]
+struct OfRelease {
+    release: Option<String>,
+}
+#[derive(Deserialize)]
+struct Whole {
+    #[serde(default)]
+    gate: bool,
+}
+#[derive(Deserialize)]
+struct OfScope {
+    scope: Option<String>,
+}
+#[derive(Deserialize)]
+struct Which {
+    kind: Option<String>,
+    namespace: Option<String>,
+}
+
+/// What the command's options say.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FromHistory {
+    from_history: u64,
+}
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Floor {
+    release: Triple,
+    #[serde(default)]
+    yes_i_know: bool,
+}
+/// As in the `objects` of a definition.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    body: Map<String, Value>,
+}
+
+async fn read(Extension(peer): Extension<Peer>, request: ReconcilerRequest) -> Response {
+    answer(&peer, RequestId(0), Request::Reconciler(request)).await
+}
+/// A read whose answer grows with the cluster.
+async fn list(Extension(peer): Extension<Peer>, request: ReconcilerRequest) -> Response {
+    long_answer(&peer, Request::Reconciler(request)).await
+}
+async fn write(Extension(peer): Extension<Peer>, headers: &HeaderMap, request: ReconcilerRequest) -> Response {
+    answer(&peer, request_id(headers), Request::Reconciler(request)).await
+}
+fn invalid(text: String) -> Response {
+    error_response(&ErrorBody::new(ErrorCode::Invalid, text))
+}
+
+/// The release that a query names.
+fn release(query: OfRelease) -> Result<Option<Triple>, Box<Response>> {
+    let parse = |text: String| text.parse().map_err(|why| Box::new(invalid(format!("release={text}: {why}"))));
+    query.release.map(parse).transpose()
+}
+
+/// What an operator says about a name, or about its definition of one release.
+fn wish(what: fn(String, Option<Triple>) -> ReconcilerRequest) -> MethodRouter {
+    post(
+        move |peer: Extension<Peer>, Path(name): Path<String>, Query(q): Query<OfRelease>, headers: HeaderMap| async move {
+            match release(q) {
+                Ok(release) => write(peer, &headers, what(name, release)).await,
+                Err(response) => *response,
+            }
+        },
+    )
+}
+
+async fn apply(peer: Extension<Peer>, Query(q): Query<Replace>, headers: HeaderMap, bytes: Bytes) -> Response {
+    // Not left to serde to find out: its messages would say nothing of what is wrong.
+    let several = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
+    let documents = if several { body::<Vec<Document>>(&bytes) } else { body::<Document>(&bytes).map(|one| vec![one]) };
+    let documents = match documents {
+        Ok(documents) => documents,
+        Err(response) => return *response,
+    };
+    match documents.into_iter().map(Definition::try_from).collect() {
+        Ok(definitions) => write(peer, &headers, ReconcilerRequest::Apply { definitions, replace: q.replace }).await,
+        Err(why) => invalid(why),
+    }
+}
+
+async fn status(peer: Extension<Peer>, Path(name): Path<String>, Query(q): Query<Since>) -> Response {
+    read(peer, ReconcilerRequest::Status { name, seen: Revision(q.since), wait_ms: q.wait_ms() }).await
+}
+
+async fn plan(peer: Extension<Peer>, Path(name): Path<String>, Query(q): Query<OfRelease>) -> Response {
+    match release(q) {
+        Ok(release) => list(peer, ReconcilerRequest::Plan { name, release }).await,
+        Err(response) => *response,
+    }
+}
+
+async fn history(peer: Extension<Peer>, Path(name): Path<String>) -> Response {
+    read(peer, ReconcilerRequest::History { name }).await
+}
+
+async fn repair(peer: Extension<Peer>, Path(name): Path<String>, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<FromHistory>(&bytes) {
+        Ok(said) => write(peer, &headers, ReconcilerRequest::Repair { name, epoch: said.from_history }).await,
+        Err(response) => *response,
+    }
+}
+
+async fn force_floor(peer: Extension<Peer>, Path(name): Path<String>, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<Floor>(&bytes) {
+        Ok(Floor { release: floor, yes_i_know }) => {
+            let request = ReconcilerRequest::ForceFloor { name, floor, dry_run: !yes_i_know };
+            write(peer, &headers, request).await
+        }
+        Err(response) => *response,
+    }
+}
+
+async fn forget(
+    peer: Extension<Peer>,
+    Path(name): Path<String>,
+    Query(q): Query<Whole>,
+    headers: HeaderMap,
+) -> Response {
+    let request = if q.gate { ReconcilerRequest::DeleteGate { name } } else { ReconcilerRequest::Delete { name } };
+    write(peer, &headers, request).await
+}
+
+async fn members(peer: Extension<Peer>, Query(q): Query<OfScope>) -> Response {
+    list(peer, ReconcilerRequest::MemberList { scope: q.scope }).await
+}
+async fn drain_member(peer: Extension<Peer>, Path(path): Path<(String, String)>, headers: HeaderMap) -> Response {
+    let (scope, member) = path;
+    write(peer, &headers, ReconcilerRequest::MemberDrain { scope, member }).await
+}
+async fn forget_member(peer: Extension<Peer>, Path(path): Path<(String, String)>, headers: HeaderMap) -> Response {
+    let (scope, member) = path;
+    write(peer, &headers, ReconcilerRequest::MemberForget { scope, member }).await
+}
+
+async fn objects(peer: Extension<Peer>, Query(q): Query<Which>) -> Response {
+    list(peer, ReconcilerRequest::ObjectList { kind: q.kind, namespace: q.namespace }).await
+}
+
+fn key((kind, namespace, name): (String, String, String)) -> ManagedKey {
+    ManagedKey { kind, namespace, name }
+}
+type ObjectPath = Path<(String, String, String)>;
+
+async fn object(peer: Extension<Peer>, Path(path): ObjectPath) -> Response {
+    read(peer, ReconcilerRequest::ObjectGet { key: key(path) }).await
+}
+async fn put_object(peer: Extension<Peer>, Path(path): ObjectPath, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<Written>(&bytes) {
+        Ok(Written { labels, body }) => {
+            let body = Value::Object(body).to_string();
+            write(peer, &headers, ReconcilerRequest::ObjectPut { key: key(path), labels, body }).await
+        }
+        Err(response) => *response,
+    }
+}
+async fn delete_object(peer: Extension<Peer>, Path(path): ObjectPath, headers: HeaderMap) -> Response {
+    write(peer, &headers, ReconcilerRequest::ObjectDelete { key: key(path) }).await
+}
+
+#[cfg(test)]
+#[path = "reconcilers_tests.rs"]
+mod tests;

@@ -1,0 +1,379 @@
+//! Every path beside the native request that it stands for, before a raft member that is a closure.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Request as HttpRequest, StatusCode};
+use muster_gateway::Dialer;
+use muster_kernel::{Recipient, Tree, Undeliverable};
+use muster_messages::protocol::{Applied, RaftMemberMsg};
+use muster_messages::wire::{ApiCall, Request};
+use muster_messages::{
+    Action, Change, FencingToken, Gate, GateEntry, GateState, ManagedObject, NodeId, Participant, ParticipantKey,
+    ParticipantPhase, Principal, RaftStatus, Release, Replica, Role, RoleView, SessionId, Tables, WallTime,
+};
+use muster_raft_member::ObjectFeed;
+use serde_json::json;
+use tokio::sync::watch;
+use tower_service::Service as _;
+
+use super::*;
+use crate::service::Service;
+use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
+
+/// A leader that writes down what is proposed to it.
+struct World {
+    service: Service,
+    copy: Arc<watch::Sender<Arc<Replica>>>,
+    proposed: Arc<Mutex<Vec<Change>>>,
+    _in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
+}
+
+fn nobody_there<P: Send + 'static>() -> Recipient<P> {
+    Recipient::new(|_| Err(Undeliverable::Down))
+}
+
+fn replica(tables: Tables) -> Arc<Replica> {
+    Arc::new(Replica { tables, raft: RaftStatus { leading: true, ..RaftStatus::default() } })
+}
+
+fn triple(text: &str) -> Triple {
+    text.parse().unwrap()
+}
+
+fn definition() -> Definition {
+    let release: Release = triple("2.0.0").into();
+    let definition = Definition::new("schema", release, "db", triple("2.0.0"), Action::Objects(vec![]));
+    muster_gates::sealed(definition).unwrap()
+}
+
+fn users() -> ManagedKey {
+    ManagedKey { kind: "table".into(), namespace: "default".into(), name: "users".into() }
+}
+
+/// A reconciler with a gate, a member that serves, an object.
+fn tables() -> Tables {
+    let mut tables = Tables { revision: Revision(10), ..Tables::default() };
+    let all = &mut tables.reconcilers;
+    let definition = definition();
+    let now = GateEntry {
+        epoch: 1,
+        state: GateState::Done,
+        reconciled: definition.release.clone(),
+        digest: definition.digest.clone(),
+        floor: definition.floor,
+        target: None,
+        term: FencingToken(1),
+        at: WallTime(0),
+        revision: Revision(9),
+        why: String::new(),
+    };
+    let gate = Gate { reconciler: "schema".into(), scope: "db".into(), format: 1, now, history: vec![] };
+    all.gates.insert("schema".into(), Arc::new(gate));
+    let member = Participant {
+        key: ParticipantKey { scope: "db".into(), member: "m1".into(), incarnation: SessionId(7) },
+        node: None,
+        release: definition.release.clone(),
+        needs: BTreeMap::new(),
+        phase: ParticipantPhase::Serving,
+        token: Some(FencingToken(2)),
+        since: WallTime(0),
+        revision: Revision(9),
+    };
+    all.participants.insert(member.key.clone(), Arc::new(member));
+    let object = ManagedObject {
+        key: users(),
+        labels: BTreeMap::new(),
+        body: r#"{"columns":["id"]}"#.into(),
+        owner: None,
+        term: FencingToken(0),
+        created: Revision(9),
+        revision: Revision(9),
+    };
+    all.objects.insert(object.key.clone(), Arc::new(object));
+    all.definitions.insert(definition.key(), Arc::new(definition));
+    all.changed = Revision(9);
+    tables
+}
+
+impl World {
+    fn new() -> Self {
+        let copy = Arc::new(watch::Sender::new(replica(tables())));
+        let proposed = Arc::new(Mutex::new(Vec::new()));
+        let raft = {
+            let (copy, proposed) = (Arc::clone(&copy), Arc::clone(&proposed));
+            Recipient::new(move |msg| {
+                let now = copy.borrow().clone();
+                match msg {
+                    RaftMemberMsg::Read { reply, .. } => drop(reply.send(Ok(now))),
+                    RaftMemberMsg::Propose { command, reply, .. } => {
+                        proposed.lock().unwrap().extend(command.changes);
+                        drop(reply.send(Ok(Applied { revision: now.tables.revision })));
+                    }
+                    _ => return Err(Undeliverable::Down),
+                }
+                Ok(())
+            })
+        };
+        let leader = LeaderPorts {
+            roles: nobody_there(),
+            authority: nobody_there(),
+            dispatcher: nobody_there(),
+            elections: nobody_there(),
+            view: watch::channel(Arc::new(RoleView::default())).1,
+            stale: watch::channel(Arc::default()).1,
+        };
+        let half = Arc::new(ManagerPorts {
+            node: NodeId::from_entropy(1),
+            replica: copy.subscribe(),
+            feed: ObjectFeed::default(),
+            raft,
+            mesh: nobody_there(),
+            sessions: nobody_there(),
+            peers: Arc::new(BTreeSet::new),
+            leader,
+        });
+        let in_force = watch::Sender::new(Some(half));
+        let facts = || NodeFacts {
+            id: NodeId::from_entropy(1),
+            name: "n1".parse().unwrap(),
+            role: Role::Manager,
+            managers: Vec::new(),
+            cluster: String::new(),
+            root_pem: String::new(),
+            trouble: None,
+        };
+        let service = Service::new(ApiPorts {
+            facts: Arc::new(facts),
+            manager: in_force.subscribe(),
+            tree: Tree::new(),
+            dialer: Dialer::anonymous(""),
+            crash_allowed: false,
+            limits: ApiLimits::default(),
+        });
+        Self { service, copy, proposed, _in_force: in_force }
+    }
+
+    async fn respond(&self, caller: &Principal, method: &str, target: &str, body: &str) -> Response {
+        let peer =
+            Peer { service: self.service.clone(), caller: caller.clone(), refused: None, reading: Arc::default() };
+        let request = HttpRequest::builder().method(method).uri(target).extension(peer);
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        super::super::routes().call(request).await.unwrap()
+    }
+
+    /// The answer, and what was proposed for it.
+    async fn http(
+        &self,
+        caller: &Principal,
+        method: &str,
+        target: &str,
+        body: &str,
+    ) -> (StatusCode, Value, Vec<Change>) {
+        let response = self.respond(caller, method, target, body).await;
+        let status = response.status();
+        let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let answer = serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{method} {target}: {e}: {text:?}"));
+        (status, answer, std::mem::take(&mut *self.proposed.lock().unwrap()))
+    }
+
+    /// The same for a native request.
+    async fn native(&self, caller: &Principal, request: ReconcilerRequest) -> (StatusCode, Value, Vec<Change>) {
+        let request = Request::Reconciler(request);
+        let call = ApiCall { id: 0, request_id: RequestId(5), timeout_ms: 5_000, request };
+        let (status, answer) = match self.service.answer(caller.clone(), call).await {
+            Ok(text) => (200, serde_json::from_str(&text).unwrap()),
+            Err(error) => (error.code.http_status(), error.to_json()),
+        };
+        let proposed = std::mem::take(&mut *self.proposed.lock().unwrap());
+        (StatusCode::from_u16(status).unwrap(), answer, proposed)
+    }
+}
+
+/// Every path with what it stands for.
+fn rows() -> Vec<(&'static str, &'static str, Value, ReconcilerRequest)> {
+    use ReconcilerRequest as R;
+    let (name, two) = (|| "schema".to_owned(), || Some(triple("2.0.0")));
+    let (scope, member) = (|| "db".to_owned(), || "m1".to_owned());
+    let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0"});
+    let definitions = || vec![definition()].into_iter().map(unsealed).collect::<Vec<_>>();
+    let labels = BTreeMap::from([("tier".to_owned(), "one".to_owned())]);
+    let written = json!({"labels": {"tier": "one"}, "body": {"columns": ["id", "name"]}});
+    let body = r#"{"columns":["id","name"]}"#.to_owned();
+    let floor = triple("3.0.0");
+    let none = || Value::Null;
+    vec![
+        ("GET", "/v1/reconcilers", none(), R::List),
+        ("POST", "/v1/reconcilers", document.clone(), R::Apply { definitions: definitions(), replace: false }),
+        ("POST", "/v1/reconcilers", json!([document]), R::Apply { definitions: definitions(), replace: false }),
+        ("POST", "/v1/reconcilers?replace=true", document, R::Apply { definitions: definitions(), replace: true }),
+        ("GET", "/v1/reconcilers/schema", none(), R::Status { name: name(), seen: Revision(0), wait_ms: 0 }),
+        ("DELETE", "/v1/reconcilers/schema", none(), R::Delete { name: name() }),
+        ("DELETE", "/v1/reconcilers/schema?gate=true", none(), R::DeleteGate { name: name() }),
+        ("GET", "/v1/reconcilers/schema/plan", none(), R::Plan { name: name(), release: None }),
+        ("GET", "/v1/reconcilers/schema/plan?release=2.0.0", none(), R::Plan { name: name(), release: two() }),
+        ("GET", "/v1/reconcilers/schema/history", none(), R::History { name: name() }),
+        ("POST", "/v1/reconcilers/schema/pause", none(), R::Pause { name: name(), paused: true }),
+        ("POST", "/v1/reconcilers/schema/resume", none(), R::Pause { name: name(), paused: false }),
+        ("POST", "/v1/reconcilers/schema/finalize", none(), R::Finalize { name: name(), release: None }),
+        ("POST", "/v1/reconcilers/schema/finalize?release=2.0.0", none(), R::Finalize { name: name(), release: two() }),
+        ("POST", "/v1/reconcilers/schema/retry", none(), R::Retry { name: name(), release: None }),
+        ("POST", "/v1/reconcilers/schema/retry?release=2.0.0", none(), R::Retry { name: name(), release: two() }),
+        ("POST", "/v1/reconcilers/schema/repair", json!({"from_history": 1}), R::Repair { name: name(), epoch: 1 }),
+        (
+            "POST",
+            "/v1/reconcilers/schema/force-floor",
+            json!({"release": "3.0.0"}),
+            R::ForceFloor { name: name(), floor, dry_run: true },
+        ),
+        (
+            "POST",
+            "/v1/reconcilers/schema/force-floor",
+            json!({"release": "3.0.0", "yes_i_know": true}),
+            R::ForceFloor { name: name(), floor, dry_run: false },
+        ),
+        ("GET", "/v1/members", none(), R::MemberList { scope: None }),
+        ("GET", "/v1/members?scope=db", none(), R::MemberList { scope: Some(scope()) }),
+        ("POST", "/v1/members/db/m1/drain", none(), R::MemberDrain { scope: scope(), member: member() }),
+        ("DELETE", "/v1/members/db/m1", none(), R::MemberForget { scope: scope(), member: member() }),
+        ("GET", "/v1/objects", none(), R::ObjectList { kind: None, namespace: None }),
+        (
+            "GET",
+            "/v1/objects?kind=table&namespace=other",
+            none(),
+            R::ObjectList { kind: Some("table".into()), namespace: Some("other".into()) },
+        ),
+        ("GET", "/v1/objects/table/default/users", none(), R::ObjectGet { key: users() }),
+        ("PUT", "/v1/objects/table/default/users", written, R::ObjectPut { key: users(), labels, body }),
+        ("DELETE", "/v1/objects/table/default/users", none(), R::ObjectDelete { key: users() }),
+    ]
+}
+
+/// As it comes from a document: the server fills in the digest.
+fn unsealed(definition: Definition) -> Definition {
+    Definition { digest: String::new(), ..definition }
+}
+
+#[tokio::test]
+async fn every_path_does_what_its_command_does_for_whoever_may() {
+    let world = World::new();
+    let callers = [
+        Principal::Operator,
+        Principal::Node(NodeId::from_entropy(2)),
+        Principal::User("ann".parse().unwrap()),
+        Principal::Anonymous,
+    ];
+    for (method, target, body, request) in rows() {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        for caller in &callers {
+            let over_http = world.http(caller, method, target, &body).await;
+            let natively = world.native(caller, request.clone()).await;
+            assert_eq!(over_http, natively, "{method} {target} of {caller}");
+            let reads = method == "GET";
+            let expected = match caller {
+                Principal::Operator => 200,
+                Principal::Node(_) if reads => 200,
+                Principal::Anonymous => 401,
+                _ => 403,
+            };
+            assert_eq!(over_http.0, expected, "{method} {target} of {caller}: {}", over_http.1);
+            let changes = over_http.0 == 200 && !reads && !over_http.1["changed"].eq(&json!(false));
+            assert_eq!(!over_http.2.is_empty(), changes, "{method} {target}: {:?}", over_http.2);
+        }
+    }
+}
+
+#[test]
+fn the_description_names_every_path_and_no_other() {
+    let described: Value = serde_json::from_str(include_str!("../openapi.json")).unwrap();
+    let ours = |path: &String| ["/v1/reconcilers", "/v1/members", "/v1/objects"].iter().any(|p| path.starts_with(p));
+    let mut missing = BTreeSet::new();
+    for (path, methods) in described["paths"].as_object().unwrap().iter().filter(|(path, _)| ours(path)) {
+        let methods = methods.as_object().unwrap().keys();
+        missing.extend(methods.map(|method| (method.to_uppercase(), path.clone())));
+    }
+    let all = missing.clone();
+    for (method, target, ..) in rows() {
+        let path: Vec<&str> = target.split('?').next().unwrap().split('/').collect();
+        let fits = |(of, template): &&(String, String)| {
+            let parts: Vec<&str> = template.split('/').collect();
+            let same = |(part, word): (&&str, &&str)| part == word || part.starts_with('{');
+            of == method && parts.len() == path.len() && parts.iter().zip(&path).all(same)
+        };
+        let described = all.iter().find(fits).unwrap_or_else(|| panic!("{method} {target} is not described"));
+        missing.remove(described);
+    }
+    assert_eq!(missing, BTreeSet::new(), "described, and not there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_that_is_watched_comes_with_the_next_change_and_without_one_after_a_while() {
+    let world = World::new();
+    let target = "/v1/reconcilers/schema?watch=1&since=9";
+    let begun = tokio::time::Instant::now();
+    let (_, unchanged, _) = world.http(&Principal::Operator, "GET", target, "").await;
+    assert_eq!(unchanged["revision"], 10);
+    assert!(begun.elapsed().as_secs() >= 25, "it waited");
+    let changed = async {
+        let mut tables = tables();
+        tables.revision = Revision(11);
+        tables.reconcilers.changed = Revision(11);
+        world.copy.send_replace(replica(tables));
+    };
+    let begun = tokio::time::Instant::now();
+    let ((_, news, _), ()) = tokio::join!(world.http(&Principal::Operator, "GET", target, ""), changed);
+    assert_eq!(news["revision"], 11);
+    assert!(begun.elapsed().as_secs() < 25, "it did not wait any longer");
+}
+
+#[tokio::test]
+async fn what_is_mistyped_is_named_and_proposes_nothing() {
+    let world = World::new();
+    let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0"});
+    let with = |key: &str, value: Value| {
+        let mut document = document.clone();
+        document[key] = value;
+        document.to_string()
+    };
+    for (method, target, body, word) in [
+        ("POST", "/v1/reconcilers", with("flor", json!("1.0.0")), "flor"),
+        ("POST", "/v1/reconcilers", with("every", json!("30")), "30s"),
+        ("POST", "/v1/reconcilers", format!(" [{document}, 7]"), "invalid type"),
+        ("POST", "/v1/reconcilers", "[]".to_owned(), "1 to"),
+        (
+            "POST",
+            "/v1/reconcilers",
+            json!({"name": "x", "release": "2.0.0", "scope": "db", "floor": "2.0.0", "handler": true,
+                   "command": {"argv": ["true"]}})
+            .to_string(),
+            "exclude",
+        ),
+        ("POST", "/v1/reconcilers/schema/repair", String::new(), "from_history"),
+        ("POST", "/v1/reconcilers/schema/force-floor", r#"{"release":"3.0.0","yes":true}"#.to_owned(), "yes_i_know"),
+        ("POST", "/v1/reconcilers/schema/retry?release=2.0", String::new(), "MAJOR.MINOR.PATCH"),
+        // What `GET` answered is not what `PUT` takes: its labels are elsewhere, and would be lost.
+        ("PUT", "/v1/objects/table/default/users", r#"{"metadata":{"labels":{}},"body":{}}"#.to_owned(), "metadata"),
+    ] {
+        let (status, answer, proposed) = world.http(&Principal::Operator, method, target, &body).await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert_eq!((status.as_u16(), proposed.len()), (400, 0), "{method} {target} {body}: {message}");
+        assert!(message.contains(word), "{method} {target} {body}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn lists_that_nobody_reads_are_a_bounded_number() {
+    let world = World::new();
+    let mut unread = Vec::new();
+    loop {
+        let response = world.respond(&Principal::Operator, "GET", "/v1/objects", "").await;
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            break;
+        }
+        unread.push(response);
+        assert!(unread.len() <= 100, "without bound");
+    }
+    drop(unread);
+    assert_eq!(world.respond(&Principal::Operator, "GET", "/v1/objects", "").await.status(), 200);
+}
