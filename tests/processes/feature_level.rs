@@ -42,12 +42,15 @@ fn becomes(world: &mut World, name: &str, level: u32) {
     world.node(name).speaks(level).start(&[]);
 }
 
-/// Who is said to be in the way.
+/// Who is said to be in the way: members are nodes, by their ids.
 fn in_the_way(world: &World, at: &str) -> Vec<String> {
     let status = status(world, at);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut names: Vec<String> =
-        status["blockers"].as_array().into_iter().flatten().map(|blocker| text(&blocker["name"])).collect();
+    let nodes = world.nodes_seen_by(at);
+    let name = |blocker: &Value| {
+        let node = nodes.iter().find(|node| blocker["member"] == node.id.to_string());
+        node.map(|node| node.name.to_string())
+    };
+    let mut names: Vec<String> = status["blockers"].as_array().into_iter().flatten().filter_map(name).collect();
     names.sort();
     if status["reason"] == "blockers" { names } else { vec![] }
 }

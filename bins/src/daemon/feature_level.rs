@@ -18,10 +18,10 @@ use futures_util::future::BoxFuture;
 use muster_agent::ManagerWanted;
 use muster_elector::BootTime;
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::Named;
-use muster_messages::wire::ReconcilerRequest;
+use muster_messages::protocol::{AgentMsg, Named};
+use muster_messages::wire::{ReconcilerRequest, SeatRequest};
 use muster_messages::{
-    Definition, DefinitionKey, ErrorBody, LEVEL_RECONCILER, MANAGERS_SCOPE, Release, Replica, level_release,
+    Definition, DefinitionKey, ErrorBody, ErrorCode, LEVEL_RECONCILER, MANAGERS_SCOPE, Release, Replica, level_release,
 };
 use muster_raft_member::Outgrown;
 use muster_reconciler::{
@@ -39,6 +39,8 @@ use super::reconcilers::own;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between attempts at what is refused, or finds no leader: nobody waits for it.
 const AGAIN: Duration = Duration::from_secs(2);
+/// A new leader has not heard of it: that long it may take until it has.
+const NAMED_AGAIN: Duration = Duration::from_secs(15);
 /// How long a manager that stops may take to say so. Else the others wait for its lease.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -84,6 +86,19 @@ pub fn outgrow(shared: &Shared, sentence: &str) {
     });
     if first {
         error!("{sentence}; until then this node is no manager: its manager half stops, its agent half goes on");
+        tokio::spawn(stay_named(shared.clone()));
+    }
+}
+
+/// Asks for the seat in vain, for as long as the process runs: whoever leads can tell operators of this node then.
+async fn stay_named(shared: Shared) {
+    let (advertise, feature_level) = (shared.advertise.clone(), shared.config.settings.debug.feature_level);
+    let request = SeatRequest { advertise, held: None, data_lost: None, feature_level };
+    loop {
+        let request = request.clone();
+        let asked = shared.agent.ask(PATIENCE, |reply| AgentMsg::RequestSeat { request, reply }).await;
+        let heard = matches!(asked, Ok(Err(error)) if error.code == ErrorCode::GateClosed);
+        tokio::time::sleep(if heard { NAMED_AGAIN } else { AGAIN }).await;
     }
 }
 

@@ -7,7 +7,7 @@ use muster_messages::{RaftId, Revision, Tables};
 
 use super::engine::EngineDisk;
 use super::*;
-use crate::core::{Compaction, Entry, HardMark, LogPoint, SnapshotJob};
+use crate::core::{Compaction, Entry, HardMark, LogPoint, SnapshotJob, digest};
 
 fn entry(index: u64, term: u64, size: usize) -> Entry {
     Entry { index, term, data: vec![index as u8; size].into(), ..Entry::default() }
@@ -240,6 +240,16 @@ fn a_damaged_snapshot_is_named() {
     assert!(matches!(state(&dir), DirState::Damaged(_)));
     fs::remove_file(&snapshot).unwrap();
     assert!(matches!(state(&dir), DirState::Damaged(LogFault { file, .. }) if file == snapshot));
+}
+
+#[test]
+fn the_data_of_a_newer_build_is_told_from_damaged_data() {
+    let (_temp, dir) = Temp::new();
+    let (mut head, mut data) = job(1, 1).run();
+    data[1] = 2; // the variant behind the newest one
+    head.digest = digest(&data);
+    write(&dir, vec![Durable { install: Some((head, Arc::new(data))), ..founded() }, append(2, 10, 2, 5)]);
+    assert!(matches!(state(&dir), DirState::Newer(LogFault { why, .. }) if why.contains("a newer build wrote")));
 }
 
 #[test]
