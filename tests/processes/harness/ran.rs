@@ -64,6 +64,14 @@ impl Ran {
     }
 }
 
+fn children_of(parent: ProcessId) -> Vec<ProcessId> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", parent.pid)).into_iter().flatten().flatten();
+    let of_task = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+    let pids: Vec<u32> =
+        tasks.flat_map(|t| of_task(t).split_whitespace().flat_map(str::parse).collect::<Vec<_>>()).collect();
+    pids.into_iter().filter_map(ProcessId::of).collect()
+}
+
 /// A `muster` that stays in front.
 pub struct Front {
     child: Child,
@@ -108,6 +116,17 @@ impl Front {
 
     pub fn signal(&self, signal: Signal) {
         self.id.signal(signal);
+    }
+
+    /// Everything that it has started, and what that has: nearest first.
+    pub fn descendants(&self) -> Vec<ProcessId> {
+        let mut found = vec![self.id];
+        let mut next = 0;
+        while next < found.len() {
+            found.extend(children_of(found[next]));
+            next += 1;
+        }
+        found.split_off(1)
     }
 
     /// Waits for its end; the exit status, or `None` after a signal.

@@ -1,0 +1,118 @@
+//! Members that are gone and were not seen to end, and a cluster that is away.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use muster_messages::wire::{ReconcilerRequest, Request};
+use muster_messages::{
+    Participant, ParticipantKey, ParticipantPhase, Release, Revision, Role, SessionId, Triple, WallTime,
+};
+use rustix::process::Signal;
+
+use super::record::{self, Scene, events};
+use super::{apply, blockers, managers_of, member, status, told};
+use crate::harness::{World, eventually, eventually_so};
+
+/// A lease lasts 15 s from its last renewal, which is asked for every 2 s and given up after 10: so much of it is left at least.
+const LEFT: Duration = Duration::from_secs(5);
+
+/// Announces an external member, for which an operator vouches, and has it admitted.
+fn vouch_for(world: &World, name: &str, release: Triple) {
+    let key = ParticipantKey { scope: "db".to_owned(), member: name.to_owned(), incarnation: SessionId(0) };
+    let participant = Participant {
+        key: key.clone(),
+        node: None,
+        release: Release::from(release),
+        needs: BTreeMap::new(),
+        phase: ParticipantPhase::Announced,
+        token: None,
+        since: WallTime(0),
+        revision: Revision(0),
+    };
+    world.answer("n1", Request::Reconciler(ReconcilerRequest::Announce { participant }));
+    let admitted = world.answer("n1", Request::Reconciler(ReconcilerRequest::Admit { key }));
+    assert_eq!(admitted["phase"], "serving", "{admitted}");
+}
+
+#[test]
+fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebody_forgets_it() {
+    let mut world = World::new();
+    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
+    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
+    world.node("n2").start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
+    world.all_settled();
+    let log = record::follow(&world, &["n1"]);
+    apply(&world, "1.0.0", "1.0.0", &["a"]);
+    let mut m1 = member(&world, "n1", "m1", "1.0.0");
+    m1.says("serving in db");
+    vouch_for(&world, "appliance", Triple::new(1, 0, 0));
+    apply(&world, "2.0.0", "2.0.0", &["a"]);
+    eventually_so("both are in the way", || blockers(&status(&world)) == ["appliance", "m1"]);
+
+    let family = m1.descendants();
+    assert!(family.len() >= 2, "a guardian and a command: {family:?}");
+    let died = Instant::now();
+    m1.signal(Signal::KILL);
+    family[0].signal(Signal::KILL);
+    assert_eq!(m1.exit(), None);
+    eventually_so("its command is gone", || !family.iter().any(|process| process.is_alive()));
+    assert_eq!(blockers(&status(&world)), ["appliance", "m1"], "nobody has told the cluster");
+    eventually_so("its lease has ended", || blockers(&status(&world)) == ["appliance"]);
+    assert!(died.elapsed() > LEFT, "{:?}", died.elapsed());
+    let waits = status(&world);
+    assert_eq!(waits["blockers"][0]["external"], true, "{waits}");
+    assert_eq!(told(&world), ["done 1.0.0 1.0.0"]);
+
+    world.muster(&["member", "forget", "db/appliance"]).ended(0);
+    eventually_so("the new release is applied", || status(&world)["gate"]["reconciled"] == "2.0.0");
+    assert_eq!(told(&world), ["done 1.0.0 1.0.0", "working 1.0.0 2.0.0", "done 2.0.0 2.0.0"]);
+    let mut back = member(&world, "n1", "m1", "1.0.0");
+    back.says("below-floor");
+    let end = status(&world);
+    assert_eq!((&end["participants"]["announced"], &end["participants"]["serving"]), (&1.into(), &0.into()), "{end}");
+
+    let events = events(&log.heard_until(end["revision"].as_u64().expect("a revision")));
+    let (floors, written_under) = (BTreeMap::new(), BTreeMap::new());
+    let scene = Scene { reconciler: "schema", scope: "db", floors, needs: |_| Triple::default(), written_under };
+    scene.states(&events).unwrap_or_else(|why| panic!("{why}"));
+}
+
+#[test]
+fn without_quorum_nothing_changes_and_members_serve_until_their_leases_end() {
+    let mut world = managers_of("1.0.0");
+    apply(&world, "1.0.0", "1.0.0", &["a"]);
+    let mut m1 = member(&world, "n1", "m1", "1.0.0");
+    m1.says("serving in db");
+    let (before, family) = (status(&world)["gate"].clone(), m1.descendants());
+    for name in ["n2", "n3"] {
+        world.node(name).kill();
+    }
+    let lost = Instant::now();
+    let refused = |args: &[&str]| {
+        let refused = world.muster(&[&["--timeout", "3s"], args].concat()).ended(5);
+        assert_eq!(refused.error_code(), "no_quorum");
+        assert!(refused.stderr.contains("n2") && refused.stderr.contains("n3"), "{}", refused.stderr);
+    };
+    refused(&["reconciler", "pause", "schema"]);
+    assert!(family.iter().all(|process| process.is_alive()), "it serves on");
+    refused(&["member", "drain", "db/m1"]);
+    refused(&["reconciler", "status", "schema"]);
+    let late = ["wait-ready", "db", "--release", "1.0.0", "--timeout", "1s"];
+    let late = world.muster(&late).ended(3);
+    assert!(late.stderr.contains("not admitted in time"), "{}", late.stderr);
+    m1.says("may serve in db no longer");
+    assert_eq!(m1.exit(), Some(7), "it stopped before anybody could rely on its being gone");
+    assert!(lost.elapsed() > LEFT, "{:?}", lost.elapsed());
+    assert!(!family.iter().any(|process| process.is_alive()), "nothing of it is left");
+
+    world.node("n2").start(&["--release", "1.0.0"]).ready();
+    let after = eventually("the cluster is back", || {
+        let asked = world.muster(&["--timeout", "1s", "reconciler", "status", "schema"]);
+        (asked.code == 0).then(|| asked.json())
+    });
+    assert_eq!(after["gate"], before, "nothing has changed");
+    let mut again = member(&world, "n1", "m1", "1.0.0");
+    again.says("serving in db");
+    again.signal(Signal::TERM);
+    assert_eq!(again.exit(), Some(128 + 15));
+}

@@ -1,0 +1,83 @@
+//! Release-gated reconcilers among real nodes and members: upgrades, races, runners that die or wake up late.
+
+mod barrier;
+mod gone;
+mod race;
+mod record;
+mod sets;
+mod terms;
+mod upgrade;
+mod writes;
+
+use muster_messages::{Dice, Role};
+use serde_json::Value;
+
+use crate::harness::{Front, World};
+
+/// A definition of the reconciler `schema` of the scope `db`, which keeps these objects.
+fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<str>]) {
+    let head =
+        format!("name = \"schema\"\nrelease = \"{release}\"\nscope = \"db\"\nfloor = \"{floor}\"\nevery = \"1s\"\n");
+    let object = |name: &str| {
+        format!("[[objects]]\nkind = \"table\"\nname = \"{name}\"\n[objects.body]\nrelease = \"{release}\"\n")
+    };
+    let text = head + &objects.iter().map(|name| object(name.as_ref())).collect::<String>();
+    let file = world.folder().join(format!("{release}.toml"));
+    std::fs::write(&file, text).expect("the world's folder is writable");
+    let by = world.other_than(&[]);
+    world.muster_at(&by, &["reconciler", "apply", "-f", file.to_str().expect("the folder's path is text")]).ended(0);
+}
+
+/// Three managers of this release.
+fn managers_of(release: &str) -> World {
+    let mut world = World::new();
+    world.node("n1").start(&["--init", "--release", release]).ready();
+    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Manager));
+    for name in ["n2", "n3"] {
+        world.node(name).start(&["--join", &seed, "--token", &token, "--release", release]).ready();
+    }
+    world.all_settled();
+    world
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn items(list: &Value, key: &str) -> Vec<Value> {
+    list[key].as_array().cloned().unwrap_or_default()
+}
+
+fn status(world: &World) -> Value {
+    let by = world.other_than(&[]);
+    world.muster_at(&by, &["reconciler", "status", "schema"]).ended(0).json()
+}
+
+/// Who is in the way, by the status.
+fn blockers(status: &Value) -> Vec<String> {
+    items(status, "blockers").iter().map(|blocker| text(&blocker["member"])).collect()
+}
+
+/// The gate at each of its epochs: `STATE RECONCILED FLOOR`.
+fn told(world: &World) -> Vec<String> {
+    let list = world.muster(&["reconciler", "history", "schema"]).ended(0).json();
+    let entry = |g: &Value| format!("{} {} {}", g["state"], g["reconciled"], g["floor"]).replace('"', "");
+    items(&list, "history").iter().map(entry).collect()
+}
+
+/// A member that serves for as long as it may, by way of a node.
+fn member(world: &World, by: &str, name: &str, release: &str) -> Front {
+    let socket = world.socket(by);
+    let socket = socket.to_str().expect("the folder's path is text");
+    let args = ["--socket", socket, "wait-ready", "db", "--reconciler", "schema", "--needs", release];
+    let who = ["--release", release, "--member", name, "--exec", "--", "sleep", "1000"];
+    Front::around_a_command(world.folder(), &[&args[..], &who].concat())
+}
+
+/// What the choices of a test are drawn from; printed, and repeated with this variable.
+fn dice() -> Dice {
+    let name = "MUSTER_SEED";
+    let seed = std::env::var(name).ok().map_or_else(rand::random, |text| text.parse().expect("a number"));
+    println!("{name}={seed} repeats the choices of this run; how the processes race is new each time");
+    Dice::seeded(seed)
+}
