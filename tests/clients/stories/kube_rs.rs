@@ -30,7 +30,8 @@ fn duration(lease: &Lease) -> Option<i32> {
     lease.spec.as_ref()?.lease_duration_seconds
 }
 
-fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> u16 {
+/// Of a refusal.
+pub fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> u16 {
     match result {
         Err(Error::Api(status)) => status.code,
         other => panic!("not refused: {other:?}"),

@@ -3,6 +3,7 @@
 
 mod access;
 mod elector;
+mod handler;
 mod harness;
 mod javascript;
 mod kube_leader_election;

@@ -115,6 +115,11 @@ impl Cluster {
         self.kubeconfig(&["--server", &self.node(node).addr])
     }
 
+    /// Where a node answers programs on its host.
+    pub fn socket(&self, node: &str) -> PathBuf {
+        self.folder().join(".muster").join(node).join("muster.sock")
+    }
+
     /// A program that works with a kubeconfig, in this cluster's folder, in no time zone that it might rely on.
     pub fn program(&self, program: &Path, kubeconfig: &Kubeconfig) -> Command {
         let mut command = Program::command(program);
