@@ -14,7 +14,7 @@ use muster_messages::{
 };
 use serde_json::{Value, json};
 
-use crate::core::{lease_name_is_sane, may_touch};
+use crate::core::{lease_name_is_sane, may_touch, speaks};
 use crate::ports::ManagerPorts;
 use crate::reads::{not_leading, to_text};
 use crate::service::{Asked, Service};
@@ -149,6 +149,7 @@ impl Service {
     fn may_ask(&self, manager: &ManagerPorts, asked: &Asked, request: &LeaseRequest) -> Result<(), ErrorBody> {
         let replica = manager.replica.borrow().clone();
         let touch = |namespace: &str| may_touch(&replica.tables, &asked.caller, namespace);
+        let own = || speaks::lease(&replica.tables, &asked.caller, request);
         match request {
             LeaseRequest::List { namespace } => namespace.as_deref().map_or(Ok(()), touch),
             LeaseRequest::Get { lease }
@@ -159,12 +160,16 @@ impl Service {
             | LeaseRequest::Release { lease, .. }
             | LeaseRequest::Watch { lease, .. } => {
                 lease_name_is_sane(lease)?;
-                touch(&lease.namespace)
+                touch(&lease.namespace)?;
+                own()
             }
             LeaseRequest::Renew { held, .. } if held.len() > MOST_RENEWED => {
                 Err(invalid(format!("at most {MOST_RENEWED} leases are renewed in one request")))
             }
-            LeaseRequest::Renew { held, .. } => held.iter().try_for_each(|(lease, _)| touch(&lease.namespace)),
+            LeaseRequest::Renew { held, .. } => {
+                held.iter().try_for_each(|(lease, _)| touch(&lease.namespace))?;
+                own()
+            }
             LeaseRequest::Guards | LeaseRequest::SetGuard { .. } => Ok(()),
         }
     }

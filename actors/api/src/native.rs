@@ -41,18 +41,22 @@ where
             while tasks.try_join_next().is_some() {}
             let (service, caller, answers) = (service.clone(), caller(), answers.clone());
             let long = may_be_long(&call.request).then(|| Arc::clone(&long));
+            // What waits for a change has its place for the answer, not for the wait.
+            let polls = matches!(call.request, Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. }));
             tasks.spawn(async move {
                 let id = call.id;
-                let place = match long {
+                let place = async |long: Option<Arc<Semaphore>>| match long {
                     Some(long) => Some(long.acquire_owned().await.expect("the semaphore is never closed")),
                     None => None,
                 };
+                let before = if polls { None } else { place(long.clone()).await };
                 // A panic is a bug of ours: whoever asked is told so, instead of waiting for an answer for ever.
                 let answered = AssertUnwindSafe(service.answer(caller, call)).catch_unwind().await;
                 let result = answered.unwrap_or_else(|_| {
                     tracing::error!("a request panicked");
                     Err(ErrorBody::new(ErrorCode::Internal, "the request failed here; the daemon's log says how"))
                 });
+                let place = if polls { place(long).await } else { before };
                 let _gone = answers.send((ApiAnswer { id, result }, place)).await;
             });
         }

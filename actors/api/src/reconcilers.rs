@@ -9,14 +9,14 @@ use futures_util::stream;
 use muster_gates::{Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Change, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Guard, LEVEL_RECONCILER,
-    Participant, ParticipantKey, ParticipantPhase, Principal, ReconcilerChange, Replica, RequestId, Revision, Tables,
-    Triple, runner_lease,
+    Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Guard,
+    LEVEL_RECONCILER, Participant, ParticipantKey, ParticipantPhase, Principal, Progress, ReconcilerChange,
+    Reconcilers, Replica, RequestId, Revision, Tables, Triple, runner_lease,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::core::reserved;
+use crate::core::{reserved, speaks};
 use crate::ports::ManagerPorts;
 use crate::reads::to_text;
 use crate::service::{Asked, Service};
@@ -26,12 +26,28 @@ use crate::writes::Proposed;
 const MOST_DEFINITIONS: usize = 64;
 /// Writes of one wave on their way at once.
 const AT_ONCE: usize = 32;
+/// Objects that are named of those that could not be written.
+const MOST_ERRORS: usize = 32;
 /// What follows a change within this time is told with it: a fleet that starts at once wakes its watchers once.
 const GATHER: Duration = Duration::from_millis(50);
 
 fn no_such(name: &str) -> ErrorBody {
     let text = format!("no such reconciler: {name}; `muster reconciler list` shows those there are");
     ErrorBody::new(ErrorCode::NotFound, text)
+}
+
+/// There is no gate of this name; perhaps no reconciler either.
+fn no_gate(all: &Reconcilers, name: &str) -> ErrorBody {
+    if all.definitions_of(name).next().is_none() {
+        return no_such(name);
+    }
+    let text = format!("{name} has no gate: nothing has been applied yet; `muster reconciler status {name}` says why");
+    ErrorBody::new(ErrorCode::NotFound, text)
+}
+
+fn named(definition: &Definition) -> Value {
+    let Definition { reconciler, release, digest, .. } = definition;
+    json!({"name": reconciler, "release": release, "digest": digest})
 }
 
 fn invalid(text: impl Into<String>) -> ErrorBody {
@@ -48,8 +64,12 @@ impl Service {
     ) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
         let copy = match request {
-            R::Status { seen, wait_ms, .. } | R::Definitions { seen, wait_ms, .. } | R::View { seen, wait_ms, .. } => {
+            R::Definitions { seen, wait_ms, .. } | R::View { seen, wait_ms, .. } => {
                 self.changed(manager, asked, *wait_ms, |tables| tables.reconcilers.changed > *seen).await?
+            }
+            R::Status { seen, wait_ms, .. } => {
+                let newest = |tables: &Tables| tables.reconcilers.changed.max(tables.reconcilers.progressed);
+                self.changed(manager, asked, *wait_ms, |tables| newest(tables) > *seen).await?
             }
             R::Admission { key, seen, wait_ms } => {
                 self.changed(manager, asked, *wait_ms, |tables| concerns(tables, key, *seen)).await?
@@ -65,7 +85,9 @@ impl Service {
                 status
             }
             R::Plan { name, release } => muster_gates::plan(tables, name, *release).ok_or_else(|| no_such(name))?,
-            R::History { name } => muster_gates::history(tables, name).ok_or_else(|| no_such(name))?,
+            R::History { name } => {
+                muster_gates::history(tables, name).ok_or_else(|| no_gate(&tables.reconcilers, name))?
+            }
             R::MemberList { scope } => muster_gates::members(tables, scope.as_deref()),
             R::ObjectList { kind, namespace } => {
                 let wanted = |object: &&Arc<muster_messages::ManagedObject>| {
@@ -97,6 +119,14 @@ impl Service {
         mut told: impl FnMut(&Tables) -> bool,
     ) -> Result<Arc<Replica>, ErrorBody> {
         let limit = Instant::now() + Duration::from_millis(wait_ms).min(asked.left());
+        // Whoever waits takes up a place for long: each caller has its share of them.
+        let _place = match wait_ms {
+            0 => None,
+            _ => Some(self.watch_place(&asked.caller).ok_or_else(|| {
+                ErrorBody::new(ErrorCode::TooManyRequests, "as much is being watched for you as may be")
+                    .retry_after(GATHER)
+            })?),
+        };
         let copy = self.copy(manager, asked.left()).await?;
         if told(&copy.tables) {
             return Ok(copy);
@@ -124,13 +154,17 @@ impl Service {
         let change = match request {
             R::Apply { definitions, replace } => return self.define(manager, asked, definitions, *replace).await,
             R::Pause { name, paused } => ReconcilerChange::Pause { reconciler: name_of(name), paused: *paused },
-            R::Finalize { name } => {
-                let digest = self.newest(manager, asked, name).await?.digest.clone();
-                ReconcilerChange::Finalize { reconciler: name_of(name), digest }
+            R::Finalize { name, release } => {
+                let meant = self.meant(manager, asked, name, *release).await?;
+                let (reconciler, digest) = (name_of(name), meant.digest.clone());
+                self.change(manager, asked, ReconcilerChange::Finalize { reconciler, digest }).await?;
+                return Ok(named(&meant).to_string());
             }
-            R::Retry { name } => {
-                let digest = self.newest(manager, asked, name).await?.digest.clone();
-                ReconcilerChange::Retry { reconciler: name_of(name), digest: Some(digest) }
+            R::Retry { name, release } => {
+                let meant = self.meant(manager, asked, name, *release).await?;
+                let (reconciler, digest) = (name_of(name), Some(meant.digest.clone()));
+                self.change(manager, asked, ReconcilerChange::Retry { reconciler, digest }).await?;
+                return Ok(named(&meant).to_string());
             }
             R::Repair { name, epoch } => ReconcilerChange::Repair { reconciler: name_of(name), epoch: *epoch },
             R::ForceFloor { name, floor, dry_run } => {
@@ -149,31 +183,46 @@ impl Service {
             }
             R::ObjectDelete { key } => ReconcilerChange::DeleteObject(key.clone()),
             R::Announce { participant } => {
-                let participant = of_caller(participant, &asked.caller)?;
+                let participant = speaks::announced(participant.clone(), &asked.caller)?;
                 let key = participant.key.clone();
                 let copy = self.change(manager, asked, ReconcilerChange::Announce(Box::new(participant))).await?;
                 return to_text(&muster_gates::admission(&copy.tables, &key));
             }
-            R::Admit { key } => return self.admit(manager, asked, key).await,
+            R::Admit { key } => {
+                speaks::for_participant(&self.copy(manager, asked.left()).await?.tables, &asked.caller, key)?;
+                return self.admit(manager, asked, key).await;
+            }
             R::Leave { key } => {
-                let copy = manager.replica.borrow().clone();
-                if let Some(participant) = copy.tables.reconcilers.participants.get(key) {
-                    of_caller(participant, &asked.caller)?;
-                }
+                speaks::for_participant(&self.copy(manager, asked.left()).await?.tables, &asked.caller, key)?;
                 ReconcilerChange::Leave(key.clone())
             }
-            R::Step { name, release, term, epoch, step } => {
-                let (reconciler, release, term, epoch, step) = (name_of(name), *release, *term, *epoch, *step);
-                let change = ReconcilerChange::Step { reconciler, release, term, epoch, step };
+            R::Step { name, release, digest, term, epoch, step } => {
+                speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
+                let (reconciler, release, digest) = (name_of(name), *release, digest.clone());
+                let (term, epoch, step) = (*term, *epoch, *step);
+                let change = ReconcilerChange::Step { reconciler, release, digest, term, epoch, step };
                 let copy = self.change(manager, asked, change).await?;
-                let epoch = copy.tables.reconcilers.gates.get(name).map_or(0, |gate| gate.now.epoch);
-                return Ok(json!({"epoch": epoch}).to_string());
+                let (epoch, revision) = (copy.tables.reconcilers.epoch_of(name), copy.tables.revision);
+                return Ok(json!({"epoch": epoch, "revision": revision}).to_string());
             }
-            R::Wave { name, release, term, wave } => {
+            R::Wave { name, release, digest, term, wave } => {
+                speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
                 let key = DefinitionKey { reconciler: name_of(name), release: *release };
-                return self.wave(manager, asked, &key, *term, *wave).await;
+                return self.wave(manager, asked, &key, (digest, *term), *wave).await;
             }
-            R::Progress { progress } => ReconcilerChange::Progress(Box::new(progress.clone())),
+            R::Progress { progress } => {
+                speaks::for_runner(
+                    &manager.replica.borrow().tables,
+                    &asked.caller,
+                    &progress.reconciler,
+                    progress.term,
+                )?;
+                if let Some(fault) = muster_gates::fault_of_progress(progress) {
+                    return Err(invalid(fault));
+                }
+                let node = if let Principal::Node(id) = asked.caller { id } else { progress.node };
+                ReconcilerChange::Progress(Box::new(Progress { node, ..progress.clone() }))
+            }
             R::RaiseLevel { level, term } => return self.raise_level(manager, asked, *level, *term).await,
             other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a change: {other:?}"))),
         };
@@ -243,10 +292,21 @@ impl Service {
         Ok(json!({"definitions": shown}).to_string())
     }
 
-    async fn newest(&self, manager: &ManagerPorts, asked: &Asked, name: &str) -> Result<Arc<Definition>, ErrorBody> {
+    /// The definition that an operator means.
+    async fn meant(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        name: &str,
+        release: Option<Triple>,
+    ) -> Result<Arc<Definition>, ErrorBody> {
         let copy = self.copy(manager, asked.left()).await?;
-        let newest = copy.tables.reconcilers.definitions_of(name).last().cloned();
-        newest.ok_or_else(|| no_such(name))
+        let Some(release) = release else {
+            return muster_gates::shown_definition(&copy.tables, name).cloned().ok_or_else(|| no_such(name));
+        };
+        let key = DefinitionKey { reconciler: name.to_owned(), release };
+        let found = copy.tables.reconcilers.definitions.get(&key).cloned();
+        found.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, format!("{name} has no definition of {release}")))
     }
 
     async fn force_floor(
@@ -259,13 +319,16 @@ impl Service {
     ) -> Result<String, ErrorBody> {
         let copy = self.copy(manager, asked.left()).await?;
         let all = &copy.tables.reconcilers;
-        let gate = all.gates.get(name).ok_or_else(|| no_such(name))?;
+        let gate = all.gates.get(name).ok_or_else(|| no_gate(all, name))?;
         let below = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving && p.release.triple < floor;
         let excluded: Vec<String> =
             all.participants_of(&gate.scope).filter(below).map(|p| p.key.member.clone()).collect();
+        let mut floor = floor;
         if !dry_run {
             let change = ReconcilerChange::ForceFloor { reconciler: name.to_owned(), floor };
-            self.change(manager, asked, change).await?;
+            let copy = self.change(manager, asked, change).await?;
+            // Never below where a run that is at work leads.
+            floor = copy.tables.reconcilers.gates.get(name).map_or(floor, |gate| gate.now.floor);
         }
         Ok(json!({"name": name, "floor": floor, "excluded": excluded, "changed": !dry_run}).to_string())
     }
@@ -303,9 +366,7 @@ impl Service {
         let command = self.command(asked, "admission").change(Change::Reconciler(ReconcilerChange::Admit(key.clone())));
         let copy = match self.try_propose(manager, asked, command).await? {
             Proposed::Applied(_, copy) => copy,
-            Proposed::Refused(muster_messages::CommandRefusal::NotAdmitted(_)) => {
-                self.copy(manager, asked.left()).await?
-            }
+            Proposed::Refused(CommandRefusal::NotAdmitted(_)) => self.copy(manager, asked.left()).await?,
             Proposed::Refused(refusal) => return Err(explained(refusal)),
         };
         to_text(&muster_gates::admission(&copy.tables, key))
@@ -318,34 +379,43 @@ impl Service {
         manager: &ManagerPorts,
         asked: &Asked,
         key: &DefinitionKey,
-        term: FencingToken,
+        (digest, term): (&str, FencingToken),
         wave: u32,
     ) -> Result<String, ErrorBody> {
         let copy = self.copy(manager, asked.left()).await?;
         let all = &copy.tables.reconcilers;
         let definition = all.definitions.get(key).ok_or_else(|| no_such(&key.reconciler))?;
+        if definition.digest != digest {
+            let text = format!("the definition of {} {} is another one by now", key.reconciler, key.release);
+            return Err(ErrorBody::new(ErrorCode::Conflict, text));
+        }
         let nth = usize::try_from(wave).unwrap_or(usize::MAX);
         let writes = drift(all, definition, nth);
         let unchanged = writes.iter().filter(|write| matches!(write, Write::Keep(_))).count();
-        let made = stream::iter(writes.into_iter().enumerate().filter(|(_, write)| !matches!(write, Write::Keep(_))))
-            .map(|(at, write)| self.make(manager, asked, key, term, at, write))
+        let made = stream::iter(writes.into_iter().filter(|write| !matches!(write, Write::Keep(_))))
+            .map(|write| self.make(manager, asked, key, (digest, term), write))
             .buffer_unordered(AT_ONCE);
         let (mut created, mut updated, mut deleted, mut errors) = (0u32, 0u32, 0u32, Vec::new());
+        let mut errors_in_all = 0u32;
         let mut made = std::pin::pin!(made);
         while let Some((write, result)) = made.next().await {
             match (result, &write) {
                 (Ok(()), Write::Create(_)) => created += 1,
                 (Ok(()), Write::Update(_)) => updated += 1,
                 (Ok(()), _) => deleted += 1,
-                (Err(error), _) if error.code == ErrorCode::Conflict || error.code == ErrorCode::GateClosed => {
-                    errors.push(json!({"key": write.key().to_string(), "message": error.message}));
+                (Err(Failed::Object(message)), _) => {
+                    errors_in_all += 1;
+                    if errors.len() < MOST_ERRORS {
+                        errors.push(json!({"key": write.key().to_string(), "message": message}));
+                    }
                 }
-                // Not this object's fault: the whole wave is asked for again.
-                (Err(error), _) => return Err(error),
+                // Not this object's fault, and the others' would be the same.
+                (Err(Failed::Wave(error)), _) => return Err(error),
             }
         }
         let answer = json!({
             "created": created, "updated": updated, "deleted": deleted, "unchanged": unchanged, "errors": errors,
+            "errors_in_all": errors_in_all,
         });
         Ok(answer.to_string())
     }
@@ -355,42 +425,52 @@ impl Service {
         manager: &ManagerPorts,
         asked: &Asked,
         key: &DefinitionKey,
-        term: FencingToken,
-        at: usize,
+        (digest, term): (&str, FencingToken),
         write: Write,
-    ) -> (Write, Result<(), ErrorBody>) {
+    ) -> (Write, Result<(), Failed>) {
         let object = match &write {
             Write::Create(object) | Write::Update(object) => Some(Box::new(object.clone())),
             Write::Taken(taken) => {
                 let text = format!("{taken} is there and not of {}; delete it or rename yours", key.reconciler);
-                return (write, Err(ErrorBody::new(ErrorCode::Conflict, text)));
+                return (write, Err(Failed::Object(text)));
             }
             Write::Delete(_) | Write::Keep(_) => None,
         };
         let change = ReconcilerChange::Apply {
             reconciler: key.reconciler.clone(),
             release: key.release,
+            digest: digest.to_owned(),
             term,
             key: write.key().clone(),
             object,
         };
-        // Another write is another request.
-        let request = RequestId(asked.request_id.0.wrapping_add(1 + at as u128));
+        // A request of its own each time: a wave that is asked for again has other writes at the same places.
+        let request = RequestId::fresh(muster_kernel::Clock.wall(), rand::random());
         let command = self.command(asked, "applied").with_request(request).change(Change::Reconciler(change));
         let result = match self.try_propose(manager, asked, command).await {
             Ok(Proposed::Applied(..)) => Ok(()),
-            Ok(Proposed::Refused(refusal)) => Err(explained(refusal)),
-            Err(error) => Err(error),
+            Ok(Proposed::Refused(refusal @ CommandRefusal::Exists { .. })) => Err(Failed::Object(refusal.to_string())),
+            Ok(Proposed::Refused(refusal)) => Err(Failed::Wave(explained(refusal))),
+            Err(error) => Err(Failed::Wave(error)),
         };
         (write, result)
     }
 }
 
+/// Why a write was not made.
+enum Failed {
+    /// The object's own fault.
+    Object(String),
+    Wave(ErrorBody),
+}
+
 /// A refusal, with what scripts need of it.
-fn explained(refusal: muster_messages::CommandRefusal) -> ErrorBody {
-    use muster_messages::CommandRefusal as C;
+fn explained(refusal: CommandRefusal) -> ErrorBody {
+    use CommandRefusal as C;
     let details = match &refusal {
-        C::InTheWay { blockers } => Some(json!({"reason": "blockers", "blockers": blockers})),
+        C::InTheWay { blockers, in_all } => {
+            Some(json!({"reason": "blockers", "blockers": blockers, "blockers_in_all": in_all}))
+        }
         C::Held(hold) => Some(json!({"reason": hold.reason()})),
         C::NotAdmitted(why) => Some(json!({"reason": why.reason()})),
         _ => None,
@@ -400,20 +480,6 @@ fn explained(refusal: muster_messages::CommandRefusal) -> ErrorBody {
         Some(details) => error.with_details(&details),
         None => error,
     }
-}
-
-/// A node speaks for those who run on it, an operator for everybody.
-fn of_caller(participant: &Participant, caller: &Principal) -> Result<Participant, ErrorBody> {
-    let mut participant = participant.clone();
-    match caller {
-        Principal::Node(id) if participant.node.is_none_or(|node| node == *id) => participant.node = Some(*id),
-        Principal::Operator | Principal::Admin(_) => {}
-        _ => {
-            let text = format!("{caller} does not speak for {}", participant.key);
-            return Err(ErrorBody::new(ErrorCode::Forbidden, text));
-        }
-    }
-    Ok(participant)
 }
 
 /// Whether something that decides about a participant has changed since.

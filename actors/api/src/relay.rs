@@ -136,6 +136,8 @@ fn patience(request: &Request) -> Duration {
             | ReconcilerRequest::Definitions { wait_ms, .. }
             | ReconcilerRequest::View { wait_ms, .. },
         ) => Duration::from_millis(*wait_ms),
+        // Thousands of entries of the log.
+        Request::Reconciler(ReconcilerRequest::Wave { .. }) => Duration::from_secs(56),
         Request::Actors { .. } => Duration::from_secs(60),
         _ => Duration::ZERO,
     };

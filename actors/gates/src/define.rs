@@ -1,6 +1,9 @@
 //! Definitions as they come in: what is legal, and the digest that tells two of one release apart.
 
-use muster_messages::{Action, CommandAction, Definition, DesiredObject, RECONCILER_LABEL, Revision, WallTime};
+use muster_messages::{
+    Action, CommandAction, Definition, DesiredObject, Progress, RECONCILER_LABEL, Revision, WallTime, is_dns_label,
+    is_dns_subdomain,
+};
 use sha2::{Digest, Sha256};
 
 /// Objects of one definition.
@@ -48,8 +51,11 @@ pub fn sealed(mut definition: Definition) -> Result<Definition, BadDefinition> {
 
 fn fault(d: &Definition) -> Option<String> {
     let label_rule = "1 to 63 of [a-z0-9-], first and last a letter or digit";
-    if !is_label(&d.reconciler) || !is_label(&d.scope) {
+    if !is_dns_label(&d.reconciler) || !is_dns_label(&d.scope) {
         return Some(format!("a name and a scope are {label_rule}"));
+    }
+    if let Some(from) = d.from_at_least.filter(|from| *from > d.release.triple) {
+        return Some(format!("from_at_least {from} is above the release itself"));
     }
     if d.floor > d.release.triple {
         return Some(format!("the floor {} is above the release itself, which could then never serve", d.floor));
@@ -69,7 +75,7 @@ fn fault(d: &Definition) -> Option<String> {
     if d.depends_on.contains(&d.reconciler) {
         return Some("it depends on itself".to_owned());
     }
-    if let Some(bad) = d.depends_on.iter().find(|name| !is_label(name)) {
+    if let Some(bad) = d.depends_on.iter().find(|name| !is_dns_label(name)) {
         return Some(format!("depends_on {bad:?}: a name is {label_rule}"));
     }
     match &d.action {
@@ -113,7 +119,7 @@ fn fault_of_objects(objects: &[DesiredObject]) -> Option<String> {
     }
     objects.iter().find_map(|object| {
         let (key, why) = (&object.key, |why: &str| Some(format!("{}: {why}", object.key)));
-        if ![&key.kind, &key.namespace].into_iter().all(|text| is_label(text)) || !is_name(&key.name) {
+        if ![&key.kind, &key.namespace].into_iter().all(|text| is_dns_label(text)) || !is_dns_subdomain(&key.name) {
             return why("kind and namespace are DNS labels, a name is a DNS subdomain (RFC 1123)");
         }
         if object.wave >= MOST_WAVES {
@@ -137,14 +143,22 @@ pub fn sound_object(object: &DesiredObject) -> Result<(), String> {
     fault_of_objects(std::slice::from_ref(object)).map_or(Ok(()), Err)
 }
 
-fn is_label(text: &str) -> bool {
-    let edge = |b: u8| b.is_ascii_digit() || b.is_ascii_lowercase();
-    let bytes = text.as_bytes();
-    matches!(bytes, [first, .., last] if edge(*first) && edge(*last)) | matches!(bytes, [only] if edge(*only))
-        && bytes.len() <= 63
-        && bytes.iter().all(|b| edge(*b) || *b == b'-')
-}
+/// Bytes of a runner's report, by kind of text.
+const MOST_WORD: usize = 64;
+const MOST_SENTENCE: usize = 2 * 1024;
+/// Of what a command wrote the end is kept.
+const MOST_OUTPUT: usize = 64 * 1024;
 
-fn is_name(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_label)
+/// What is wrong with a report, if anything is: it is replicated, and shown to people.
+pub fn fault_of_progress(progress: &Progress) -> Option<String> {
+    let texts = [
+        ("reconciler", &progress.reconciler, MOST_WORD),
+        ("phase", &progress.phase, MOST_WORD),
+        ("reason", &progress.reason, MOST_WORD),
+        ("message", &progress.message, MOST_SENTENCE),
+        ("output", &progress.output, MOST_OUTPUT),
+    ];
+    let error = progress.last_error.as_ref().map(|error| ("last_error", error, MOST_SENTENCE));
+    let long = texts.into_iter().chain(error).find(|(_, text, most)| text.len() > *most);
+    long.map(|(what, text, most)| format!("{what}: {} bytes; {most} is the limit", text.len()))
 }

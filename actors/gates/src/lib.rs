@@ -10,7 +10,7 @@ mod objects;
 mod status;
 mod view;
 
-pub use self::define::{BadDefinition, digest, sealed, sound_object};
+pub use self::define::{BadDefinition, digest, fault_of_progress, sealed, sound_object};
 pub use self::objects::{Waves, Write, drift};
-pub use self::status::{history, member, members, object, plan, status, statuses};
+pub use self::status::{history, member, members, object, plan, shown_definition, status, statuses};
 pub use self::view::{admission, definitions, runner_view};

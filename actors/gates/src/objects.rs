@@ -1,10 +1,14 @@
 //! Object sets: what a definition wants, what is there, and the writes between the two.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use muster_messages::{Action, Definition, DesiredObject, ManagedKey, ManagedObject, RECONCILER_LABEL, Reconcilers};
 
 /// The waves of a definition.
 pub struct Waves<'a> {
-    objects: &'a [DesiredObject],
+    /// By number, then by key.
+    waves: BTreeMap<u32, BTreeMap<&'a ManagedKey, &'a DesiredObject>>,
+    wanted: BTreeSet<&'a ManagedKey>,
 }
 
 impl<'a> Waves<'a> {
@@ -14,24 +18,38 @@ impl<'a> Waves<'a> {
             Action::Objects(objects) => objects.as_slice(),
             Action::Command(_) | Action::Handler => &[],
         };
-        Self { objects }
+        let mut waves: BTreeMap<u32, BTreeMap<_, _>> = BTreeMap::new();
+        for object in objects {
+            waves.entry(object.wave).or_default().insert(&object.key, object);
+        }
+        Self { waves, wanted: objects.iter().map(|object| &object.key).collect() }
     }
-    /// Their numbers, in order. An object set without objects has one, in which what is not wanted any more is deleted.
+    /// How many there are. An object set without objects has one, in which what is not wanted any more is deleted.
+    pub fn count(&self) -> usize {
+        self.waves.len().max(1)
+    }
+    /// Their numbers, in order.
     pub fn numbers(&self) -> Vec<u32> {
-        let mut numbers: Vec<u32> = self.objects.iter().map(|object| object.wave).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        if numbers.is_empty() { vec![0] } else { numbers }
+        if self.waves.is_empty() { vec![0] } else { self.waves.keys().copied().collect() }
     }
-    /// The objects of the `nth` wave, by name.
-    fn wave(&self, nth: usize) -> Vec<&'a DesiredObject> {
-        let number = self.numbers().get(nth).copied();
-        let mut wave: Vec<_> = self.objects.iter().filter(|object| Some(object.wave) == number).collect();
-        wave.sort_by(|a, b| a.key.cmp(&b.key));
-        wave
-    }
-    fn wants(&self, key: &ManagedKey) -> bool {
-        self.objects.iter().any(|object| object.key == *key)
+
+    /// What the `nth` wave has to do, from what is there. The last one deletes what is not wanted any more.
+    pub fn drift(&self, all: &Reconcilers, name: &str, nth: usize) -> Vec<Write> {
+        let of_wanted = |desired: &DesiredObject| match all.objects.get(&desired.key) {
+            None => Write::Create(desired.clone()),
+            Some(there) if there.owner.as_deref() != Some(name) => Write::Taken(desired.key.clone()),
+            Some(there) if as_wanted(there, desired, name) => Write::Keep(desired.key.clone()),
+            Some(_) => Write::Update(desired.clone()),
+        };
+        let wave = self.waves.values().nth(nth).into_iter().flat_map(BTreeMap::values);
+        let mut writes: Vec<Write> = wave.map(|desired| of_wanted(desired)).collect();
+        if nth + 1 >= self.count() {
+            let unwanted = |object: &&std::sync::Arc<ManagedObject>| {
+                object.owner.as_deref() == Some(name) && !self.wanted.contains(&object.key)
+            };
+            writes.extend(all.objects.values().filter(unwanted).map(|object| Write::Delete(object.key.clone())));
+        }
+        writes
     }
 }
 
@@ -66,24 +84,9 @@ impl Write {
     }
 }
 
-/// What the `nth` wave has to do, from what is there. The last one deletes what is not wanted any more.
+/// [`Waves::drift`] of a definition.
 pub fn drift(all: &Reconcilers, definition: &Definition, nth: usize) -> Vec<Write> {
-    let waves = Waves::of(definition);
-    let name = definition.reconciler.as_str();
-    let of_wanted = |desired: &DesiredObject| match all.objects.get(&desired.key) {
-        None => Write::Create(desired.clone()),
-        Some(there) if there.owner.as_deref() != Some(name) => Write::Taken(desired.key.clone()),
-        Some(there) if as_wanted(there, desired, name) => Write::Keep(desired.key.clone()),
-        Some(_) => Write::Update(desired.clone()),
-    };
-    let mut writes: Vec<Write> = waves.wave(nth).into_iter().map(of_wanted).collect();
-    if nth + 1 >= waves.numbers().len() {
-        let unwanted = |object: &&std::sync::Arc<ManagedObject>| {
-            object.owner.as_deref() == Some(name) && !waves.wants(&object.key)
-        };
-        writes.extend(all.objects.values().filter(unwanted).map(|object| Write::Delete(object.key.clone())));
-    }
-    writes
+    Waves::of(definition).drift(all, &definition.reconciler, nth)
 }
 
 fn as_wanted(there: &ManagedObject, desired: &DesiredObject, name: &str) -> bool {

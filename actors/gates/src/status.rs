@@ -1,16 +1,16 @@
 //! What operators are shown. The names of fields are the contract's.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use muster_messages::{
-    Action, Definition, DefinitionKey, Gate, GateEntry, GatePath, GateState, Hold, ManagedObject, Participant,
-    ParticipantPhase, Progress, RECONCILER_LABEL, Reconcilers, Tables, Triple, WallTime, candidates_scope,
-    runner_lease,
+    Action, Blocker, Definition, DefinitionKey, Gate, GateEntry, GatePath, GateState, Hold, ManagedObject, Participant,
+    ParticipantPhase, Progress, RECONCILER_LABEL, Reconcilers, Tables, Triple, WallTime, runner_lease,
 };
 use serde_json::{Value, json};
 
-use crate::objects::{Waves, Write, drift};
-use crate::view::path_word;
+use crate::objects::{Waves, Write};
+use crate::view::{candidates, path_word};
 
 fn gate_view(entry: &GateEntry) -> Value {
     json!({
@@ -41,6 +41,9 @@ struct Phase {
     message: String,
 }
 
+/// Blockers that are named at once.
+const MOST_BLOCKERS: usize = 1_000;
+
 /// STATUS. `None`: there is no reconciler of this name.
 pub fn status(tables: &Tables, name: &str) -> Option<Value> {
     let all = &tables.reconcilers;
@@ -48,14 +51,11 @@ pub fn status(tables: &Tables, name: &str) -> Option<Value> {
     let gate_now = all.gates.get(name);
     let scope = newest.as_ref().map(|d| d.scope.clone()).or_else(|| gate_now.map(|g| g.scope.clone()))?;
     let progress = current_progress(tables, name);
-    let best = best_definition(tables, name);
-    let shown = best.as_deref().or(newest.as_deref());
-    let blockers = shown.map(|d| all.blockers(name, &d.scope, d.release.triple, d.floor)).unwrap_or_default();
-    // Those who serve are in the way only of a way that is not open to them.
-    let way = shown.map(|d| all.way(d));
-    let waits = matches!(way, Some(Ok(GatePath::First | GatePath::Restrict)));
-    let blockers = if waits { blockers } else { vec![] };
-    let phase = phase(tables, name, shown, progress, blockers.len());
+    let shown = shown_definition(tables, name);
+    let mut blockers = shown.map(|d| in_the_way(all, d)).unwrap_or_default();
+    let blockers_in_all = blockers.len();
+    blockers.truncate(MOST_BLOCKERS);
+    let phase = phase(tables, name, shown.map(AsRef::as_ref), progress, blockers_in_all);
     let count = |wanted| all.participants_of(&scope).filter(|p| p.phase == wanted).count();
     let definitions: Vec<Value> = (all.definitions_of(name))
         .map(|d| json!({"release": d.release, "digest": d.digest, "floor": d.floor, "applied_at": d.applied_at}))
@@ -68,13 +68,14 @@ pub fn status(tables: &Tables, name: &str) -> Option<Value> {
         "phase": phase.phase,
         "reason": phase.reason,
         "message": phase.message,
-        "blockers": blockers,
+        "blockers": named(tables, &blockers),
+        "blockers_in_all": blockers_in_all,
         "participants": {
             "serving": count(ParticipantPhase::Serving),
             "announced": count(ParticipantPhase::Announced),
             "draining": count(ParticipantPhase::Draining),
         },
-        "candidates": all.participants_of(&candidates_scope(name)).count(),
+        "candidates": candidates(tables, name).len(),
         "attempt": progress.map_or(0, |p| p.attempt),
         "consecutive_failures": progress.map_or(0, |p| p.consecutive_failures),
         "last_error": progress.and_then(|p| p.last_error.clone()),
@@ -92,7 +93,16 @@ pub fn statuses(tables: &Tables) -> Value {
     let mut names: Vec<&String> = all.definitions.keys().map(|key| &key.reconciler).chain(all.gates.keys()).collect();
     names.sort_unstable();
     names.dedup();
-    let items: Vec<Value> = names.into_iter().filter_map(|name| status(tables, name)).collect();
+    let brief = |name: &String| {
+        let mut status = status(tables, name)?;
+        // Long, and to be had one by one.
+        let fields = status.as_object_mut()?;
+        for long in ["output", "history", "definitions", "blockers"] {
+            fields.remove(long);
+        }
+        Some(status)
+    };
+    let items: Vec<Value> = names.into_iter().filter_map(brief).collect();
     json!({"revision": tables.revision, "items": items})
 }
 
@@ -117,13 +127,41 @@ fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Va
     }))
 }
 
-/// The definition of the best live candidate's release.
-fn best_definition(tables: &Tables, name: &str) -> Option<std::sync::Arc<Definition>> {
+/// The definition that STATUS is about, and that an operator means who names none: of the best live candidate's release, or
+/// the newest where there is no candidate.
+pub fn shown_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Arc<Definition>> {
     let all = &tables.reconcilers;
-    let choice = all.definitions_of(name).last()?.choice;
-    let best = crate::view::candidates(tables, name, choice).into_iter().next()?;
-    let key = DefinitionKey { reconciler: name.to_owned(), release: best.release.triple };
-    all.definitions.get(&key).cloned()
+    let best = candidates(tables, name).into_iter().next();
+    let of_best = best.and_then(|best| {
+        all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release: best.release.triple })
+    });
+    of_best.or_else(|| all.definitions_of(name).last())
+}
+
+/// Who serves and is in the way of a definition, as far as its way is not open to them.
+/// Managers take part under their id: with the name of the node, where there is one of this id.
+fn named(tables: &Tables, blockers: &[Blocker]) -> Vec<Value> {
+    let with_name = |blocker: &Blocker| {
+        let mut shown = json!(blocker);
+        shown["name"] = json!(node_name(tables, &blocker.member));
+        shown
+    };
+    blockers.iter().map(with_name).collect()
+}
+
+fn node_name<'a>(tables: &'a Tables, member: &str) -> Option<&'a str> {
+    let node = tables.nodes.get(&member.parse().ok()?)?;
+    Some(node.name.as_str())
+}
+
+fn in_the_way(all: &Reconcilers, definition: &Definition) -> Vec<Blocker> {
+    let reached = all.gates.get(&definition.reconciler).is_some_and(|gate| {
+        // What is begun has nobody in its way any more.
+        let target = definition.target();
+        gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached
+    });
+    let release = definition.release.triple;
+    if reached { vec![] } else { all.blockers(&definition.reconciler, &definition.scope, release, definition.floor) }
 }
 
 fn phase(
@@ -143,12 +181,16 @@ fn phase(
     let way = all.way(definition);
     match &way {
         Err(hold @ Hold::Paused { .. }) => return say("paused", hold.reason(), hold.to_string()),
-        Err(hold @ Hold::ReadyToFinalize { .. }) => return say("ready-to-finalize", hold.reason(), hold.to_string()),
+        // The point of no return is not worth asking about while somebody is in the way of it.
+        Err(hold @ Hold::ReadyToFinalize { .. }) if blockers == 0 => {
+            return say("ready-to-finalize", hold.reason(), hold.to_string());
+        }
+        Err(Hold::ReadyToFinalize { .. }) => {}
         Err(hold @ Hold::Dependency { .. }) => return say("waiting", hold.reason(), hold.to_string()),
         Err(hold) => return say("blocked", hold.reason(), hold.to_string()),
         Ok(_) => {}
     }
-    if all.participants_of(&candidates_scope(name)).next().is_none() {
+    if candidates(tables, name).is_empty() {
         let of: Vec<String> = all.definitions_of(name).map(|d| d.release.to_string()).collect();
         let message = format!(
             "no live node has a release with a definition ({}); start one with --release, or apply a definition for a release that runs",
@@ -167,11 +209,12 @@ fn phase(
         return say("electing", "electing", "no candidate has taken the runner's lease yet".to_owned());
     };
     match progress.phase.as_str() {
-        "idle" => say("idle", "", String::new()),
-        "failed" => {
-            let message = format!("{}; `muster reconciler retry {name}` tries again", progress.message);
-            say("failed", "permanent-failure", message)
+        // What an earlier definition has come to is no news of this one.
+        "idle" if matches!(way, Ok(GatePath::Reached)) => say("idle", "", String::new()),
+        "idle" | "paused" | "blocked" => {
+            say("electing", "taking-up", "its runner has not taken this definition up yet".to_owned())
         }
+        "failed" => say("failed", "permanent-failure", progress.message.clone()),
         "settling" => say("settling", "settling", progress.message.clone()),
         "waiting" => say("waiting", &progress.reason, progress.message.clone()),
         _ => say("running", &progress.reason, progress.message.clone()),
@@ -190,14 +233,16 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
         None => all.definitions_of(name).last()?,
     };
     let way = all.way(definition);
-    let blockers = all.blockers(name, &definition.scope, definition.release.triple, definition.floor);
-    let waves = match definition.action {
-        Action::Objects(_) => 0..Waves::of(definition).numbers().len(),
+    let mut blockers = in_the_way(all, definition);
+    blockers.truncate(MOST_BLOCKERS);
+    let waves = Waves::of(definition);
+    let numbers = match definition.action {
+        Action::Objects(_) => 0..waves.count(),
         Action::Command(_) | Action::Handler => 0..0,
     };
     let mut room = MOST_BODIES;
     let mut objects = Vec::new();
-    for write in waves.flat_map(|nth| drift(all, definition, nth)) {
+    for write in numbers.flat_map(|nth| waves.drift(all, name, nth)) {
         if !matches!(write, Write::Keep(_)) {
             objects.push(planned(all, &write, &mut room));
         }
@@ -206,7 +251,6 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
         Action::Command(command) => Some(&command.argv),
         Action::Objects(_) | Action::Handler => None,
     };
-    let waits = matches!(way, Ok(GatePath::First | GatePath::Restrict) | Err(Hold::ReadyToFinalize { .. }));
     Some(json!({
         "name": name,
         "release": definition.release,
@@ -214,7 +258,7 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
         "hold": way.as_ref().err().map(|hold| json!({"reason": hold.reason(), "message": hold.to_string()})),
         "objects": objects,
         "command": command,
-        "blockers": if waits { blockers } else { vec![] },
+        "blockers": named(tables, &blockers),
         "gate": {"state": GateState::Done, "reconciled": definition.release, "floor": definition.floor, "digest": definition.digest},
     }))
 }
@@ -258,7 +302,12 @@ pub fn members(tables: &Tables, scope: Option<&str>) -> Value {
         Some(scope) => p.key.scope == scope,
         None => !p.key.scope.starts_with(muster_messages::CANDIDATES_SCOPE),
     };
-    let items: Vec<Value> = all.participants.values().filter(wanted).map(|p| member(p)).collect();
+    let shown = |p: &std::sync::Arc<Participant>| {
+        let mut shown = member(p);
+        shown["name"] = json!(node_name(tables, &p.key.member));
+        shown
+    };
+    let items: Vec<Value> = all.participants.values().filter(wanted).map(shown).collect();
     json!({"revision": tables.revision, "items": items})
 }
 

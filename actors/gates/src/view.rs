@@ -2,8 +2,8 @@
 
 use muster_messages::wire::{AdmissionView, CandidateView, Definitions, GateView, MOST_BLOCKERS, RunnerView, Waiting};
 use muster_messages::{
-    Definition, DefinitionKey, GatePath, Hold, NotAdmitted, Participant, ParticipantKey, RunnerChoice, Tables, Triple,
-    candidates_scope,
+    Definition, DefinitionKey, GatePath, Hold, NodeId, NotAdmitted, Participant, ParticipantKey, RunnerChoice, Tables,
+    Triple, candidates_scope,
 };
 
 use crate::objects::Waves;
@@ -22,12 +22,13 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
     let key = DefinitionKey { reconciler: name.to_owned(), release };
     let definition = all.definitions.get(&key).map(|d| (**d).clone());
     let gate = all.gates.get(name);
-    let gate = gate.map_or_else(GateView::default, |gate| GateView {
-        epoch: gate.now.epoch,
-        readable: gate.is_readable(),
-        reconciled: Some(gate.now.reconciled.clone()),
-        term: gate.now.term,
-    });
+    let gate = GateView {
+        epoch: all.epoch_of(name),
+        readable: gate.is_some_and(|gate| gate.is_readable()),
+        reconciled: gate.map(|gate| gate.now.reconciled.clone()),
+        term: gate.map(|gate| gate.now.term).unwrap_or_default(),
+    };
+    let (choice, pinned) = who_runs(tables, name);
     let way = definition.as_ref().map(|d| all.way(d));
     let mut blockers = definition.as_ref().map(|d| all.blockers(name, &d.scope, release, d.floor)).unwrap_or_default();
     let blockers_in_all = blockers.len();
@@ -35,7 +36,9 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
     RunnerView {
         revision: tables.revision,
         gate,
-        candidates: candidates(tables, name, definition.as_ref().map(|d| d.choice).unwrap_or_default()),
+        candidates: candidates(tables, name),
+        choice,
+        pinned,
         hold: way.as_ref().and_then(|way| way.as_ref().err()).map(waits_for),
         path: way.and_then(Result::ok).map(|path| path_word(path).to_owned()),
         blockers,
@@ -47,7 +50,7 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
 }
 
 fn waves(definition: &Definition) -> u32 {
-    u32::try_from(Waves::of(definition).numbers().len()).unwrap_or(u32::MAX)
+    u32::try_from(Waves::of(definition).count()).unwrap_or(u32::MAX)
 }
 
 pub(crate) fn path_word(path: GatePath) -> &'static str {
@@ -63,10 +66,19 @@ pub(crate) fn waits_for(hold: &Hold) -> Waiting {
     Waiting { reason: hold.reason().to_owned(), message: hold.to_string() }
 }
 
-/// Best first; of equals the older, by the log.
-pub(crate) fn candidates(tables: &Tables, name: &str, choice: RunnerChoice) -> Vec<CandidateView> {
-    let scope = candidates_scope(name);
-    let mut found: Vec<&Participant> = tables.reconcilers.participants_of(&scope).map(AsRef::as_ref).collect();
+/// Who shall run it: one rule for all candidates, the newest definition's, whatever release they are of.
+fn who_runs(tables: &Tables, name: &str) -> (RunnerChoice, Option<NodeId>) {
+    let newest = tables.reconcilers.definitions_of(name).last();
+    newest.map(|d| (d.choice, d.pinned)).unwrap_or_default()
+}
+
+/// Best first; of equals the older, by the log. Who has nothing to run is none.
+pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
+    let (all, scope) = (&tables.reconcilers, candidates_scope(name));
+    let (choice, _) = who_runs(tables, name);
+    let key = |p: &Participant| DefinitionKey { reconciler: name.to_owned(), release: p.release.triple };
+    let candidates = all.participants_of(&scope).map(AsRef::as_ref);
+    let mut found: Vec<&Participant> = candidates.filter(|p| all.definitions.contains_key(&key(p))).collect();
     found.sort_by(|a, b| {
         let by_release = a.release.triple.cmp(&b.release.triple);
         let best_first = match choice {

@@ -70,10 +70,11 @@ impl World {
         key
     }
     fn step(&mut self, of: &str, term: FencingToken, step: GateStep) {
-        let epoch = self.0.reconcilers.gates.get(NAME).map_or(0, |gate| gate.now.epoch);
+        let epoch = self.0.reconcilers.epoch_of(NAME);
         self.say(ReconcilerChange::Step {
             reconciler: NAME.to_owned(),
             release: of.parse().unwrap(),
+            digest: self.digest(of),
             term,
             epoch,
             step,
@@ -86,7 +87,12 @@ impl World {
             Write::Taken(_) | Write::Keep(_) => return,
         };
         let (reconciler, release) = (NAME.to_owned(), of.parse().unwrap());
-        self.say(ReconcilerChange::Apply { reconciler, release, term, key, object });
+        let digest = self.digest(of);
+        self.say(ReconcilerChange::Apply { reconciler, release, digest, term, key, object });
+    }
+    fn digest(&self, of: &str) -> String {
+        let key = DefinitionKey { reconciler: NAME.to_owned(), release: of.parse().unwrap() };
+        self.0.reconcilers.definitions[&key].digest.clone()
     }
     fn phase(&self) -> (String, String) {
         let status = status(&self.0, NAME).unwrap();
@@ -201,6 +207,9 @@ fn a_status_says_what_is_waited_for_and_what_would_help() {
     world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
     assert_eq!(world.phase().0, "no-candidate");
     world.announce(&candidates_scope(NAME), "n1", "1.0.0");
+    // One that says it is of a release that nobody has defined stops nobody.
+    world.announce(&candidates_scope(NAME), "stranger", "999.0.0");
+    assert_eq!(runner_view(&world.0, NAME, Triple::new(1, 0, 0)).candidates.len(), 1);
     assert_eq!(world.phase().0, "electing");
     let term = world.acquire(runner_lease(NAME), "n1", 1);
     world.step("1.0.0", term, GateStep::Complete);

@@ -88,6 +88,8 @@ pub struct Candidates {
     core: Eligibility,
     elect: Elect,
     member: Option<(watch::Receiver<MemberView>, Leave)>,
+    /// There is something to run here.
+    runnable: bool,
     retiring: bool,
     alarm: Alarm,
 }
@@ -102,7 +104,7 @@ impl Candidates {
         let elector = memory.elector.get().flatten().filter(going);
         let core = Eligibility::new(me, setup.patience, elector.is_some(), memory.out_until.get().flatten());
         let elect = elector.map_or(Elect::None, Elect::Running);
-        Self { wiring, siblings, core, elect, member: None, retiring: false, alarm: Alarm::default() }
+        Self { wiring, siblings, core, elect, member: None, runnable: false, retiring: false, alarm: Alarm::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
@@ -133,12 +135,17 @@ impl Candidates {
             }
             _ => {}
         }
-        if self.retiring && matches!(self.elect, Elect::None) {
+        // A candidate that has nothing to run any more keeps nobody else from it.
+        if (self.retiring || !self.runnable) && matches!(self.elect, Elect::None) {
             if let Some((_, leave)) = &self.member {
                 leave.leave();
             }
             let gone = self.member.as_ref().is_none_or(|(view, _)| view.borrow().gone);
-            self.wiring.retired.send_replace(gone);
+            if self.retiring {
+                self.wiring.retired.send_replace(gone);
+            } else if gone {
+                self.member = None;
+            }
         }
     }
 
@@ -177,6 +184,7 @@ impl Candidates {
         let view = self.wiring.views.borrow_and_update().clone();
         let Some(view) = view else { return };
         let runnable = view.definition.as_ref().is_some_and(|definition| self.wiring.setup.runs(definition));
+        self.runnable = runnable;
         if runnable && self.member.is_none() && !self.retiring {
             self.announce(cx);
         }
@@ -227,7 +235,7 @@ impl Shell for Candidates {
             Msg::Look => self.look(cx),
             Msg::Member => {
                 let view = self.member.as_mut().map(|(view, _)| view.borrow_and_update().clone());
-                if view.as_ref().is_some_and(|view| view.standing.is_over()) && !self.retiring {
+                if view.as_ref().is_some_and(|view| view.standing.is_over()) && self.runnable && !self.retiring {
                     cx.after(REFUSED_PAUSE, Msg::Again);
                 }
                 self.step(cx, Input::Announced(view.is_some_and(|view| view.announced)));
@@ -240,7 +248,7 @@ impl Shell for Candidates {
             }
             Msg::Again => {
                 let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().standing.is_over());
-                if over && !self.retiring {
+                if over && self.runnable && !self.retiring {
                     self.announce(cx);
                 }
                 if let Elect::Running(elector) = &self.elect

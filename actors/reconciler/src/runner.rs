@@ -99,13 +99,13 @@ impl RunnerShell {
         let (cluster, me) = (Arc::clone(&setup.cluster), cx.me().clone());
         let (name, release, term) = (name.clone(), setup.release.triple, held.token().unwrap_or_default());
         match effect {
-            Effect::Step { number, epoch, step } => cx.spawn(async move {
-                let request = ReconcilerRequest::Step { name, release, term, epoch, step };
+            Effect::Step { number, digest, epoch, step } => cx.spawn(async move {
+                let request = ReconcilerRequest::Step { name, release, digest, term, epoch, step };
                 let result = ask(&*cluster, request, PATIENCE).await;
                 let _gone = me.tell(Msg::Stepped { term, number, result });
             }),
-            Effect::Wave { number, wave } => cx.spawn(async move {
-                let request = ReconcilerRequest::Wave { name, release, term, wave };
+            Effect::Wave { number, digest, wave } => cx.spawn(async move {
+                let request = ReconcilerRequest::Wave { name, release, digest, term, wave };
                 let result = ask(&*cluster, request, WAVE_PATIENCE).await;
                 let _gone = me.tell(Msg::Waved { term, number, result });
             }),
@@ -202,7 +202,13 @@ impl RunnerShell {
                 }
                 run
             }
-            None => Run::new(self.who(token), rand::random()),
+            None => {
+                let run = Run::new(self.who(token), rand::random());
+                match self.wiring.run.get().flatten() {
+                    Some(earlier) => run.counting_on(&earlier),
+                    None => run,
+                }
+            }
         };
         info!(reconciler = %self.wiring.name, term = %token, "runs");
         self.running = Some((run, term.clone()));
@@ -282,12 +288,14 @@ impl Shell for RunnerShell {
     }
 
     fn view(&self) -> Value {
+        let last = self.wiring.run.get().flatten();
+        let runs = last.as_ref().map(Run::tally);
         match &self.running {
             Some((run, term)) if !run.has_ended() => {
                 let progress = run.clone().progress(muster_kernel::Clock.wall());
-                json!({"term": term.token(), "progress": progress})
+                json!({"term": term.token(), "progress": progress, "runs": runs})
             }
-            _ => json!({"term": null}),
+            _ => json!({"term": null, "runs": runs}),
         }
     }
 }

@@ -299,20 +299,24 @@ pub enum ReconcilerChange {
     /// It is gone, and so is its lease. Absent: nothing happens.
     Leave(ParticipantKey),
     /// A runner's step, judged by the gate as of this entry. Refused as `Stale` unless `term` is the token under which
-    /// the runner's lease is held and the gate is at this epoch (0: there is none); as `Held` or `InTheWay` where the
-    /// definition does not lead there now. A step that is taken already changes nothing.
+    /// the runner's lease is held, the definition is the one of this digest and the gate is at this epoch (of one that is
+    /// not there: see [`Reconcilers::epoch_of`](super::Reconcilers::epoch_of)); as `Held` or `InTheWay` where the definition does not lead there now. A
+    /// step that is taken already changes nothing.
     Step {
         reconciler: String,
         release: Triple,
+        digest: String,
         term: FencingToken,
         epoch: u64,
         step: GateStep,
     },
     /// A runner writes or deletes (`None`) an object of its reconciler. Refused as `Stale` unless `term` is in force
-    /// and the gate leads to, or stands at, this release; as `Exists` where the object is somebody else's.
+    /// and the gate leads to, or stands at, the definition of this release and digest; as `Exists` where the object is
+    /// somebody else's.
     Apply {
         reconciler: String,
         release: Triple,
+        digest: String,
         term: FencingToken,
         key: ManagedKey,
         object: Option<Box<DesiredObject>>,
@@ -389,9 +393,9 @@ pub enum CommandRefusal {
     NotAdmitted(NotAdmitted),
     #[error("{0}")]
     Held(Hold),
-    /// Some serve who could not live with it.
-    #[error("{} serve that could not live with it, {} among them", blockers.len(), blockers.first().map_or("", |b| &b.member))]
-    InTheWay { blockers: Vec<Blocker> },
+    /// Some serve who could not live with it; not all are named.
+    #[error("{in_all} serve that could not live with it, {} among them", blockers.first().map_or("", |b| &b.member))]
+    InTheWay { blockers: Vec<Blocker>, in_all: usize },
 }
 
 impl From<CommandRefusal> for super::ErrorBody {

@@ -3,6 +3,7 @@
 mod actor_tree;
 mod command;
 mod dice;
+mod dns;
 mod error;
 mod event;
 mod ids;
@@ -21,6 +22,7 @@ mod view;
 pub use self::actor_tree::*;
 pub use self::command::*;
 pub use self::dice::*;
+pub use self::dns::*;
 pub use self::error::*;
 pub use self::event::*;
 pub use self::ids::*;

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
-use super::{FencingToken, NodeId, ObjectKey, Release, Revision, SessionId, Triple, WallTime};
+use super::{
+    FencingToken, NodeId, ObjectKey, Release, Revision, SessionId, Triple, WallTime, is_dns_label, is_dns_subdomain,
+};
 
 /// Leases of participants and candidates: one per incarnation, gone with it.
 pub const MEMBERS_NAMESPACE: &str = "muster-members";
@@ -54,10 +56,32 @@ pub struct ParticipantKey {
 }
 
 impl ParticipantKey {
-    /// The lease that its life hangs on, if it is not external.
+    /// The lease that its life hangs on, if it is not external. No two sound keys have the same.
     pub fn lease(&self) -> ObjectKey {
         let Self { scope, member, incarnation } = self;
         ObjectKey::lease(MEMBERS_NAMESPACE, format!("{scope}.{member}.{incarnation}"))
+    }
+    /// Whose life hangs on this lease.
+    pub fn of_lease(lease: &ObjectKey) -> Option<Self> {
+        let (rest, incarnation) = lease.name.rsplit_once('.')?;
+        let candidates = rest.strip_prefix(CANDIDATES_SCOPE).map_or(0, |_| CANDIDATES_SCOPE.len());
+        let dot = rest.get(candidates..)?.find('.')? + candidates;
+        let (scope, member) = (rest.get(..dot)?.to_owned(), rest.get(dot + 1..)?.to_owned());
+        let incarnation = SessionId(u128::from_str_radix(incarnation, 16).ok()?);
+        let key = Self { scope, member, incarnation };
+        // Not every text of a number is the one that is written.
+        (key.fault().is_none() && key.lease() == *lease).then_some(key)
+    }
+    /// What is wrong with it, if anything is: scopes and members are parts of a lease's name.
+    pub fn fault(&self) -> Option<&'static str> {
+        let scope = self.scope.strip_prefix(CANDIDATES_SCOPE).unwrap_or(&self.scope);
+        if !is_dns_label(scope) {
+            return Some("a scope is 1 to 63 of [a-z0-9-], first and last a letter or digit");
+        }
+        let short = self.member.len() <= LONGEST_MEMBER;
+        (!short || !is_dns_subdomain(&self.member)).then_some(
+            "a member's name is up to 140 of [a-z0-9.-], each part between dots beginning and ending with a letter or digit",
+        )
     }
     /// Whether an operator vouches for it, instead of a lease.
     pub fn is_external(&self) -> bool {
@@ -69,6 +93,9 @@ impl fmt::Display for ParticipantKey {
         write!(f, "{} of {}", self.member, self.scope)
     }
 }
+
+/// Bytes of a member's name: with its scope and its incarnation it is the name of a lease.
+const LONGEST_MEMBER: usize = 140;
 
 /// How far a participant is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -238,7 +265,8 @@ pub struct GateTarget {
 }
 
 /// The format of gates that this build reads. One that says a higher number is unreadable: nobody is admitted by it and
-/// nobody runs until a build that can read it, or an operator, has repaired it.
+/// nobody runs until a build that can read it, or an operator, has repaired it. It decides what applying a command does, so
+/// a higher one comes with a feature level of its own.
 pub const GATE_FORMAT: u32 = 1;
 /// Entries of a gate's history that are kept.
 pub const GATE_HISTORY: usize = 16;
@@ -295,13 +323,19 @@ impl Gate {
     pub fn is_readable(&self) -> bool {
         self.format <= GATE_FORMAT
     }
-    /// See [`GatePath`]. Metropolis' rule: nobody is waited for when going up in release without raising the floor.
+    /// What has been applied, or begun: the higher end of the way.
+    pub fn highest(&self) -> &Release {
+        let target = self.now.target.as_ref().map(|target| &target.release);
+        target.filter(|target| target.triple > self.now.reconciled.triple).unwrap_or(&self.now.reconciled)
+    }
+    /// See [`GatePath`]. Metropolis' rule: nobody is waited for when going up in release without raising the floor. A floor
+    /// that an operator has set higher stays until another definition is applied.
     pub fn path_to(&self, target: &GateTarget) -> GatePath {
         let now = &self.now;
         let there = now.state == GateState::Done
             && now.reconciled.triple == target.release.triple
             && now.digest == target.digest
-            && now.floor == target.floor;
+            && now.floor >= target.floor;
         if there {
             GatePath::Reached
         } else if target.release.triple >= now.reconciled.triple && now.floor >= target.floor {
@@ -483,8 +517,10 @@ pub struct Reconcilers {
     pub progress: OrdMap<String, Arc<Progress>>,
     pub participants: OrdMap<ParticipantKey, Arc<Participant>>,
     pub objects: OrdMap<ManagedKey, Arc<ManagedObject>>,
-    /// When any of them changed last.
+    /// When any of them changed last, but for progress.
     pub changed: Revision,
+    /// When progress was told last.
+    pub progressed: Revision,
 }
 
 impl Reconcilers {
@@ -516,6 +552,15 @@ impl Reconcilers {
                 return Err(NotAdmitted::BelowFloor { reconciler: reconciler(), release: release.clone(), floor });
             }
         }
+        // What has been applied is there still: without its gate nobody knows who could live with it.
+        let deleted = |d: &&Arc<Definition>| {
+            d.scope == participant.key.scope
+                && !self.gates.contains_key(&d.reconciler)
+                && self.controls.get(&d.reconciler).is_some_and(|c| c.last_epoch > 0)
+        };
+        if let Some(definition) = self.definitions.values().find(deleted) {
+            return Err(NotAdmitted::NoGate { reconciler: definition.reconciler.clone() });
+        }
         for (reconciler, needs) in &participant.needs {
             let reconciler = || reconciler.clone();
             match self.gates.get(&reconciler()) {
@@ -533,19 +578,28 @@ impl Reconcilers {
         Ok(())
     }
 
-    /// Who serves in a scope and could not live with this release and this floor.
+    /// The epoch of its gate, or where a gate that was deleted has stopped. 0: there has never been one.
+    pub fn epoch_of(&self, reconciler: &str) -> u64 {
+        let deleted = self.controls.get(reconciler).map_or(0, |c| c.last_epoch);
+        self.gates.get(reconciler).map_or(deleted, |gate| gate.now.epoch)
+    }
+
+    /// Who serves and could not live with this release, or, in this scope, with this floor.
     pub fn blockers(&self, reconciler: &str, scope: &str, release: Triple, floor: Triple) -> Vec<Blocker> {
         let in_the_way = |p: &&Arc<Participant>| p.phase != ParticipantPhase::Announced;
         let blocker = |p: &Arc<Participant>| {
             let why = match p.needs.get(reconciler) {
-                _ if p.release.triple < floor => format!("release {} is below {floor}", p.release),
+                _ if p.key.scope == scope && p.release.triple < floor => {
+                    format!("release {} is below {floor}", p.release)
+                }
                 Some(needs) if *needs > release => format!("it needs {reconciler} of {needs} at least"),
                 _ => return None,
             };
             let (member, external) = (p.key.member.clone(), p.key.is_external());
             Some(Blocker { member, release: p.release.clone(), phase: p.phase, external, since: p.since, why })
         };
-        self.participants_of(scope).filter(in_the_way).filter_map(blocker).collect()
+        // Members of other scopes may need it too.
+        self.participants.values().filter(in_the_way).filter_map(blocker).collect()
     }
 
     /// The way of a definition, or what an operator must do first. Those who serve are another question.
@@ -562,13 +616,13 @@ impl Reconcilers {
             Some(gate) if !gate.is_readable() => return Err(Hold::GateUnreadable { reconciler: reconciler() }),
             Some(gate) => {
                 let path = gate.path_to(&definition.target());
-                let reconciled = || gate.now.reconciled.clone();
                 let retried = controls.is_some_and(|c| c.retried.as_ref() == Some(&definition.digest));
-                if definition.release.triple < gate.now.reconciled.triple && !definition.downgrade {
-                    return Err(Hold::DowngradeDenied { release: release(), reconciled: reconciled() });
+                if definition.release.triple < gate.highest().triple && !definition.downgrade {
+                    return Err(Hold::DowngradeDenied { release: release(), reconciled: gate.highest().clone() });
                 }
                 if let Some(from) = definition.from_at_least.filter(|from| gate.now.reconciled.triple < *from) {
-                    return Err(Hold::SkipsReleases { release: release(), reconciled: reconciled(), from });
+                    let reconciled = gate.now.reconciled.clone();
+                    return Err(Hold::SkipsReleases { release: release(), reconciled, from });
                 }
                 let other_build = gate.now.state == GateState::Done
                     && gate.now.reconciled.triple == definition.release.triple

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{
     Blocker, Definition, FencingToken, GateStep, ManagedKey, NodeId, Participant, ParticipantKey, ParticipantPhase,
-    Progress, Release, Revision, Triple,
+    Progress, Release, Revision, RunnerChoice, Triple,
 };
 
 /// What can be asked about reconcilers. A write that is lost is asked again; repeated, it changes nothing more.
@@ -40,12 +40,15 @@ pub enum ReconcilerRequest {
         name: String,
         paused: bool,
     },
-    /// The newest definition may pass the point of no return.
+    /// `{"name","release","digest"}`. A definition may pass the point of no return: once. `None`: the one that STATUS shows.
     Finalize {
         name: String,
+        release: Option<Triple>,
     },
+    /// `{"name","release","digest"}`. `None`: the definition that STATUS shows.
     Retry {
         name: String,
+        release: Option<Triple>,
     },
     Repair {
         name: String,
@@ -130,10 +133,11 @@ pub enum ReconcilerRequest {
         seen: Revision,
         wait_ms: u64,
     },
-    /// `{"epoch"}`. A runner's step; `gate_closed` with the blockers in its details where it is refused.
+    /// `{"epoch","revision"}`. A runner's step; `gate_closed` with the blockers in its details where it is refused.
     Step {
         name: String,
         release: Triple,
+        digest: String,
         term: FencingToken,
         epoch: u64,
         step: GateStep,
@@ -143,6 +147,7 @@ pub enum ReconcilerRequest {
     Wave {
         name: String,
         release: Triple,
+        digest: String,
         term: FencingToken,
         wave: u32,
     },
@@ -192,8 +197,12 @@ pub struct RunnerView {
     /// Of the release asked for; `None`: there is none any more.
     pub definition: Option<Definition>,
     pub gate: GateView,
-    /// Those who are announced, best first by the definition's choice; of equals the older first.
+    /// Those who are announced and have a definition of their release, best first by the choice; of equals the older first.
     pub candidates: Vec<CandidateView>,
+    /// Who of them runs it: what the newest definition says, for all.
+    pub choice: RunnerChoice,
+    /// Only this node, where the newest definition says so.
+    pub pinned: Option<NodeId>,
     /// What an operator must do first.
     pub hold: Option<Waiting>,
     /// How the definition's gate would be reached: `first`, `reached`, `open`, `restrict`.
@@ -213,9 +222,10 @@ pub const MOST_BLOCKERS: usize = 32;
 /// What a runner goes by of its gate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateView {
-    /// 0: there is none.
+    /// See [`Reconcilers::epoch_of`](crate::Reconcilers::epoch_of).
     pub epoch: u64,
     pub readable: bool,
+    /// `None`: there is no gate.
     pub reconciled: Option<Release>,
     /// Of the runner that wrote it last.
     pub term: FencingToken,

@@ -3,6 +3,7 @@
 mod authorize;
 pub(crate) mod reserved;
 mod resolve;
+pub(crate) mod speaks;
 mod views;
 
 pub use self::authorize::{Kind, NO_IDENTITY, authorize, kind_of, lease_name_is_sane, may_touch};

@@ -31,8 +31,7 @@ pub struct Document {
     downgrade: Option<Downgrade>,
     from_at_least: Option<Triple>,
     resign_after: Option<u32>,
-    #[serde(default)]
-    objects: Vec<Object>,
+    objects: Option<Vec<Object>>,
     command: Option<Command>,
     #[serde(default)]
     handler: bool,
@@ -98,14 +97,17 @@ struct Command {
 impl TryFrom<Document> for Definition {
     type Error = String;
     fn try_from(document: Document) -> Result<Self, String> {
-        let kinds = [!document.objects.is_empty(), document.command.is_some(), document.handler];
-        if kinds.into_iter().filter(|there| *there).count() > 1 {
-            return Err(format!("{}: objects, command and handler exclude each other", document.name));
-        }
-        let action = match document.command {
-            Some(command) => Action::Command(CommandAction { argv: command.argv, env: command.env }),
-            None if document.handler => Action::Handler,
-            None => Action::Objects(document.objects.into_iter().map(desired).collect()),
+        let name = &document.name;
+        let action = match (document.objects, document.command, document.handler) {
+            (Some(objects), None, false) => Action::Objects(objects.into_iter().map(desired).collect()),
+            (None, Some(command), false) => Action::Command(CommandAction { argv: command.argv, env: command.env }),
+            (None, None, true) => Action::Handler,
+            // A set that was forgotten or mistyped is no empty one: that would delete everything.
+            (None, None, false) => {
+                let rule = "say what it applies: objects, a command, or handler = true; `objects = []` keeps none";
+                return Err(format!("{name}: {rule}"));
+            }
+            _ => return Err(format!("{name}: objects, command and handler exclude each other")),
         };
         let usual = Definition::new(&document.name, document.release, &document.scope, document.floor, action);
         let span = |said: Option<Span>, usual: u64| said.map_or(usual, |span| millis(span.0));

@@ -196,7 +196,7 @@ fn rows() -> Vec<(&'static str, &'static str, Value, ReconcilerRequest)> {
     use ReconcilerRequest as R;
     let (name, two) = (|| "schema".to_owned(), || Some(triple("2.0.0")));
     let (scope, member) = (|| "db".to_owned(), || "m1".to_owned());
-    let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0"});
+    let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0", "objects": []});
     let definitions = || vec![definition()].into_iter().map(unsealed).collect::<Vec<_>>();
     let labels = BTreeMap::from([("tier".to_owned(), "one".to_owned())]);
     let written = json!({"labels": {"tier": "one"}, "body": {"columns": ["id", "name"]}});
@@ -330,7 +330,7 @@ async fn a_status_that_is_watched_comes_with_the_next_change_and_without_one_aft
 #[tokio::test]
 async fn what_is_mistyped_is_named_and_proposes_nothing() {
     let world = World::new();
-    let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0"});
+    let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0", "objects": []});
     let with = |key: &str, value: Value| {
         let mut document = document.clone();
         document[key] = value;

@@ -141,7 +141,7 @@ impl Eligibility {
     }
 
     fn look(&mut self, now: Moment, view: &RunnerView, runnable: bool) {
-        self.terms = view.definition.as_ref().filter(|_| runnable).map(|d| (d.choice, d.pinned));
+        self.terms = view.definition.as_ref().filter(|_| runnable).map(|_| (view.choice, view.pinned));
         let live: BTreeSet<_> = view.candidates.iter().map(|c| (c.member.clone(), c.release.triple)).collect();
         for left in self.live.difference(&live) {
             self.gone.insert(left.clone(), now);

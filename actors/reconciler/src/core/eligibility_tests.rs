@@ -44,6 +44,8 @@ impl Story {
             definition: self.definition.clone(),
             gate: GateView::default(),
             candidates: self.candidates.iter().map(candidate).collect(),
+            choice: self.definition.as_ref().map(|d| d.choice).unwrap_or_default(),
+            pinned: self.definition.as_ref().and_then(|d| d.pinned),
             hold: None,
             path: None,
             blockers: vec![],

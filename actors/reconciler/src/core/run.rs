@@ -14,6 +14,7 @@
 mod decide;
 mod outcome;
 mod report;
+mod tally;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use muster_messages::{
 use serde::Deserialize;
 
 use self::report::Reporting;
+pub use self::tally::Tally;
 use super::retry::{Backoff, LogRule};
 
 /// How long a view may stay older than our own last step before it is believed all the same.
@@ -60,8 +62,11 @@ pub enum Outcome {
 /// What a wave came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Waved {
+    /// Not all of them.
     #[serde(default)]
     pub errors: Vec<ObjectError>,
+    #[serde(default)]
+    pub errors_in_all: u32,
 }
 /// An object that could not be applied.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -120,11 +125,13 @@ pub enum Input {
 pub enum Effect {
     Step {
         number: u64,
+        digest: String,
         epoch: u64,
         step: GateStep,
     },
     Wave {
         number: u64,
+        digest: String,
         wave: u32,
     },
     Act {
@@ -251,6 +258,7 @@ pub struct Run {
     /// The releases in the way that were said last.
     named: BTreeSet<String>,
     reporting: Reporting,
+    tally: Tally,
 }
 
 type Out = Vec<Effect>;
@@ -275,6 +283,7 @@ impl Run {
             log: LogRule::default(),
             named: BTreeSet::new(),
             reporting: Reporting::default(),
+            tally: Tally::default(),
         }
     }
 

@@ -59,6 +59,8 @@ impl Story {
             definition: Some(definition(action)),
             gate,
             candidates: vec![],
+            choice: Default::default(),
+            pinned: None,
             hold: None,
             path: Some(path.into()),
             blockers: vec![],
@@ -117,7 +119,7 @@ impl Story {
     }
     /// The step it takes is granted; the view follows, if `seen`.
     pub(super) fn grant(&mut self, expected: GateStep, seen: bool) {
-        let Effect::Step { number, epoch, step } = self.only() else { panic!("it takes no step") };
+        let Effect::Step { number, epoch, step, .. } = self.only() else { panic!("it takes no step") };
         assert_eq!((step, epoch), (expected, self.view.gate.epoch));
         self.view.gate = GateView { epoch: epoch + 1, term: TERM, ..self.view.gate.clone() };
         self.view.path = Some(if step == GateStep::Complete { "reached" } else { "open" }.to_owned());

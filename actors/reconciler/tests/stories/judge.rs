@@ -203,12 +203,14 @@ impl Judge {
             }
             R::Definitions { release, .. } => Ok(text(&definitions(&self.tables, release))),
             R::View { name, release, .. } => Ok(text(&self.view(&name, release))),
-            R::Step { name, release, term, epoch, step } => {
-                self.change(ReconcilerChange::Step { reconciler: name.clone(), release, term, epoch, step })?;
-                let epoch = self.gate(&name).map_or(0, |gate| gate.now.epoch);
+            R::Step { name, release, digest, term, epoch, step } => {
+                self.change(ReconcilerChange::Step { reconciler: name.clone(), release, digest, term, epoch, step })?;
+                let epoch = self.tables.reconcilers.epoch_of(&name);
                 Ok(json!({"epoch": epoch, "revision": self.tables.revision}).to_string())
             }
-            R::Wave { name, release, term, wave } => self.wave(&name, release, term, wave).map(|v| v.to_string()),
+            R::Wave { name, release, digest, term, wave } => {
+                self.wave(&name, release, &digest, term, wave).map(|v| v.to_string())
+            }
             R::Progress { progress } => {
                 self.change(ReconcilerChange::Progress(Box::new(progress.clone())))?;
                 self.progress.insert(progress.reconciler.clone(), progress);
@@ -234,7 +236,14 @@ impl Judge {
         muster_gates::runner_view(&self.tables, name, release)
     }
 
-    fn wave(&mut self, name: &str, release: Triple, term: FencingToken, wave: u32) -> Result<Value, ErrorBody> {
+    fn wave(
+        &mut self,
+        name: &str,
+        release: Triple,
+        digest: &str,
+        term: FencingToken,
+        wave: u32,
+    ) -> Result<Value, ErrorBody> {
         let key = DefinitionKey { reconciler: name.to_owned(), release };
         let definition = self.tables.reconcilers.definitions.get(&key).cloned();
         let definition = definition.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, "no such definition"))?;
@@ -250,8 +259,8 @@ impl Judge {
                     continue;
                 }
             };
-            let reconciler = name.to_owned();
-            self.change(ReconcilerChange::Apply { reconciler, release, term, key: key.clone(), object })?;
+            let (reconciler, digest) = (name.to_owned(), digest.to_owned());
+            self.change(ReconcilerChange::Apply { reconciler, release, digest, term, key: key.clone(), object })?;
             self.writes.push((term, key));
         }
         Ok(json!({ "errors": errors }))

@@ -10,14 +10,19 @@
 //! Why all of it is judged here: an admission and a restriction that were decided at the same time are applied one after
 //! the other, and the second one sees the first.
 
+use muster_messages::wire::MOST_BLOCKERS;
 use muster_messages::{
     Controls, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, GATE_HISTORY, Gate, GateEntry, GatePath,
     GateState, GateStep, MEMBERS_NAMESPACE, ManagedKey, ManagedObject, ObjectKey, Participant, ParticipantKey,
-    ParticipantPhase, Progress, RECONCILER_LABEL, RECONCILERS_LEVEL, ReconcilerChange, Triple, runner_lease,
+    ParticipantPhase, Progress, RECONCILER_LABEL, RECONCILERS_LEVEL, RUNNERS_NAMESPACE, ReconcilerChange, Triple,
+    runner_lease,
 };
 
 use super::*;
 use crate::guards::{believed, lease_of, not_found, object};
+
+/// Releases of one reconciler whose definitions are kept.
+const MOST_RELEASES: usize = 64;
 
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerChange) -> Result<(), CommandRefusal> {
     use ReconcilerChange as R;
@@ -35,12 +40,12 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerCh
             leave(tables, stamp, key);
             Ok(())
         }
-        R::Step { reconciler, release, term, epoch, step } => {
-            let key = DefinitionKey { reconciler: reconciler.clone(), release: *release };
-            self::step(tables, stamp, &key, *term, *epoch, *step)
+        R::Step { reconciler, release, digest, term, epoch, step } => {
+            let by = Runner { reconciler, release: *release, digest, term: *term };
+            self::step(tables, stamp, &by, *epoch, *step)
         }
-        R::Apply { reconciler, release, term, key, object } => {
-            let by = Runner { reconciler, release: *release, term: *term };
+        R::Apply { reconciler, release, digest, term, key, object } => {
+            let by = Runner { reconciler, release: *release, digest, term: *term };
             apply_object(tables, stamp, &by, key, object.as_deref())
         }
         R::PutObject(object) => {
@@ -84,17 +89,31 @@ fn define(
         Some(old) => absent("definition", words(old), !replace)?,
         None => {}
     }
-    if let Some(other) = all.definitions_of(&key.reconciler).find(|d| d.scope != definition.scope) {
+    let scopes = all.definitions_of(&key.reconciler).map(|d| &d.scope);
+    let other = scopes.chain(all.gates.get(&key.reconciler).map(|gate| &gate.scope)).find(|s| **s != definition.scope);
+    if let Some(other) = other {
         // One gate stands for one scope.
-        return Err(stale(format!("{} belongs to scope {}, not {}", key.reconciler, other.scope, definition.scope)));
+        return Err(stale(format!("{} belongs to scope {other}, not {}", key.reconciler, definition.scope)));
     }
     let mut new = definition.clone();
     (new.applied_at, new.revision) = (stamp.wall, stamp.at);
     let is = words(&new);
+    let name = key.reconciler.clone();
     all.definitions.insert(key, Arc::new(new));
+    forget_old(all, &name);
     all.changed = stamp.at;
     stamp.log(tables, EventKind::Gate, None, old.map(|d| words(&d)), Some(is));
     Ok(())
+}
+
+/// Of many releases the oldest go, but for what has been applied.
+fn forget_old(all: &mut muster_messages::Reconcilers, reconciler: &str) {
+    let applied = all.gates.get(reconciler).map(|gate| gate.now.reconciled.triple);
+    let keys: Vec<_> = all.definitions_of(reconciler).map(|d| d.key()).collect();
+    let too_many = keys.len().saturating_sub(MOST_RELEASES);
+    for key in keys.into_iter().filter(|key| Some(key.release) != applied).take(too_many) {
+        all.definitions.remove(&key);
+    }
 }
 
 fn short(digest: &str) -> &str {
@@ -142,9 +161,12 @@ fn known(tables: &Tables, reconciler: &str) -> Result<(), CommandRefusal> {
 
 fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -> Result<(), CommandRefusal> {
     let key = &participant.key;
+    believed(key.fault().is_none(), || key.fault().unwrap_or_default().to_owned())?;
     if let Some(there) = tables.reconcilers.participants.get(key) {
-        let same = (there.release == participant.release, there.token == participant.token) == (true, true);
-        return believed(same, || format!("{key} has announced {} already", there.release));
+        let said = |p: &Participant| (p.release.clone(), p.token, p.needs.clone());
+        return believed(said(there) == said(participant), || {
+            format!("{key} has announced {} already, with other needs or another lease", there.release)
+        });
     }
     match participant.token {
         Some(token) => leased(tables, key, token)?,
@@ -166,11 +188,14 @@ fn leased(tables: &Tables, key: &ParticipantKey, token: FencingToken) -> Result<
 
 fn put_participant(tables: &mut Tables, stamp: &Stamp<'_>, new: Participant) {
     let words = |p: &Participant| format!("{} {}, {}", p.key, p.release, phase_word(p.phase));
-    let is = Some(words(&new));
+    let (is, waits) = (Some(words(&new)), new.phase == ParticipantPhase::Announced);
     let all = &mut tables.reconcilers;
     let was = all.participants.insert(new.key.clone(), Arc::new(new));
     all.changed = stamp.at;
-    stamp.log(tables, EventKind::Gate, None, was.map(|p| words(&p)), is);
+    // Who only waits is no event: members that start over and over would drive everything else out of them.
+    if !waits {
+        stamp.log(tables, EventKind::Gate, None, was.map(|p| words(&p)), is);
+    }
 }
 
 fn phase_word(phase: ParticipantPhase) -> &'static str {
@@ -220,35 +245,41 @@ fn drain(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result
 }
 
 fn leave(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
-    tables.objects.remove(&key.lease());
-    gone(tables, stamp, key);
+    if tables.reconcilers.participants.contains_key(key) {
+        tables.objects.remove(&key.lease());
+        gone(tables, stamp, key);
+    }
 }
 
 fn gone(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
     let all = &mut tables.reconcilers;
     if let Some(old) = all.participants.remove(key) {
         all.changed = stamp.at;
-        let was = format!("{} {}, {}", old.key, old.release, phase_word(old.phase));
-        stamp.log(tables, EventKind::Gate, None, Some(was), None);
+        if old.phase != ParticipantPhase::Announced {
+            let was = format!("{} {}, {}", old.key, old.release, phase_word(old.phase));
+            stamp.log(tables, EventKind::Gate, None, Some(was), None);
+        }
     }
 }
 
 /// RELEASE-7. A lease in the members' namespace that nobody holds any more: its object goes as well, so that a fleet that
 /// restarts for years leaves nothing behind.
 pub(super) fn lease_ended(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey) {
+    if key.namespace == RUNNERS_NAMESPACE {
+        // What a runner has told of itself ends with its term.
+        let live = tables.objects.get(key).and_then(|object| object.lease()).filter(|lease| lease.is_live());
+        let told = tables.reconcilers.progress.get(&key.name).map(|progress| progress.term);
+        if told.is_some() && told != live.map(|lease| lease.holding.token) {
+            tables.reconcilers.progress.remove(&key.name);
+            tables.reconcilers.changed = stamp.at;
+        }
+    }
     if key.namespace != MEMBERS_NAMESPACE {
         return;
     }
     let held = tables.objects.get(key).and_then(|object| object.lease()).filter(|lease| lease.is_live());
     let live = held.map(|lease| lease.holding.token);
-    let Some(theirs) = key.name.rsplit_once('.').and_then(|(member, incarnation)| {
-        let (scope, member) = split_scope(member)?;
-        let incarnation = u128::from_str_radix(incarnation, 16).ok()?;
-        let incarnation = muster_messages::SessionId(incarnation);
-        Some(ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation })
-    }) else {
-        return;
-    };
+    let Some(theirs) = ParticipantKey::of_lease(key) else { return };
     let bound = tables.reconcilers.participants.get(&theirs).is_some_and(|p| p.token.is_some() && p.token == live);
     if !bound {
         gone(tables, stamp, &theirs);
@@ -258,19 +289,24 @@ pub(super) fn lease_ended(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKe
     }
 }
 
-/// Scopes have no dot, but for those of candidates, which have one.
-fn split_scope(text: &str) -> Option<(&str, &str)> {
-    let candidates = muster_messages::CANDIDATES_SCOPE;
-    let skip = if text.starts_with(candidates) { candidates.len() } else { 0 };
-    let dot = text.get(skip..)?.find('.')? + skip;
-    Some((&text[..dot], &text[dot + 1..]))
-}
-
 /// Who applies a definition.
 struct Runner<'a> {
     reconciler: &'a str,
     release: Triple,
+    digest: &'a str,
     term: FencingToken,
+}
+
+impl Runner<'_> {
+    /// The definition that it applies, if that is the one there is.
+    fn definition(&self, tables: &Tables) -> Result<Arc<muster_messages::Definition>, CommandRefusal> {
+        let key = DefinitionKey { reconciler: self.reconciler.to_owned(), release: self.release };
+        let found = tables.reconcilers.definitions.get(&key).ok_or_else(|| not_found("definition", self.reconciler))?;
+        believed(found.digest == self.digest, || {
+            format!("the definition of {} {} is another one by now", self.reconciler, self.release)
+        })?;
+        Ok(Arc::clone(found))
+    }
 }
 
 /// RELEASE-4: the term is the one in force.
@@ -280,24 +316,23 @@ fn in_force(tables: &Tables, reconciler: &str, term: FencingToken) -> Result<(),
     }
     let key = runner_lease(reconciler);
     let lease = lease_of(object(tables, &key)?, &key)?;
-    let holds = lease.holding.token == term && lease.spec.held_by().is_some();
+    let holds = lease.holding.token == term && lease.is_live();
     believed(holds, || format!("term {term} of {reconciler} is over"))
 }
 
 fn step(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
-    key: &DefinitionKey,
-    term: FencingToken,
+    by: &Runner<'_>,
     epoch: u64,
     step: GateStep,
 ) -> Result<(), CommandRefusal> {
-    let reconciler = &key.reconciler;
+    let (reconciler, term) = (by.reconciler, by.term);
     in_force(tables, reconciler, term)?;
     let all = &tables.reconcilers;
-    let definition = all.definitions.get(key).ok_or_else(|| not_found("definition", reconciler))?.clone();
+    let definition = by.definition(tables)?;
     let gate = all.gates.get(reconciler).cloned();
-    let actual = gate.as_ref().map_or(0, |gate| gate.now.epoch);
+    let actual = all.epoch_of(reconciler);
     let target = definition.target();
     let at_work = gate.as_ref().is_some_and(|g| g.now.target.as_ref() == Some(&target));
     let path = match (step, at_work) {
@@ -306,11 +341,13 @@ fn step(
         _ => all.way(&definition).map_err(CommandRefusal::Held)?,
     };
     let blocked = || {
-        let blockers = all.blockers(reconciler, &definition.scope, definition.release.triple, definition.floor);
-        if blockers.is_empty() || sabotaged(Sabotage::RestrictUnseen) {
+        let mut blockers = all.blockers(reconciler, &definition.scope, definition.release.triple, definition.floor);
+        let in_all = blockers.len();
+        if in_all == 0 || sabotaged(Sabotage::RestrictUnseen) {
             Ok(())
         } else {
-            Err(CommandRefusal::InTheWay { blockers })
+            blockers.truncate(MOST_BLOCKERS);
+            Err(CommandRefusal::InTheWay { blockers, in_all })
         }
     };
     let taken = gate.as_ref().is_some_and(|g| g.now.term == term)
@@ -336,6 +373,8 @@ fn step(
     };
     let entry = match (step, path, gate.as_deref()) {
         (GateStep::Work, GatePath::Open, Some(gate)) => {
+            // Nobody is admitted who could not live with it; but who was told to stop may serve still.
+            blocked()?;
             GateEntry { state: GateState::Working, target: Some(target), ..done("begun").between(&gate.now) }
         }
         (GateStep::Restrict, GatePath::Restrict, Some(gate)) => {
@@ -352,6 +391,12 @@ fn step(
         _ => return Err(stale(format!("the gate of {reconciler} is not where {step:?} would lead on from"))),
     };
     write_gate(tables, stamp, reconciler, &definition.scope, entry);
+    if step == GateStep::Restrict
+        && let Some(controls) = tables.reconcilers.controls.get_mut(reconciler)
+    {
+        // It has been used.
+        controls.finalized = None;
+    }
     Ok(())
 }
 
@@ -368,10 +413,11 @@ impl Between for GateEntry {
 fn write_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, scope: &str, mut entry: GateEntry) {
     let all = &mut tables.reconcilers;
     let old = all.gates.get(reconciler).cloned();
-    let deleted = all.controls.get(reconciler).map_or(0, |c| c.last_epoch);
-    entry.epoch = old.as_ref().map_or(deleted, |g| g.now.epoch).max(deleted) + 1;
+    entry.epoch = all.epoch_of(reconciler) + 1;
     let mut history = old.as_ref().map(|g| g.history.clone()).unwrap_or_default();
-    history.extend(old.as_ref().map(|g| g.now.clone()));
+    // Runners that take one another's place on the same way leave one entry: what was done before stays in sight.
+    let goes_on = |now: &GateEntry| entry.target.is_some() && now.target == entry.target && now.floor == entry.floor;
+    history.extend(old.as_ref().map(|g| g.now.clone()).filter(|now| !goes_on(now)));
     history.drain(..history.len().saturating_sub(GATE_HISTORY));
     let is = words(reconciler, &entry);
     let gate =
@@ -401,13 +447,13 @@ fn apply_object(
     object: Option<&DesiredObject>,
 ) -> Result<(), CommandRefusal> {
     in_force(tables, by.reconciler, by.term)?;
-    let definition = DefinitionKey { reconciler: by.reconciler.to_owned(), release: by.release };
+    let definition = by.definition(tables)?.key();
     believed(leads(tables, &definition)?, || format!("the gate of {} does not lead to {}", by.reconciler, by.release))?;
     let there = tables.reconcilers.objects.get(key);
     let others = there.is_some_and(|there| there.owner.as_deref() != Some(by.reconciler));
     match (object, there) {
         (None, None) => {}
-        (None, Some(_)) if others => return Err(stale(format!("{key} is not of {}", by.reconciler))),
+        (None, Some(_)) if others => {} // not its own any more: somebody was quicker
         (None, Some(_)) => {
             tables.reconcilers.objects.remove(key);
             tables.reconcilers.changed = stamp.at;
@@ -457,10 +503,11 @@ fn put_object(tables: &mut Tables, stamp: &Stamp<'_>, desired: &DesiredObject, b
 }
 
 fn report(tables: &mut Tables, stamp: &Stamp<'_>, progress: &Progress) -> Result<(), CommandRefusal> {
+    known(tables, &progress.reconciler)?;
     in_force(tables, &progress.reconciler, progress.term)?;
     let all = &mut tables.reconcilers;
     all.progress.insert(progress.reconciler.clone(), Arc::new(progress.clone()));
-    all.changed = stamp.at;
+    all.progressed = stamp.at;
     Ok(())
 }
 

@@ -78,8 +78,13 @@ impl Gated {
         self.0.must(command([Change::ExpireLease(key)]));
     }
     fn step(&self, of: &str, term: FencingToken, step: GateStep) -> ReconcilerChange {
-        let epoch = self.all().gates.get(NAME).map_or(0, |gate| gate.now.epoch);
-        ReconcilerChange::Step { reconciler: NAME.to_owned(), release: triple(of), term, epoch, step }
+        let (reconciler, epoch) = (NAME.to_owned(), self.all().epoch_of(NAME));
+        ReconcilerChange::Step { reconciler, release: triple(of), digest: self.digest(of), term, epoch, step }
+    }
+    /// Of the definition that this release has.
+    fn digest(&self, of: &str) -> String {
+        let key = DefinitionKey { reconciler: NAME.to_owned(), release: triple(of) };
+        self.all().definitions.get(&key).map(|d| d.digest.clone()).unwrap_or_default()
     }
     fn steps(&mut self, of: &str, term: FencingToken, step: GateStep) {
         let step = self.step(of, term, step);
@@ -128,6 +133,7 @@ impl Gated {
         ReconcilerChange::Apply {
             reconciler: NAME.to_owned(),
             release: triple(of),
+            digest: self.digest(of),
             term,
             key: object(name).key,
             object: there.then(|| Box::new(object(name))),
@@ -223,7 +229,7 @@ fn an_admission_and_a_restriction_of_the_same_moment_exclude_each_other_in_both_
 
     first.must(ReconcilerChange::Admit(old.clone()));
     let restrict = first.step("2.0.0", term, GateStep::Restrict);
-    let CommandRefusal::InTheWay { blockers } = first.refused(restrict) else { panic!("it serves") };
+    let CommandRefusal::InTheWay { blockers, .. } = first.refused(restrict) else { panic!("it serves") };
     assert_eq!((blockers.len(), blockers[0].member.as_str()), (1, "old"));
     assert_eq!(first.gate(), (GateState::Done, "1.0.0".to_owned(), "1.0.0".to_owned()));
 
@@ -255,7 +261,7 @@ fn going_down_waits_for_those_that_need_more() {
     world.must(ReconcilerChange::Admit(needy.clone()));
     world.define("1.0.0", "1.0.0");
     let restrict = world.step("1.0.0", term, GateStep::Restrict);
-    let CommandRefusal::InTheWay { blockers } = world.refused(restrict) else { panic!("it needs 2.0.0") };
+    let CommandRefusal::InTheWay { blockers, .. } = world.refused(restrict) else { panic!("it needs 2.0.0") };
     assert!(blockers[0].why.contains("needs schema of 2.0.0"), "{blockers:?}");
     world.must(ReconcilerChange::Leave(needy));
     world.steps("1.0.0", term, GateStep::Restrict);
@@ -305,7 +311,7 @@ fn an_external_participant_blocks_until_somebody_vouches_for_its_end() {
     world.define("2.0.0", "2.0.0");
     let external = world.serve("legacy", 0, "1.0.0");
     let restrict = world.step("2.0.0", term, GateStep::Restrict);
-    let CommandRefusal::InTheWay { blockers } = world.refused(restrict.clone()) else { panic!("it serves") };
+    let CommandRefusal::InTheWay { blockers, .. } = world.refused(restrict.clone()) else { panic!("it serves") };
     assert!(blockers[0].external);
     world.must(ReconcilerChange::Leave(external));
     world.must(restrict);
@@ -348,11 +354,12 @@ fn a_runner_that_repeats_itself_or_believes_in_an_old_gate_changes_nothing() {
     world.must(begin);
     assert_eq!(world.all().gates[NAME], gate, "its answer was lost, its step was not");
     world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.0.0") });
-    let ReconcilerChange::Step { reconciler, release, term, step, .. } = world.step("1.1.0", term, GateStep::Complete)
+    let ReconcilerChange::Step { reconciler, release, digest, term, step, .. } =
+        world.step("1.1.0", term, GateStep::Complete)
     else {
         unreachable!()
     };
-    let late = ReconcilerChange::Step { reconciler, release, term, epoch: gate.now.epoch, step };
+    let late = ReconcilerChange::Step { reconciler, release, digest, term, epoch: gate.now.epoch, step };
     assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "the gate has moved since it looked");
 }
 
@@ -523,4 +530,169 @@ fn before_every_manager_knows_reconcilers_there_are_none() {
     let define = ReconcilerChange::Define { definition: Box::new(definition("1.0.0", "1.0.0")), replace: false };
     let refusal = world.refused(change(define));
     assert_eq!(refusal, CommandRefusal::FeatureLevel { needs: RECONCILERS_LEVEL, level: 1 });
+}
+
+#[test]
+fn a_lease_that_only_looks_like_a_members_own_does_nothing_to_it() {
+    let mut world = Gated::new();
+    let member = world.serve("host-1", 0xabc, "1.0.0");
+    let own = member.lease();
+    // The same number, written otherwise; another member of the same text; somebody's lease of any name.
+    for name in [own.name.replacen("host-1.", "host-1.0", 1), format!("{}.x", own.name), "db.host-1".to_owned()] {
+        let key = ObjectKey::lease(MEMBERS_NAMESPACE, name);
+        world.acquire(&key, "host-1", 7);
+        world.expires(key);
+        assert_eq!(world.phase(&member), Some(ParticipantPhase::Serving));
+    }
+    world.expires(own);
+    assert_eq!(world.phase(&member), None);
+}
+
+#[test]
+fn names_that_could_not_be_read_back_from_a_lease_are_refused_and_an_alias_leaves_nothing() {
+    let mut world = Gated::new();
+    for (scope, member) in [("db.eu", "m"), ("", "m"), ("db", ""), ("db", "M"), ("db", "a..b"), ("candidates.a.b", "m")]
+    {
+        let key = ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(5) };
+        let token = Some(world.acquire(&key.lease(), "m", 5));
+        let participant = Participant {
+            key,
+            node: None,
+            release: release("1.0.0"),
+            needs: BTreeMap::new(),
+            phase: ParticipantPhase::Announced,
+            token,
+            since: WallTime(0),
+            revision: Revision(0),
+        };
+        world.refused(ReconcilerChange::Announce(Box::new(participant)));
+    }
+    let member = world.serve("host.a", 9, "1.0.0");
+    let alias = ParticipantKey { scope: "db.host".to_owned(), member: "a".to_owned(), incarnation: SessionId(9) };
+    assert_eq!(alias.lease(), member.lease());
+    world.must(ReconcilerChange::Leave(alias));
+    assert!(world.0.tables.objects.contains_key(&member.lease()), "its lease is where its record is");
+}
+
+#[test]
+fn who_was_told_to_stop_is_waited_for_also_on_an_open_way() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    let old = world.serve("old", 2, "1.0.0");
+    world.define("2.0.0", "2.0.0");
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("2.0.0") });
+    assert_eq!(world.phase(&old), Some(ParticipantPhase::Draining));
+    assert_eq!(world.way("2.0.0"), Ok(GatePath::Open));
+    let work = world.step("2.0.0", term, GateStep::Work);
+    assert!(matches!(world.refused(work.clone()), CommandRefusal::InTheWay { .. }), "it serves still");
+    world.must(ReconcilerChange::Leave(old));
+    world.must(work);
+}
+
+#[test]
+fn a_floor_set_by_hand_stays_and_nothing_is_applied_again_for_it() {
+    let mut world = Gated::new();
+    world.applied("1.0.0", "1.0.0");
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.5.0") });
+    assert_eq!(world.way("1.0.0"), Ok(GatePath::Reached));
+    assert_eq!(world.gate(), (GateState::Done, "1.0.0".to_owned(), "1.5.0".to_owned()));
+}
+
+#[test]
+fn without_the_gate_of_what_was_applied_nobody_is_admitted_whatever_they_need() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "2.0.0");
+    world.must(ReconcilerChange::DeleteGate { reconciler: NAME.to_owned() });
+    let old = world.announce("old", 2, "1.0.0", &[]);
+    let CommandRefusal::NotAdmitted(why) = world.refused(ReconcilerChange::Admit(old)) else { panic!("not admitted") };
+    assert_eq!(why.reason(), "no-gate");
+    // What was sent before the gate went does not bring it back.
+    let late = ReconcilerChange::Step {
+        reconciler: NAME.to_owned(),
+        release: triple("2.0.0"),
+        digest: world.digest("2.0.0"),
+        term,
+        epoch: 0,
+        step: GateStep::Complete,
+    };
+    assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }));
+    world.steps("2.0.0", term, GateStep::Complete);
+}
+
+#[test]
+fn half_way_up_a_release_that_may_not_go_back_does_not() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "2.0.0");
+    world.define("3.0.0", "3.0.0");
+    world.steps("3.0.0", term, GateStep::Restrict);
+    let older = Definition { downgrade: false, digest: "again".to_owned(), ..definition("2.0.0", "2.0.0") };
+    world.must(ReconcilerChange::Define { definition: Box::new(older), replace: true });
+    assert!(matches!(world.way("2.0.0"), Err(Hold::DowngradeDenied { .. })));
+}
+
+#[test]
+fn a_runner_of_a_definition_that_was_replaced_completes_and_writes_nothing() {
+    let mut world = Gated::new();
+    world.define("1.0.0", "1.0.0");
+    let term = world.runs("n1", 1);
+    let (complete, write) = (world.step("1.0.0", term, GateStep::Complete), world.apply("1.0.0", term, "t", true));
+    let other = Definition { digest: "other".to_owned(), ..definition("1.0.0", "1.0.0") };
+    world.must(ReconcilerChange::Define { definition: Box::new(other), replace: true });
+    for late in [complete, write] {
+        assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "nobody has applied the new one");
+    }
+}
+
+#[test]
+fn what_members_of_other_scopes_need_is_not_taken_from_them() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "1.0.0");
+    let other = ParticipantKey { scope: "web".to_owned(), member: "w".to_owned(), incarnation: SessionId(4) };
+    let token = Some(world.acquire(&other.lease(), "w", 4));
+    world.must(ReconcilerChange::Announce(Box::new(Participant {
+        key: other.clone(),
+        node: None,
+        release: release("1.0.0"),
+        needs: [(NAME.to_owned(), triple("2.0.0"))].into(),
+        phase: ParticipantPhase::Announced,
+        token,
+        since: WallTime(0),
+        revision: Revision(0),
+    })));
+    world.must(ReconcilerChange::Admit(other.clone()));
+    world.define("1.0.0", "1.0.0");
+    let down = world.step("1.0.0", term, GateStep::Restrict);
+    assert!(matches!(world.refused(down.clone()), CommandRefusal::InTheWay { .. }));
+    world.must(ReconcilerChange::Leave(other));
+    world.must(down);
+}
+
+#[test]
+fn a_yes_to_the_point_of_no_return_is_used_up_by_it() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    let manual = |of: &str| Definition { finalize: Finalize::Manual, ..definition(of, of) };
+    for of in ["1.0.0", "2.0.0"] {
+        world.must(ReconcilerChange::Define { definition: Box::new(manual(of)), replace: true });
+    }
+    assert!(matches!(world.way("2.0.0"), Err(Hold::ReadyToFinalize { .. })));
+    let digest = world.digest("2.0.0");
+    world.must(ReconcilerChange::Finalize { reconciler: NAME.to_owned(), digest });
+    world.steps("2.0.0", term, GateStep::Restrict);
+    world.steps("2.0.0", term, GateStep::Complete);
+    world.steps("1.0.0", term, GateStep::Restrict);
+}
+
+#[test]
+fn runners_that_take_one_anothers_place_leave_what_was_done_in_the_history() {
+    let mut world = Gated::new();
+    let mut term = world.applied("1.0.0", "1.0.0");
+    world.define("1.1.0", "1.0.0");
+    for session in 2..40 {
+        world.steps("1.1.0", term, GateStep::Work);
+        world.expires(runner_lease(NAME));
+        term = world.runs("n1", session);
+    }
+    let gate = &world.all().gates[NAME];
+    assert!(gate.history.iter().any(|entry| entry.state == GateState::Done), "{:?}", gate.history);
 }

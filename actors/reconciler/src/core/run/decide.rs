@@ -26,6 +26,10 @@ impl Run {
         }
         match view.path.as_deref() {
             Some("reached") => self.reached(now, view, definition, out),
+            // Who was told to stop serves until it has.
+            Some("open") if view.blockers_in_all > 0 && !self.has_begun(view) => {
+                self.wait_for_blockers(view, definition, out);
+            }
             Some("open") => self.open(now, view, definition, out),
             Some("restrict") if view.blockers_in_all > 0 => self.wait_for_blockers(view, definition, out),
             Some("restrict") => {
@@ -34,7 +38,7 @@ impl Run {
             }
             Some("first") if view.blockers_in_all > 0 => self.wait_for_blockers(view, definition, out),
             Some("first") => {
-                // Nobody has applied anything before: nothing of a predecessor can be on its way.
+                // Nobody has applied anything before: what is there to land is an earlier try of the same.
                 self.job_of(view, definition, true).settled = true;
                 self.apply(now, view, definition, out);
             }
@@ -99,6 +103,11 @@ impl Run {
         self.apply(now, view, definition, out);
     }
 
+    /// Whether our own step has begun what is at work: then nobody is in its way any more.
+    fn has_begun(&self, view: &RunnerView) -> bool {
+        self.job.as_ref().is_some_and(|job| job.stepped.is_some()) && view.gate.term == self.who.term
+    }
+
     /// The gate lets nobody in who could not live with the outcome.
     fn open(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
         let term = self.who.term;
@@ -116,7 +125,8 @@ impl Run {
     fn take(&mut self, epoch: u64, step: GateStep, out: &mut Out) {
         let number = self.number();
         self.phase = Phase::Stepping { number, step };
-        out.push(Effect::Step { number, epoch, step });
+        let digest = self.job.as_ref().map(|job| job.digest.clone()).unwrap_or_default();
+        out.push(Effect::Step { number, digest, epoch, step });
     }
 
     /// Settles first; then the next attempt, or the end of the run.
@@ -131,6 +141,7 @@ impl Run {
             return self.take(epoch, GateStep::Complete, out);
         }
         job.attempt += 1;
+        self.tally.begins(now);
         let (attempt, wave, from) = (job.attempt, job.wave, job.from.clone());
         if is_object_set(definition) {
             return self.wave(wave, out);
@@ -146,7 +157,8 @@ impl Run {
     pub(super) fn wave(&mut self, wave: u32, out: &mut Out) {
         let number = self.number();
         self.phase = Phase::Waving { number };
-        out.push(Effect::Wave { number, wave });
+        let digest = self.job.as_ref().map(|job| job.digest.clone()).unwrap_or_default();
+        out.push(Effect::Wave { number, digest, wave });
     }
 
     fn wait(&mut self, phase: &'static str, reason: &str, message: String) {

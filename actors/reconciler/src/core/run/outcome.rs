@@ -70,7 +70,8 @@ impl Run {
                     format!("{key}: {}", error.message)
                 };
                 let first: Vec<_> = waved.errors.iter().take(3).map(named).collect();
-                let text = format!("{} objects could not be applied: {}", waved.errors.len(), first.join("; "));
+                let in_all = waved.errors_in_all.max(u32::try_from(waved.errors.len()).unwrap_or(u32::MAX));
+                let text = format!("{in_all} objects could not be applied: {}", first.join("; "));
                 self.failed(now, wall, text, out);
             }
             Err(body) if is_refusal(body.code) => self.refused(now, &view),
@@ -104,12 +105,13 @@ impl Run {
             }
             (Outcome::Later(why), None) => self.trouble(now, wall, why, out),
             (Outcome::Failed(why), None) => self.failed(now, wall, why, out),
-            (Outcome::Permanent(why), None) => self.given_up(&in_short(&why), out),
+            (Outcome::Permanent(why), None) => self.given_up(now, &in_short(&why), out),
         }
     }
 
     /// The action has succeeded; the gate is told, if it does not say so already.
     fn ran(&mut self, now: Moment, view: &Arc<RunnerView>, definition: &Definition, out: &mut Out) {
+        self.tally.ends(now, false);
         let Some(job) = &mut self.job else { return self.look() };
         if !job.completes {
             return self.succeeded(now, definition);
@@ -150,6 +152,7 @@ impl Run {
     }
 
     fn failed(&mut self, now: Moment, wall: WallTime, why: String, out: &mut Out) {
+        self.tally.ends(now, true);
         self.failures = self.failures.saturating_add(1);
         let view = self.view.clone();
         let definition = view.as_ref().and_then(|view| view.definition.as_ref());
@@ -177,7 +180,8 @@ impl Run {
         self.phase = Phase::Retrying { at: now + pause, wall: wall.plus(pause), why };
     }
 
-    fn given_up(&mut self, why: &str, out: &mut Out) {
+    fn given_up(&mut self, now: Moment, why: &str, out: &mut Out) {
+        self.tally.ends(now, true);
         self.failures = self.failures.saturating_add(1);
         let name = &self.who.reconciler;
         out.push(Effect::Say(Line::Error(format!("{name} has failed for good: {why}"))));

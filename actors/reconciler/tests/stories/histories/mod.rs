@@ -322,12 +322,13 @@ impl History {
         let name = self.reconciler.to_owned();
         for effect in out {
             match effect {
-                Effect::Step { number, epoch, step } => {
-                    let request = ReconcilerRequest::Step { name: name.clone(), release: is, term, epoch, step };
+                Effect::Step { number, digest, epoch, step } => {
+                    let request =
+                        ReconcilerRequest::Step { name: name.clone(), release: is, digest, term, epoch, step };
                     self.send(at, Question::Run(term, number, request));
                 }
-                Effect::Wave { number, wave } => {
-                    let request = ReconcilerRequest::Wave { name: name.clone(), release: is, term, wave };
+                Effect::Wave { number, digest, wave } => {
+                    let request = ReconcilerRequest::Wave { name: name.clone(), release: is, digest, term, wave };
                     self.send(at, Question::Run(term, number, request));
                 }
                 Effect::Report(progress) => {

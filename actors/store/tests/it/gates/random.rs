@@ -30,10 +30,10 @@ fn any_change() -> impl Strategy<Value = ReconcilerChange> {
         1 => member().prop_map(R::Drain),
         1 => member().prop_map(R::Leave),
         9 => (of(), term(), 0..9u64, step).prop_map(move |(of, term, epoch, step)| R::Step {
-            reconciler: name(), release: triple(of), term, epoch, step
+            reconciler: name(), release: triple(of), digest: String::new(), term, epoch, step
         }),
         2 => (of(), term(), any::<bool>()).prop_map(move |(of, term, there)| R::Apply {
-            reconciler: name(), release: triple(of), term, key: object("t").key, object: there.then(|| Box::new(object("t"))),
+            reconciler: name(), release: triple(of), digest: String::new(), term, key: object("t").key, object: there.then(|| Box::new(object("t"))),
         }),
         1 => of().prop_map(move |of| R::ForceFloor { reconciler: name(), floor: triple(of) }),
         1 => (1..9u64).prop_map(move |epoch| R::Repair { reconciler: name(), epoch }),
@@ -76,14 +76,19 @@ fn holds_throughout(history: Vec<(Said, bool)>) -> Result<(), TestCaseError> {
         let said = match said {
             Said::Lease(change) => change,
             Said::Reconciler(mut change) => {
-                let epoch_now = tables.reconcilers.gates.get(NAME).map_or(0, |gate| gate.now.epoch);
+                let epoch_now = tables.reconcilers.epoch_of(NAME);
+                let digest_of = |release: &Triple| {
+                    let key = DefinitionKey { reconciler: NAME.to_owned(), release: *release };
+                    tables.reconcilers.definitions.get(&key).map(|d| d.digest.clone()).unwrap_or_default()
+                };
                 match &mut change {
                     ReconcilerChange::Announce(p) if true_to_life => p.token = token(&p.key.lease()).or(p.token),
-                    ReconcilerChange::Step { term, epoch, .. } if true_to_life => {
+                    ReconcilerChange::Step { release, digest, term, epoch, .. } if true_to_life => {
                         (*term, *epoch) = (token(&runner_lease(NAME)).unwrap_or(*term), epoch_now);
+                        *digest = digest_of(release);
                     }
-                    ReconcilerChange::Apply { term, .. } if true_to_life => {
-                        *term = token(&runner_lease(NAME)).unwrap_or(*term);
+                    ReconcilerChange::Apply { release, digest, term, .. } if true_to_life => {
+                        (*term, *digest) = (token(&runner_lease(NAME)).unwrap_or(*term), digest_of(release));
                     }
                     _ => {}
                 }

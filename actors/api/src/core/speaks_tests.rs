@@ -1,0 +1,118 @@
+use std::sync::Arc;
+
+use muster_messages::*;
+
+use super::*;
+
+fn node(n: u128) -> Principal {
+    Principal::Node(NodeId::from_entropy(n))
+}
+fn key(scope: &str, member: &str, incarnation: u128) -> ParticipantKey {
+    ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(incarnation) }
+}
+fn participant(key: ParticipantKey, on: Option<u128>) -> Participant {
+    Participant {
+        key,
+        node: on.map(NodeId::from_entropy),
+        release: "1.0.0".parse().unwrap(),
+        needs: Default::default(),
+        phase: ParticipantPhase::Serving,
+        token: Some(FencingToken(1)),
+        since: WallTime(0),
+        revision: Revision(0),
+    }
+}
+
+/// A member of `db` on node 1, one that an operator announced, and a runner `r` of `schema` on node 1 under term 7.
+fn world() -> Tables {
+    let mut tables = Tables::default();
+    let candidate = key(&candidates_scope("schema"), "r", 30);
+    for (key, on) in [(key("db", "m", 10), Some(1)), (key("db", "by-hand", 20), None), (candidate, Some(1))] {
+        tables.reconcilers.participants.insert(key.clone(), Arc::new(participant(key, on)));
+    }
+    let lease = runner_lease("schema");
+    let spec = LeaseSpec { holder: Some("r".to_owned()), ..LeaseSpec::default() };
+    let holding = Holding { token: FencingToken(7), ..Holding::default() };
+    tables.objects.insert(
+        lease.clone(),
+        Arc::new(Object {
+            namespace: lease.namespace.clone(),
+            name: lease.name.clone(),
+            meta: ObjectMeta::fresh(Uid(1)),
+            body: ObjectBody::Lease(Lease { spec, holding }),
+        }),
+    );
+    tables
+}
+
+fn at(lease: &ObjectKey) -> LeaseRef {
+    LeaseRef { namespace: lease.namespace.clone(), name: lease.name.clone() }
+}
+fn acquire(lease: &ObjectKey, holder: &str, session: u128, duration_ms: u64) -> LeaseRequest {
+    LeaseRequest::Acquire { lease: at(lease), holder: holder.to_owned(), session: SessionId(session), duration_ms }
+}
+fn allowed(request: &LeaseRequest) -> [bool; 4] {
+    let user = Principal::User("ann".parse().unwrap());
+    [Principal::Operator, node(1), node(2), user].map(|caller| lease(&world(), &caller, request).is_ok())
+}
+
+#[test]
+fn the_leases_of_members_and_runners_are_their_own_nodes() {
+    let (theirs, anybodys) = ([true, true, false, false], [true, true, true, false]);
+    let (member, fresh, runner) = (key("db", "m", 10).lease(), key("db", "new", 99).lease(), runner_lease("schema"));
+    let (by_hand, nobody) = ([true, false, false, false], [false; 4]);
+    let release =
+        |key: &ObjectKey| LeaseRequest::Release { lease: at(key), session: SessionId(10), token: FencingToken(1) };
+    let renew =
+        |key: &ObjectKey| LeaseRequest::Renew { session: SessionId(10), held: vec![(at(key), FencingToken(1))] };
+    for (request, who) in [
+        (acquire(&member, "m", 10, 15_000), theirs),
+        (acquire(&member, "m", 11, 15_000), nobody), // another session's
+        (acquire(&member, "m", 10, 24 * 3_600_000), nobody),
+        (acquire(&fresh, "new", 99, 15_000), anybodys),
+        (acquire(&ObjectKey::lease(MEMBERS_NAMESPACE, "what-else"), "m", 1, 15_000), nobody),
+        (release(&member), theirs),
+        (renew(&member), theirs),
+        (release(&key("db", "by-hand", 20).lease()), by_hand),
+        (acquire(&runner, "r", 5, 15_000), theirs),
+        (acquire(&runner, "other", 5, 15_000), anybodys), // of no candidate: it gets it when nobody holds it
+        (renew(&runner), theirs),
+        (release(&runner), theirs),
+        (LeaseRequest::Delete { lease: at(&runner) }, by_hand),
+        (LeaseRequest::Create { lease: at(&fresh), holder: None, duration_ms: None }, by_hand),
+        (LeaseRequest::Delete { lease: LeaseRef { namespace: "default".into(), name: "l".into() } }, [true; 4]),
+    ] {
+        assert_eq!(allowed(&request), who, "{request:?}");
+    }
+}
+
+#[test]
+fn a_node_speaks_for_its_own_members_and_its_own_run() {
+    let tables = world();
+    let speaks = |n, key: &ParticipantKey| for_participant(&tables, &node(n), key).is_ok();
+    assert_eq!([1, 2].map(|n| speaks(n, &key("db", "m", 10))), [true, false]);
+    assert_eq!([1, 2].map(|n| speaks(n, &key("db", "by-hand", 20))), [false, false], "an operator's");
+    assert!(speaks(2, &key("db", "gone", 77)), "nothing is done to one that is not there");
+    assert!(!speaks(1, &key("db.eu", "m", 10)), "no name of a scope");
+    let runs = |n, term| for_runner(&tables, &node(n), "schema", FencingToken(term)).is_ok();
+    assert_eq!(
+        [(1, 7), (2, 7), (2, 6)].map(|(n, term)| runs(n, term)),
+        [true, false, true],
+        "6 is over: the store says so"
+    );
+}
+
+#[test]
+fn who_is_announced_is_on_the_node_that_says_so() {
+    let told = |p: Participant, caller: Principal| announced(p, &caller).map(|p| p.node);
+    let one = NodeId::from_entropy(1);
+    assert_eq!(told(participant(key("db", "m", 5), None), node(1)).unwrap(), Some(one));
+    assert!(told(participant(key("db", "m", 5), Some(2)), node(1)).is_err());
+    assert!(told(participant(key("db", "m", 0), None), node(1)).is_err(), "without a lease nobody ends it");
+    assert_eq!(told(participant(key("db", "m", 0), None), Principal::Operator).unwrap(), None);
+    let needy = Participant {
+        needs: (0..99).map(|n| (format!("r{n}"), Triple::default())).collect(),
+        ..participant(key("db", "m", 5), None)
+    };
+    assert!(told(needy, node(1)).is_err());
+}

@@ -1,0 +1,43 @@
+//! Names as RFC 1123 has them: of namespaces, leases, scopes, members and reconcilers.
+
+fn part(text: &str) -> bool {
+    let edge = |b: &u8| b.is_ascii_digit() || b.is_ascii_lowercase();
+    let bytes = text.as_bytes();
+    bytes.first().is_some_and(edge) && bytes.last().is_some_and(edge) && bytes.iter().all(|b| edge(b) || *b == b'-')
+}
+
+/// 1 to 63 of `[a-z0-9-]`, first and last a letter or digit.
+pub fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && part(text)
+}
+
+/// Up to 253 bytes; each part between dots as a label, of any length.
+pub fn is_dns_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_rfc_1123_says() {
+        let long = "a".repeat(64);
+        for (text, label, subdomain) in [
+            ("a", true, true),
+            ("a-1", true, true),
+            ("a.b", false, true),
+            (&long, false, true),
+            ("", false, false),
+            ("-a", false, false),
+            ("a-", false, false),
+            ("A", false, false),
+            ("a_b", false, false),
+            ("a..b", false, false),
+            ("ä", false, false),
+        ] {
+            assert_eq!((is_dns_label(text), is_dns_subdomain(text)), (label, subdomain), "{text:?}");
+        }
+        assert!(!is_dns_subdomain(&"a.".repeat(127)) && !is_dns_subdomain(&"a".repeat(254)));
+    }
+}
