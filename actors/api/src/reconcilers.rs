@@ -64,8 +64,16 @@ impl Service {
     ) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
         let copy = match request {
-            R::Definitions { seen, wait_ms, .. } | R::View { seen, wait_ms, .. } => {
+            R::Definitions { seen, wait_ms, .. } => {
                 self.changed(manager, asked, *wait_ms, |tables| tables.reconcilers.changed > *seen).await?
+            }
+            R::View { name, seen, wait_ms, .. } => {
+                // A runner waits for a view that is not older than its term.
+                let lease = runner_lease(name);
+                let term =
+                    |tables: &Tables| tables.objects.get(&lease).map_or(Revision(0), |object| object.meta.revision);
+                let newest = |tables: &Tables| tables.reconcilers.changed.max(term(tables));
+                self.changed(manager, asked, *wait_ms, |tables| newest(tables) > *seen).await?
             }
             R::Status { seen, wait_ms, .. } => {
                 let newest = |tables: &Tables| tables.reconcilers.changed.max(tables.reconcilers.progressed);
