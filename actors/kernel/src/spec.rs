@@ -86,6 +86,9 @@ impl From<Strategy> for Group {
     }
 }
 
+/// How long stopping may take, unless the specification says otherwise.
+pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
 /// A child specification.
 #[derive(Clone)]
 pub struct Spec {
@@ -110,7 +113,7 @@ impl Spec {
             restart: Restart::Permanent,
             backoff: Backoff::QUICK,
             start_deadline: Duration::from_secs(30),
-            stop_deadline: Duration::from_secs(5),
+            stop_deadline: STOP_DEADLINE,
             contained: false,
             says_ready: false,
             requires: Vec::new(),

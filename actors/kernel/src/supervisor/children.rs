@@ -76,7 +76,8 @@ impl Children {
     /// Stops all children in reverse start order, and the group itself.
     pub async fn shut_down(&self) {
         let cell = self.supervisor.get_cell();
-        if cell.stop_and_wait(Some("shutdown".to_owned()), Some(SHUTDOWN_LIMIT)).await.is_err() {
+        cell.stop(Some("shutdown".to_owned()));
+        if cell.wait(Some(SHUTDOWN_LIMIT)).await.is_err() {
             cell.kill();
         }
     }

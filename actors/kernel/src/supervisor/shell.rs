@@ -14,7 +14,7 @@ use super::Children;
 use super::children::{Report, SHUTDOWN_LIMIT, SupervisorMsg};
 use super::core::{Core, Effect, Fate, Input, Policy, Timer};
 use crate::host::{Panicked, Start};
-use crate::spec::is_segment;
+use crate::spec::{STOP_DEADLINE, is_segment};
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
 use crate::{Clock, Fault, Group, Spec, Tree};
@@ -158,6 +158,13 @@ impl Actor for SupervisorActor {
     }
 }
 
+/// Asks an actor to go, and kills it when its time is over; whether it has gone.
+async fn ends(cell: &ActorCell, deadline: Duration) -> bool {
+    // Not `stop_and_wait`: that fails at once for an actor that has been asked before and is on its way.
+    cell.stop(Some("shutdown".to_owned()));
+    cell.wait(Some(deadline)).await.is_ok() || cell.kill_and_wait(Some(deadline)).await.is_ok()
+}
+
 impl Child {
     async fn stop_in_order(self) {
         let Some((_, cell)) = &self.cell else { return };
@@ -166,10 +173,7 @@ impl Child {
         }
         self.vitals.enter(ActorState::Stopping);
         let began = tokio::time::Instant::now();
-        let deadline = Some(self.spec.stop_deadline);
-        if cell.stop_and_wait(Some("shutdown".to_owned()), deadline).await.is_err()
-            && cell.kill_and_wait(deadline).await.is_err()
-        {
+        if !ends(cell, self.spec.stop_deadline).await {
             self.abandon();
             tracing::error!(path = %self.vitals.path, "actor ignored stop and kill");
         }
@@ -183,7 +187,10 @@ impl Child {
         if let Some(handle) = self.vitals.handle() {
             handle.abandon();
         }
-        for below in self.cell.iter().flat_map(|(_, cell)| cell.get_children()) {
+        let Some((_, cell)) = &self.cell else { return };
+        for below in cell.get_children() {
+            // Unlinked first: the last words of a child carry its state, and would wait for the stuck one to hear them.
+            below.unlink(cell.clone());
             below.kill();
         }
     }
@@ -199,6 +206,12 @@ impl State {
     }
 
     async fn stop_all(&mut self) {
+        // Those whose launch has not been reported are the newest. One that is still being made finds no supervisor.
+        for cell in self.me.cell().get_children() {
+            if !self.running.contains_key(&cell.get_id()) && !ends(&cell, STOP_DEADLINE).await {
+                tracing::error!(path = %self.args.path, "an actor that had just started ignored stop and kill");
+            }
+        }
         let mut in_order: Vec<(u64, String)> = self.children.iter().map(|(name, c)| (c.order, name.clone())).collect();
         in_order.sort();
         for (_, name) in in_order.into_iter().rev() {
@@ -394,12 +407,8 @@ impl State {
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;
-            let late = result.as_ref().ok().cloned();
-            if me.send_message(SupervisorMsg::Launched { name, run, result }).is_err()
-                && let Some(cell) = late
-            {
-                cell.kill();
-            }
+            // A supervisor that is ending does not hear of it, but finds it among those that are linked to it.
+            let _ending = me.send_message(SupervisorMsg::Launched { name, run, result });
         });
     }
 }
