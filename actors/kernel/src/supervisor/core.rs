@@ -146,7 +146,7 @@ pub struct Core {
     children: BTreeMap<String, Child>,
     /// Children in `Waiting`, in start order.
     waiting: BTreeSet<(u64, String)>,
-    /// Children that must go and have not been asked yet, in start order.
+    /// Children that must go and have not been asked yet, in start order; one that has gone by itself is passed over.
     due: BTreeSet<(u64, String)>,
     /// Moments of unasked exits within the window.
     exits: VecDeque<Moment>,
@@ -333,9 +333,6 @@ impl Core {
 
     /// A child that had to go has gone, or is left behind.
     fn gone(&mut self, now: Moment, name: &str, then: Then, out: &mut Vec<Effect>) {
-        if let Some(child) = self.children.get(name) {
-            self.due.remove(&(child.order, name.to_owned()));
-        }
         match then {
             Then::Remove => self.remove(name, out),
             Then::Relaunch => self.wait(name, out),

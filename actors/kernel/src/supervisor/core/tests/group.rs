@@ -147,6 +147,37 @@ fn a_contained_child_goes_along_and_takes_nobody_with_it() {
 }
 
 #[test]
+fn a_later_sibling_that_backs_off_holds_up_nobody_who_was_started_before() {
+    let mut w = World::new(Strategy::RestForOne);
+    w.start("apart", super::super::Policy { contained: true, ..POLICY }, &[]);
+    w.start("b", POLICY, &[]);
+    for _ in 0..8 {
+        w.crash("b", ExitKind::Panic);
+        w.settle();
+    }
+    w.take_log();
+    w.crash("b", ExitKind::Panic);
+    w.crash("apart", ExitKind::Panic);
+    w.pass(secs(1));
+    assert_eq!(w.take_log(), ["start apart"]);
+}
+
+#[test]
+fn a_child_that_is_late_when_a_sibling_fails_goes_along_and_has_not_failed_itself() {
+    let limit = Group { strategy: Strategy::OneForAll, intensity: Intensity { max: 1, window: secs(60) } };
+    let mut w = World::of(limit, &["a"]);
+    w.manners.insert("late".into(), Manner { slow: true, ignores_stop: true, ..Manner::default() });
+    w.start("late", POLICY, &[]);
+    w.pass(secs(11));
+    assert_eq!(w.take_log(), ["start late", "stop late"]);
+    w.crash("a", ExitKind::Panic);
+    w.manners.clear();
+    w.settle();
+    assert_eq!(w.take_log(), ["kill late", "start a", "start late"]);
+    assert_eq!((w.delays.len(), w.escalated), (1, false));
+}
+
+#[test]
 fn a_restart_that_is_asked_for_takes_the_same_siblings_along_without_delay() {
     let mut w = World::of(Strategy::RestForOne, &["a", "b", "c"]);
     w.restart("b");

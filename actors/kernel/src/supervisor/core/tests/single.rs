@@ -175,6 +175,7 @@ fn an_incarnation_that_starts_after_its_deadline_is_not_awaited() {
     assert_eq!(w.core.fate("a", run), Fate::Kill);
     w.timer(Timer::Kill);
     assert_eq!(w.core.fate("a", run), Fate::Kill, "it is left behind");
+    assert_eq!(w.exit(ExitKind::Killed), [Effect::Stale { name: "a".into() }], "its end does not cut the delay short");
     w.timer(Timer::Backoff);
     assert_eq!((w.core.fate("a", run), w.core.fate("a", run + 1)), (Fate::Kill, Fate::Keep));
 }
