@@ -84,12 +84,15 @@ impl Drop for Ticket {
 }
 
 struct Live<M: Send + 'static> {
-    incarnation: u64,
+    tenancy: u64,
     actor: ActorRef<Letter<M>>,
 }
 
 struct Shared<M: Send + 'static> {
     live: RwLock<Option<Live<M>>>,
+    /// The tenancy that was granted last. Incarnations are counted per child; an address sees those of every group that
+    /// it is given to, one after the other, and tells them apart by this.
+    granted: AtomicU64,
     depth: Arc<AtomicUsize>,
     capacity: usize,
     refused: AtomicU64,
@@ -119,6 +122,7 @@ impl<M: Send + 'static> Address<M> {
     pub fn new(capacity: usize) -> Self {
         let shared = Shared {
             live: RwLock::new(None),
+            granted: AtomicU64::new(0),
             depth: Arc::new(AtomicUsize::new(0)),
             capacity,
             refused: AtomicU64::new(0),
@@ -133,7 +137,7 @@ impl<M: Send + 'static> Address<M> {
         let Some(current) = live.as_ref() else {
             return Err(Undeliverable::Down);
         };
-        if self.only.is_some_and(|only| only != current.incarnation) {
+        if self.only.is_some_and(|only| only != current.tenancy) {
             self.shared.stale.fetch_add(1, Ordering::Relaxed);
             return Err(Undeliverable::Down);
         }
@@ -185,23 +189,36 @@ impl<M: Send + 'static> Address<M> {
         self.shared.stale.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn of_incarnation(&self, incarnation: u64) -> Self {
-        Self { shared: Arc::clone(&self.shared), only: Some(incarnation) }
+    /// The right to move in, for an incarnation that is being made. Whoever was granted one before has lost it.
+    pub(crate) fn grant(&self) -> u64 {
+        self.shared.granted.fetch_add(1, Ordering::SeqCst) + 1
     }
-    pub(crate) fn move_in(&self, incarnation: u64, actor: ActorRef<Letter<M>>) {
-        *self.shared.live.write().unwrap_or_else(PoisonError::into_inner) = Some(Live { incarnation, actor });
+    /// The address as the incarnation of this tenancy has it.
+    pub(crate) fn of_tenancy(&self, tenancy: u64) -> Self {
+        Self { shared: Arc::clone(&self.shared), only: Some(tenancy) }
+    }
+    /// False: a later incarnation is being made or has moved in already, and this one has no business here.
+    pub(crate) fn move_in(&self, tenancy: u64, actor: ActorRef<Letter<M>>) -> bool {
+        let mut live = self.shared.live.write().unwrap_or_else(PoisonError::into_inner);
+        let current = self.shared.granted.load(Ordering::SeqCst) == tenancy;
+        if current {
+            *live = Some(Live { tenancy, actor });
+        } else {
+            self.shared.stale.fetch_add(1, Ordering::Relaxed);
+        }
+        current
     }
     /// The incarnation has ended. A newer one that has moved in already stays.
-    pub(crate) fn move_out(&self, incarnation: u64) {
+    pub(crate) fn move_out(&self, tenancy: u64) {
         let mut live = self.shared.live.write().unwrap_or_else(PoisonError::into_inner);
-        if live.as_ref().is_some_and(|l| l.incarnation == incarnation) {
+        if live.as_ref().is_some_and(|l| l.tenancy == tenancy) {
             *live = None;
         }
     }
     /// A letter of the kernel's own; whether somebody is there to read it.
     pub(crate) fn letter(&self, letter: Letter<M>) -> bool {
         let live = self.shared.live.read().unwrap_or_else(PoisonError::into_inner);
-        let current = live.as_ref().filter(|current| self.only.is_none_or(|only| only == current.incarnation));
+        let current = live.as_ref().filter(|current| self.only.is_none_or(|only| only == current.tenancy));
         current.is_some_and(|current| current.actor.send_message(letter).is_ok())
     }
 }

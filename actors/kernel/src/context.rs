@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
 use crate::host::panic_text;
-use crate::supervisor::Children;
+use crate::supervisor::{Children, Report};
 use crate::{Address, Clock, Intensity, Tree};
 
 /// One incarnation's means: its address, timers, tasks and children. All of them end with it.
@@ -29,6 +29,7 @@ struct Inner {
     cell: OnceLock<ActorCell>,
     tree: Tree,
     children: OnceLock<Children>,
+    report: Report,
 }
 
 impl<M: Send + 'static> Clone for Cx<M> {
@@ -38,7 +39,7 @@ impl<M: Send + 'static> Clone for Cx<M> {
 }
 
 impl<M: Send + 'static> Cx<M> {
-    pub(crate) fn new(me: Address<M>, path: String, incarnation: u64, tree: Tree) -> Self {
+    pub(crate) fn new(me: Address<M>, path: String, incarnation: u64, tree: Tree, report: Report) -> Self {
         let inner = Inner {
             path,
             incarnation,
@@ -46,6 +47,7 @@ impl<M: Send + 'static> Cx<M> {
             cell: OnceLock::new(),
             tree,
             children: OnceLock::new(),
+            report,
         };
         Self { me, inner: Arc::new(inner) }
     }
@@ -79,6 +81,20 @@ impl<M: Send + 'static> Cx<M> {
     /// Wall time.
     pub fn wall(&self) -> WallTime {
         Clock.wall()
+    }
+
+    /// Says that this incarnation is healthy: its work can be relied on. For actors whose spec
+    /// [says so](crate::Spec::says_ready); the kernel says it of the others when `started` has returned. Once is enough:
+    /// what is repeated, or said by an incarnation that has been given up, changes nothing.
+    pub fn ready(&self) {
+        self.inner.report.healthy();
+    }
+    /// Says that there is nothing left to do: this incarnation stops in order once its present message is handled. It is
+    /// done when it has ended, not before; whether another follows is up to its [restart kind](crate::Restart).
+    pub fn done(&self) {
+        if let Some(cell) = self.inner.cell.get() {
+            cell.stop(Some("done".to_owned()));
+        }
     }
 
     /// Sends `msg` to this incarnation after a while.
@@ -136,7 +152,7 @@ impl<M: Send + 'static> Cx<M> {
             Children::launch(
                 self.inner.path.clone(),
                 self.inner.tree.clone(),
-                Intensity { max: 1000, ..Intensity::default() },
+                Intensity { max: 1000, ..Intensity::default() }.into(),
                 cell,
             )
         })

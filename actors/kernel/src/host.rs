@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use muster_messages::CrashHow;
 use muster_messages::protocol::Named;
-use muster_messages::{ActorState, CrashHow};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
-use crate::supervisor::Children;
-use crate::vitals::{Handle, Vitals};
+use crate::supervisor::{Children, Report};
+use crate::vitals::{Handle, Pulse};
 use crate::{Address, Cx, Fault, Shell, Tree};
 
 /// What a supervisor gives to a new incarnation.
@@ -23,7 +23,9 @@ pub(crate) struct Start {
     pub path: String,
     pub name: String,
     pub incarnation: u64,
-    pub vitals: Arc<Vitals>,
+    pub pulse: Pulse,
+    pub report: Report,
+    pub says_ready: bool,
     pub tree: Tree,
     pub supervisor: ActorCell,
     pub siblings: Children,
@@ -65,20 +67,19 @@ pub(crate) fn launch_actor<S: Shell>(
 impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for ActorLaunch<S, F> {
     fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>> {
         let (address, factory) = (self.address.clone(), Arc::clone(&self.factory));
+        // Granted now and not when the factory has returned: one that returns after it was given up finds the address
+        // taken, or kept for a later one.
+        let tenancy = address.grant();
         Box::pin(async move {
             // The factory may open files: it runs where blocking is allowed, and its panic is a failed start.
             let made = tokio::task::spawn_blocking(move || factory()).await;
             let shell = made.map_err(|e| Fault::new(format!("panicked while starting: {}", join_text(e))))??;
-            let me = address.of_incarnation(start.incarnation);
-            let handle = ActorHandle { address: address.clone(), siblings: start.siblings, name: start.name };
-            start.vitals.set_handle(Arc::new(handle));
-            let cx = Cx::new(me, start.path, start.incarnation, start.tree);
-            let body = Body {
-                shell,
-                vitals: start.vitals,
-                tenancy: Tenancy { address, incarnation: start.incarnation, ended: cx.ended().clone() },
-                cx,
-            };
+            let me = address.of_tenancy(tenancy);
+            let cx = Cx::new(me, start.path, start.incarnation, start.tree, start.report);
+            let tenancy = Tenancy { address, number: tenancy, ended: cx.ended().clone() };
+            let handle = ActorHandle { tenancy: tenancy.clone(), siblings: start.siblings, name: start.name };
+            start.pulse.set_handle(Arc::new(handle));
+            let body = Body { shell, pulse: start.pulse, says_ready: start.says_ready, hold: Hold(tenancy), cx };
             let (actor, _joined) = Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor)
                 .await
                 .map_err(|e| Fault::new(e.to_string()))?;
@@ -95,43 +96,63 @@ fn join_text(error: tokio::task::JoinError) -> String {
 }
 
 struct ActorHandle<M: Send + 'static> {
-    address: Address<M>,
+    tenancy: Tenancy<M>,
     siblings: Children,
     name: String,
 }
 impl<M: Send + 'static> Handle for ActorHandle<M> {
     fn refresh(&self) -> bool {
-        self.address.letter(Letter::Refresh)
+        self.tenancy.address.letter(Letter::Refresh)
     }
     fn crash(&self, how: CrashHow) {
-        let _down = self.address.letter(Letter::Crash(how));
+        let _down = self.tenancy.address.letter(Letter::Crash(how));
     }
     fn restart(&self) {
         self.siblings.restart(&self.name);
     }
     fn depth(&self) -> u64 {
-        self.address.depth() as u64
+        self.tenancy.address.depth() as u64
+    }
+    fn abandon(&self) {
+        self.tenancy.end();
+    }
+    fn stale(&self) -> u64 {
+        self.tenancy.address.stale()
     }
 }
 
-/// An incarnation's hold on its address. Dropped on every way out, panics and kills included.
+/// An incarnation's place at its address, and the life of its tasks and timers.
 struct Tenancy<M: Send + 'static> {
     address: Address<M>,
-    incarnation: u64,
+    number: u64,
     ended: CancellationToken,
 }
-impl<M: Send + 'static> Drop for Tenancy<M> {
-    fn drop(&mut self) {
-        self.address.move_out(self.incarnation);
+impl<M: Send + 'static> Clone for Tenancy<M> {
+    fn clone(&self) -> Self {
+        Self { address: self.address.clone(), number: self.number, ended: self.ended.clone() }
+    }
+}
+impl<M: Send + 'static> Tenancy<M> {
+    fn end(&self) {
+        self.address.move_out(self.number);
         self.ended.cancel();
+    }
+}
+
+/// Ends the tenancy on every way out, panics and kills included.
+struct Hold<M: Send + 'static>(Tenancy<M>);
+impl<M: Send + 'static> Drop for Hold<M> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
 struct Body<S: Shell> {
     shell: S,
     cx: Cx<S::Msg>,
-    vitals: Arc<Vitals>,
-    tenancy: Tenancy<S::Msg>,
+    pulse: Pulse,
+    says_ready: bool,
+    hold: Hold<S::Msg>,
 }
 
 struct Hosted<S>(PhantomData<fn() -> S>);
@@ -150,18 +171,23 @@ impl<S: Shell> Actor for Hosted<S> {
         body: Self::Arguments,
     ) -> Result<Self::State, ActorProcessingErr> {
         body.cx.moved_in(me.get_cell());
-        body.tenancy.address.move_in(body.tenancy.incarnation, me);
+        let Hold(tenancy) = &body.hold;
+        if !tenancy.address.move_in(tenancy.number, me) {
+            return Err("a later incarnation has its place".into());
+        }
         Ok(body)
     }
 
     async fn post_start(&self, _me: ActorRef<Self::Msg>, body: &mut Self::State) -> Result<(), ActorProcessingErr> {
-        body.vitals.begin("started");
+        body.pulse.begin("started");
         let done = AssertUnwindSafe(body.shell.started(&body.cx)).catch_unwind().await;
-        body.vitals.end();
+        body.pulse.end();
         let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
         done.map_err(|fault| ActorProcessingErr::from(fault.0))?;
-        body.vitals.publish(body.shell.view());
-        body.vitals.enter(ActorState::Healthy);
+        body.pulse.publish(body.shell.view());
+        if !body.says_ready {
+            body.cx.ready();
+        }
         Ok(())
     }
 
@@ -173,22 +199,22 @@ impl<S: Shell> Actor for Hosted<S> {
     ) -> Result<(), ActorProcessingErr> {
         match letter {
             Letter::Message(msg, ticket) => {
-                body.vitals.begin(msg.name());
+                body.pulse.begin(msg.name());
                 let done = AssertUnwindSafe(body.shell.handle(&body.cx, msg)).catch_unwind().await;
                 drop(ticket);
                 let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
-                if body.vitals.end() {
-                    body.vitals.publish(body.shell.view());
+                if body.pulse.end() {
+                    body.pulse.publish(body.shell.view());
                 }
                 done.map_err(|fault| ActorProcessingErr::from(fault.0))
             }
             Letter::Refresh => {
-                body.vitals.publish(body.shell.view());
+                body.pulse.publish(body.shell.view());
                 Ok(())
             }
             Letter::TaskPanicked(text) => Err(Panicked(text).into()),
             Letter::Crash(how) => {
-                body.vitals.begin("crash");
+                body.pulse.begin("crash");
                 match how {
                     // A real panic, through the hook and the unwinding, as a bug would be.
                     CrashHow::Panic => {
@@ -203,7 +229,7 @@ impl<S: Shell> Actor for Hosted<S> {
                     }
                     CrashHow::Hang => {
                         tokio::time::sleep(HANG).await;
-                        body.vitals.end();
+                        body.pulse.end();
                         Ok(())
                     }
                 }
@@ -215,9 +241,9 @@ impl<S: Shell> Actor for Hosted<S> {
         if let Some(children) = body.cx.running_children() {
             children.shut_down().await;
         }
-        body.vitals.begin("stopping");
+        body.pulse.begin("stopping");
         let stopped = AssertUnwindSafe(body.shell.stopping(&body.cx)).catch_unwind().await;
-        body.vitals.end();
+        body.pulse.end();
         stopped.map_err(|panic| format!("panicked while stopping: {}", panic_text(panic.as_ref())).into())
     }
 

@@ -29,6 +29,6 @@ pub use clock::Clock;
 pub use context::Cx;
 pub use shell::{Fault, Shell};
 pub use slot::Slot;
-pub use spec::{Backoff, Intensity, Restart, Spec};
+pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};
 pub use supervisor::{Children, Supervisor};
 pub use tree::Tree;

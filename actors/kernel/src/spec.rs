@@ -53,6 +53,42 @@ impl Default for Intensity {
     }
 }
 
+/// Who restarts with a child that failed, or whose restart was asked for (OTP's supervisor strategies). They go in reverse
+/// start order, and start again in start order after its delay: their going is no failure, and they wait for no delay of their own.
+///
+/// A child that was done starts again with them, a temporary one goes for good, a contained one goes along but takes
+/// nobody with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strategy {
+    /// Nobody else.
+    #[default]
+    OneForOne,
+    /// All its siblings: none can go on with what it knew of the one that failed.
+    OneForAll,
+    /// Those that were started after it: they may have built on it, the earlier ones have not.
+    RestForOne,
+}
+
+/// How a supervisor treats its children together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    pub strategy: Strategy,
+    pub intensity: Intensity,
+}
+impl From<Intensity> for Group {
+    fn from(intensity: Intensity) -> Self {
+        Self { strategy: Strategy::OneForOne, intensity }
+    }
+}
+impl From<Strategy> for Group {
+    fn from(strategy: Strategy) -> Self {
+        Self { strategy, intensity: Intensity::default() }
+    }
+}
+
+/// How long stopping may take, unless the specification says otherwise.
+pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
 /// A child specification.
 #[derive(Clone)]
 pub struct Spec {
@@ -60,11 +96,12 @@ pub struct Spec {
     pub(crate) kind: &'static str,
     pub(crate) restart: Restart,
     pub(crate) backoff: Backoff,
-    /// A start that takes longer is a failure.
     pub(crate) start_deadline: Duration,
     /// After this a stopping child is killed; after twice this it is stuck.
     pub(crate) stop_deadline: Duration,
     pub(crate) contained: bool,
+    pub(crate) says_ready: bool,
+    pub(crate) requires: Vec<String>,
     pub(crate) launch: Arc<dyn Launch>,
 }
 
@@ -76,8 +113,10 @@ impl Spec {
             restart: Restart::Permanent,
             backoff: Backoff::QUICK,
             start_deadline: Duration::from_secs(30),
-            stop_deadline: Duration::from_secs(5),
+            stop_deadline: STOP_DEADLINE,
             contained: false,
+            says_ready: false,
+            requires: Vec::new(),
             launch,
         }
     }
@@ -92,12 +131,13 @@ impl Spec {
     }
 
     /// A supervisor with children of its own. `fill` is called for every incarnation and starts them, in order.
+    /// An [`Intensity`] or a [`Strategy`] alone will do for `group`.
     pub fn group(
         name: impl Into<String>,
-        intensity: Intensity,
+        group: impl Into<Group>,
         fill: impl Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(name, "Supervisor", launch_group(intensity, fill)).stop_deadline(Duration::from_secs(8))
+        Self::new(name, "Supervisor", launch_group(group.into(), fill)).stop_deadline(Duration::from_secs(8))
     }
 
     /// When it is started again.
@@ -125,10 +165,31 @@ impl Spec {
         self.stop_deadline = deadline;
         self
     }
-    /// How long starting may take.
+    /// It is `starting` until it says itself that it is healthy ([`Cx::ready`](crate::Cx::ready)); a group, until each of
+    /// its children is. Otherwise an actor is healthy when `started` has returned, a group when it has been filled.
+    #[must_use]
+    pub fn says_ready(mut self) -> Self {
+        self.says_ready = true;
+        self
+    }
+    /// It is launched only while the sibling of that name is healthy (or done). One that was not started before it is not
+    /// waited for. What happens to the sibling later does not concern it, unless the group's strategy says so.
+    #[must_use]
+    pub fn requires(mut self, sibling: impl Into<String>) -> Self {
+        self.requires.push(sibling.into());
+        self
+    }
+    /// How long starting may take, to the moment when it is healthy. After that it is stopped as one that failed.
     #[must_use]
     pub fn start_deadline(mut self, deadline: Duration) -> Self {
         self.start_deadline = deadline;
         self
     }
+}
+
+/// What a child may be called: one segment of a path, which nothing else can be mistaken for.
+pub(crate) fn is_segment(name: &str) -> bool {
+    const LONGEST: usize = 253;
+    let fits = |c: char| c.is_ascii_graphic() && c != '/' && c != '@';
+    !name.is_empty() && name.len() <= LONGEST && name.chars().all(fits)
 }

@@ -105,6 +105,12 @@ impl Tree {
         node.last_exits.last().filter(|_| failing).map(|exit| exit.text.clone())
     }
 
+    /// What older incarnations of an actor still said to it, or to its supervisor: dropped, and counted.
+    pub fn stale(&self, path: &str) -> Option<u64> {
+        let vitals = self.paths().get(path).cloned()?;
+        Some(vitals.stale())
+    }
+
     /// Paths of all actors.
     pub fn list(&self) -> Vec<String> {
         self.paths().keys().cloned().collect()

@@ -20,6 +20,10 @@ pub(crate) trait Handle: Send + Sync {
     fn crash(&self, how: CrashHow);
     fn restart(&self);
     fn depth(&self) -> u64;
+    /// The incarnation is stuck: whatever of it can still be ended, is.
+    fn abandon(&self);
+    /// Messages of older incarnations that were dropped.
+    fn stale(&self) -> u64;
 }
 
 struct Inner {
@@ -40,6 +44,8 @@ pub(crate) struct Vitals {
     inner: Mutex<Inner>,
     handled: AtomicU64,
     views: AtomicU64,
+    /// What older incarnations still reported.
+    stale: AtomicU64,
     handle: Mutex<Option<Arc<dyn Handle>>>,
 }
 
@@ -61,6 +67,7 @@ impl Vitals {
             inner: Mutex::new(inner),
             handled: AtomicU64::new(0),
             views: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
             handle: Mutex::new(None),
         }
     }
@@ -69,9 +76,6 @@ impl Vitals {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_handle(&self, handle: Arc<dyn Handle>) {
-        *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
-    }
     pub(crate) fn handle(&self) -> Option<Arc<dyn Handle>> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -88,6 +92,7 @@ impl Vitals {
         inner.restarts += u64::from(inner.incarnation != 0);
         inner.incarnation = incarnation;
         inner.handling = None;
+        inner.view = Value::Null;
         inner.state = ActorState::Starting;
         inner.since = Clock.wall();
     }
@@ -100,22 +105,30 @@ impl Vitals {
         inner.exits.push_back(ActorExit { kind, text, at: Clock.wall() });
     }
 
-    pub(crate) fn begin(&self, message: &'static str) {
-        self.inner().handling = Some((message, Instant::now()));
-    }
-    /// Ends a message; true when it is time for a fresh view.
-    pub(crate) fn end(&self) -> bool {
-        self.handled.fetch_add(1, Ordering::Relaxed);
-        let mut inner = self.inner();
-        inner.handling = None;
-        inner.view_at.elapsed() >= VIEW_EVERY
-    }
-    pub(crate) fn publish(&self, view: Value) {
-        let mut inner = self.inner();
-        inner.view = view;
-        inner.view_at = Instant::now();
-        drop(inner);
+    /// Shows why nothing runs here.
+    pub(crate) fn explain(&self, view: Value) {
+        self.inner().view = view;
         self.views.fetch_add(1, Ordering::Relaxed);
+    }
+    pub(crate) fn count_stale(&self) {
+        self.stale.fetch_add(1, Ordering::Relaxed);
+    }
+    /// Reports and messages of older incarnations that were dropped.
+    pub(crate) fn stale(&self) -> u64 {
+        self.stale.load(Ordering::Relaxed) + self.handle().map_or(0, |h| h.stale())
+    }
+    /// What is shown of the present incarnation when it is left behind: as it was, at a path of its own.
+    pub(crate) fn left_behind(&self) -> Vitals {
+        let inner = self.inner();
+        let left = Vitals::new(format!("{}@{}", self.path, inner.incarnation), self.kind);
+        *left.inner() = Inner {
+            state: ActorState::Stuck,
+            since: Clock.wall(),
+            exits: inner.exits.clone(),
+            view: inner.view.clone(),
+            ..*inner
+        };
+        left
     }
     pub(crate) fn views(&self) -> u64 {
         self.views.load(Ordering::Relaxed)
@@ -140,6 +153,50 @@ impl Vitals {
             last_exits: inner.exits.iter().cloned().collect(),
             view: inner.view.clone(),
             children: Vec::new(),
+        }
+    }
+}
+
+/// The vital signs of one incarnation. What an older one still shows is dropped and counted.
+#[derive(Clone)]
+pub(crate) struct Pulse {
+    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) incarnation: u64,
+}
+
+impl Pulse {
+    fn current(&self) -> Option<MutexGuard<'_, Inner>> {
+        let inner = self.vitals.inner();
+        let current = inner.incarnation == self.incarnation;
+        if !current {
+            self.vitals.count_stale();
+        }
+        current.then_some(inner)
+    }
+    pub(crate) fn set_handle(&self, handle: Arc<dyn Handle>) {
+        if let Some(_current) = self.current() {
+            *self.vitals.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+        }
+    }
+    pub(crate) fn begin(&self, message: &'static str) {
+        if let Some(mut inner) = self.current() {
+            inner.handling = Some((message, Instant::now()));
+        }
+    }
+    /// Ends a message; true when it is time for a fresh view.
+    pub(crate) fn end(&self) -> bool {
+        self.current().is_some_and(|mut inner| {
+            self.vitals.handled.fetch_add(1, Ordering::Relaxed);
+            inner.handling = None;
+            inner.view_at.elapsed() >= VIEW_EVERY
+        })
+    }
+    pub(crate) fn publish(&self, view: Value) {
+        if let Some(mut inner) = self.current() {
+            inner.view = view;
+            inner.view_at = Instant::now();
+            drop(inner);
+            self.vitals.views.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

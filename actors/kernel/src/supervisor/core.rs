@@ -1,27 +1,32 @@
-//! What a supervisor decides. Pure: time, randomness and outcomes are handed in.
+//! What a supervisor decides. Pure: time, chance and outcomes are handed in.
 //!
-//! Keeps  SUP-1  at most one incarnation of a child is wanted at any time; reports of older runs change nothing.
-//!        SUP-2  a child that was asked to go is not restarted for its exit.
+//! Keeps  SUP-1  at most one incarnation of a child is wanted at any time; reports of older runs change nothing and are
+//!               counted.
+//!        SUP-2  a child that was asked to go, by a wish or because of a sibling, is not restarted for its exit, and
+//!               that exit is no failure.
 //!        SUP-3  more than `intensity.max` unasked exits within `intensity.window` escalate; those of a contained child
 //!               do not count.
 //!        SUP-4  a child that was asked to go for good goes; only a later start brings it back.
+//!        SUP-5  of children that restart together none is launched before all that must go have gone, last started
+//!               first, and the delay of the one that failed is the only one.
+//!        SUP-6  nothing waits for ever: whoever is in the way is given a deadline, and what a child requires was
+//!               started before it, so that there is no cycle.
+//!
+//! What follows from an exit is a phase of each child that is concerned; `advance` alone turns phases into stops and
+//! launches. So a second failure, a wish or a late report in the midst of a restart needs no case of its own.
 
-use std::collections::{BTreeMap, VecDeque};
+mod child;
+#[cfg(test)]
+mod tests;
 
-use muster_messages::{ActorState, ExitKind, Moment};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
-use crate::spec::{Backoff, Intensity, Restart};
+use muster_messages::{ActorState, Dice, ExitKind, Moment};
 
-/// How a child is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
-    pub restart: Restart,
-    pub backoff: Backoff,
-    pub start_deadline: std::time::Duration,
-    pub stop_deadline: std::time::Duration,
-    /// Its exits never escalate.
-    pub contained: bool,
-}
+pub use self::child::Policy;
+use self::child::{Child, Phase, Stage, Then};
+use crate::spec::{Backoff, Group, Restart, Strategy};
 
 /// The timers of a child. One runs at a time; the run number makes older ones stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +44,11 @@ pub enum Input {
     Start {
         name: String,
         policy: Policy,
+        /// Earlier siblings that must be healthy first. Others are not waited for.
+        requires: Vec<String>,
     },
-    Started {
+    /// An incarnation is ready for its work.
+    Healthy {
         name: String,
         run: u64,
     },
@@ -61,6 +69,8 @@ pub enum Input {
         run: u64,
         timer: Timer,
     },
+    /// The first children have all been started: the group is ready once each of them is.
+    Filled,
 }
 
 /// What a supervisor does.
@@ -80,15 +90,25 @@ pub enum Effect {
         name: String,
         run: u64,
     },
+    /// It ignored stop and kill: fence it off and go on without it.
+    Abandon {
+        name: String,
+        run: u64,
+    },
     SetTimer {
         name: String,
         run: u64,
         timer: Timer,
-        after: std::time::Duration,
+        after: Duration,
     },
     State {
         name: String,
         state: ActorState,
+    },
+    /// Why a child that is to be launched is not: siblings that must be healthy, or gone, or have waited.
+    Waits {
+        name: String,
+        on: Vec<String>,
     },
     Exit {
         name: String,
@@ -99,54 +119,61 @@ pub enum Effect {
     Removed {
         name: String,
     },
+    /// A report of an older run was dropped.
+    Stale {
+        name: String,
+    },
+    /// Every child of a group that was filled is healthy. Said once.
+    Ready,
     Escalate {
         text: String,
     },
 }
 
+/// What becomes of an incarnation that has just come to life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
-    Remove,
-    Relaunch,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Starting,
-    Running {
-        since: Moment,
-    },
-    BackingOff,
-    Stopping(Then),
-    /// Ended for good, still shown.
-    Ended,
-}
-
-#[derive(Clone, Debug)]
-struct Child {
-    policy: Policy,
-    run: u64,
-    incarnation: u64,
-    phase: Phase,
-    /// Failures since it was last stable.
-    failures: u32,
+pub enum Fate {
+    Keep,
+    Stop,
+    /// Nobody waits for it any more.
+    Kill,
 }
 
 /// The state of a supervisor.
 #[derive(Clone, Debug)]
 pub struct Core {
+    group: Group,
     children: BTreeMap<String, Child>,
+    /// Children in `Waiting`, in start order.
+    waiting: BTreeSet<(u64, String)>,
+    /// Children that must go and have not been asked yet, in start order; one that has gone by itself is passed over.
+    due: BTreeSet<(u64, String)>,
     /// Moments of unasked exits within the window.
     exits: VecDeque<Moment>,
-    intensity: Intensity,
+    started: u64,
     runs: u64,
-    entropy: u64,
+    dice: Dice,
+    filled: bool,
+    ready: bool,
+    escalated: bool,
 }
 
 impl Core {
     /// A supervisor without children. The seed jitters the backoff.
-    pub fn new(intensity: Intensity, seed: u64) -> Self {
-        Self { children: BTreeMap::new(), exits: VecDeque::new(), intensity, runs: 0, entropy: seed }
+    pub fn new(group: impl Into<Group>, seed: u64) -> Self {
+        Self {
+            group: group.into(),
+            children: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            due: BTreeSet::new(),
+            exits: VecDeque::new(),
+            started: 0,
+            runs: 0,
+            dice: Dice::seeded(seed),
+            filled: false,
+            ready: false,
+            escalated: false,
+        }
     }
 
     /// The run that is current for a child; reports of others are stale.
@@ -154,395 +181,300 @@ impl Core {
         self.children.get(name).map(|c| c.run)
     }
 
-    /// Somebody still waits for this run's launch; an incarnation that appears later is one too many.
-    pub fn awaits(&self, name: &str, run: u64) -> bool {
-        let awaited = |c: &Child| c.run == run && matches!(c.phase, Phase::Starting | Phase::Stopping(_));
-        self.children.get(name).is_some_and(awaited)
+    /// What to do with an incarnation whose launch has succeeded only now.
+    pub fn fate(&self, name: &str, run: u64) -> Fate {
+        match self.children.get(name).filter(|c| c.run == run).map(|c| c.phase) {
+            Some(Phase::Starting | Phase::Running { .. } | Phase::Leaving { stage: Stage::Due, .. }) => Fate::Keep,
+            Some(Phase::Leaving { stage: Stage::Asked, .. }) => Fate::Stop,
+            _ => Fate::Kill,
+        }
     }
 
-    /// The child was asked to go and has not gone yet.
-    pub fn is_stopping(&self, name: &str) -> bool {
-        self.children.get(name).is_some_and(|c| matches!(c.phase, Phase::Stopping(_)))
-    }
-
-    /// Handles one input.
+    /// Handles one input. A supervisor that has escalated decides nothing more.
     pub fn step(&mut self, now: Moment, input: Input, out: &mut Vec<Effect>) {
+        if !self.escalated {
+            self.decide(now, input, out);
+        }
+        if !self.escalated {
+            self.advance(out);
+        }
+    }
+
+    fn decide(&mut self, now: Moment, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::Start { name, policy } => match self.children.get_mut(&name) {
-                Some(child) if child.phase != Phase::Ended => {
-                    child.policy = policy;
-                    self.stop(&name, Then::Relaunch, out);
-                }
-                _ => {
-                    let child = Child { policy, run: 0, incarnation: 0, phase: Phase::Starting, failures: 0 };
-                    self.children.insert(name.clone(), child);
-                    self.launch(&name, out);
-                }
-            },
-            Input::Started { name, run } => {
-                if let Some(child) = self.current(&name, run)
+            Input::Start { name, policy, requires } => self.start(now, name, policy, requires, out),
+            Input::Healthy { name, run } => {
+                if let Some(child) = self.current(&name, run, out)
                     && child.phase == Phase::Starting
                 {
                     child.phase = Phase::Running { since: now };
+                    out.push(Effect::State { name, state: ActorState::Healthy });
                 }
             }
             Input::Exited { name, run, kind, text } => self.exited(now, &name, run, kind, text, out),
-            Input::Stop { name } => {
-                if self.children.contains_key(&name) {
-                    self.stop(&name, Then::Remove, out);
+            Input::Stop { name } => self.stop(now, &name, out),
+            // SUP-4: a restart does not undo a removal that is under way.
+            Input::Restart { name } => {
+                if self.children.get(&name).is_some_and(|c| !c.is_leaving()) {
+                    self.renew(now, &name, out);
                 }
             }
-            // SUP-4: a restart does not undo a removal that is under way.
-            Input::Restart { name } => match self.children.get(&name).map(|c| c.phase) {
-                None | Some(Phase::Stopping(_)) => {}
-                Some(_) => self.stop(&name, Then::Relaunch, out),
-            },
             Input::Timer { name, run, timer } => self.timer(now, &name, run, timer, out),
+            Input::Filled => self.filled = true,
         }
     }
 
-    fn current(&mut self, name: &str, run: u64) -> Option<&mut Child> {
-        self.children.get_mut(name).filter(|c| c.run == run)
+    /// The child, if `run` is its current one; otherwise the report is stale.
+    fn current(&mut self, name: &str, run: u64, out: &mut Vec<Effect>) -> Option<&mut Child> {
+        let child = self.children.get_mut(name).filter(|c| c.run == run);
+        if child.is_none() {
+            out.push(Effect::Stale { name: name.to_owned() });
+        }
+        child
     }
 
-    fn launch(&mut self, name: &str, out: &mut Vec<Effect>) {
-        self.runs += 1;
-        let run = self.runs;
-        let Some(child) = self.children.get_mut(name) else {
-            return;
-        };
-        child.run = run;
-        child.incarnation += 1;
-        child.phase = Phase::Starting;
-        out.push(Effect::Launch { name: name.to_owned(), run, incarnation: child.incarnation });
-        let after = child.policy.start_deadline;
-        out.push(Effect::SetTimer { name: name.to_owned(), run, timer: Timer::Start, after });
+    fn start(&mut self, now: Moment, name: String, policy: Policy, requires: Vec<String>, out: &mut Vec<Effect>) {
+        if let Some(child) = self.children.get_mut(&name) {
+            (child.policy, child.requires) = (policy, requires);
+            return self.renew(now, &name, out);
+        }
+        self.started += 1;
+        self.waiting.insert((self.started, name.clone()));
+        self.children.insert(name, Child::new(self.started, policy, requires));
     }
 
-    fn stop(&mut self, name: &str, then: Then, out: &mut Vec<Effect>) {
-        let Some(child) = self.children.get_mut(name) else {
-            return;
-        };
+    /// A next incarnation is wished for. Those that restart with a child also do so when it is asked to.
+    fn renew(&mut self, now: Moment, name: &str, out: &mut Vec<Effect>) {
+        let Some(child) = self.children.get_mut(name) else { return };
         match child.phase {
-            Phase::Starting | Phase::Running { .. } => {
-                child.phase = Phase::Stopping(then);
-                out.push(Effect::State { name: name.to_owned(), state: ActorState::Stopping });
-                out.push(Effect::Stop { name: name.to_owned(), run: child.run });
-                let after = child.policy.stop_deadline;
-                out.push(Effect::SetTimer { name: name.to_owned(), run: child.run, timer: Timer::Stop, after });
-            }
+            Phase::Waiting => {}
+            Phase::BackingOff | Phase::Ended => self.wait(name, out),
             // Between starts and stops the last wish wins.
-            Phase::Stopping(_) => child.phase = Phase::Stopping(then),
-            Phase::BackingOff | Phase::Ended => self.gone(name, then, out),
+            Phase::Leaving { stage, .. } => child.phase = Phase::Leaving { then: Then::Relaunch, stage },
+            Phase::Starting | Phase::Running { .. } => {
+                let alone = child.policy.contained;
+                self.leave(now, name, Then::Relaunch);
+                if !alone {
+                    self.take_along(now, name, out);
+                }
+            }
         }
     }
 
-    /// A child that was asked to go has gone (or is stuck and is left behind).
-    fn gone(&mut self, name: &str, then: Then, out: &mut Vec<Effect>) {
-        match then {
-            Then::Remove => {
-                self.children.remove(name);
-                out.push(Effect::Removed { name: name.to_owned() });
+    fn stop(&mut self, now: Moment, name: &str, out: &mut Vec<Effect>) {
+        let Some(child) = self.children.get_mut(name) else { return };
+        match child.phase {
+            Phase::Starting | Phase::Running { .. } => self.leave(now, name, Then::Remove),
+            Phase::Leaving { stage, .. } => child.phase = Phase::Leaving { then: Then::Remove, stage },
+            Phase::Waiting | Phase::BackingOff | Phase::Ended => self.remove(name, out),
+        }
+    }
+
+    fn wait(&mut self, name: &str, out: &mut Vec<Effect>) {
+        let Some(child) = self.children.get_mut(name) else { return };
+        child.phase = Phase::Waiting;
+        self.waiting.insert((child.order, name.to_owned()));
+        out.push(Effect::State { name: name.to_owned(), state: ActorState::Starting });
+    }
+
+    fn leave(&mut self, now: Moment, name: &str, then: Then) {
+        let Some(child) = self.children.get_mut(name) else { return };
+        child.settle(now);
+        child.phase = Phase::Leaving { then, stage: Stage::Due };
+        self.due.insert((child.order, name.to_owned()));
+    }
+
+    fn remove(&mut self, name: &str, out: &mut Vec<Effect>) {
+        let Some(child) = self.children.remove(name) else { return };
+        self.waiting.remove(&(child.order, name.to_owned()));
+        out.push(Effect::Removed { name: name.to_owned() });
+    }
+
+    /// The siblings that restart with a child go, and those that are not running wait with it: a delay of their own is
+    /// called off, and one that was done is done again.
+    fn take_along(&mut self, now: Moment, name: &str, out: &mut Vec<Effect>) {
+        let Some(order) = self.children.get(name).map(|c| c.order) else { return };
+        let along = |c: &Child| match self.group.strategy {
+            Strategy::OneForOne => false,
+            Strategy::OneForAll => c.order != order,
+            Strategy::RestForOne => c.order > order,
+        };
+        let siblings: Vec<String> =
+            self.children.iter().filter(|(_, c)| along(c)).map(|(name, _)| name.clone()).collect();
+        for sibling in siblings {
+            let Some(child) = self.children.get_mut(&sibling) else { continue };
+            let then = child.with_its_group();
+            match child.phase {
+                Phase::Starting | Phase::Running { .. } => self.leave(now, &sibling, then),
+                Phase::Leaving { then: Then::BackOff, stage } => child.phase = Phase::Leaving { then, stage },
+                Phase::BackingOff | Phase::Ended => self.wait(&sibling, out),
+                Phase::Waiting | Phase::Leaving { .. } => {}
             }
-            Then::Relaunch => self.launch(name, out),
         }
     }
 
     fn exited(&mut self, now: Moment, name: &str, run: u64, kind: ExitKind, text: String, out: &mut Vec<Effect>) {
-        let Some(child) = self.current(name, run) else {
-            return;
-        };
+        let Some(child) = self.current(name, run, out) else { return };
         match child.phase {
-            Phase::Stopping(then) => {
+            Phase::Leaving { then, .. } => {
+                let (kind, text) =
+                    if then == Then::BackOff { (ExitKind::Start, LATE.to_owned()) } else { (kind, text) };
                 out.push(Effect::Exit { name: name.to_owned(), kind, text });
-                self.gone(name, then, out);
+                self.gone(now, name, then, out);
             }
             Phase::Starting | Phase::Running { .. } => {
                 out.push(Effect::Exit { name: name.to_owned(), kind, text: text.clone() });
-                self.unasked(now, name, kind, &text, out);
+                self.ended(now, name, kind, &text, out);
             }
-            Phase::BackingOff | Phase::Ended => {}
+            // It was given up before.
+            Phase::Waiting | Phase::BackingOff | Phase::Ended => out.push(Effect::Stale { name: name.to_owned() }),
+        }
+    }
+
+    /// A child that had to go has gone, or is left behind.
+    fn gone(&mut self, now: Moment, name: &str, then: Then, out: &mut Vec<Effect>) {
+        match then {
+            Then::Remove => self.remove(name, out),
+            Then::Relaunch => self.wait(name, out),
+            Then::BackOff => self.ended(now, name, ExitKind::Start, LATE, out),
         }
     }
 
     /// An exit that nobody asked for.
-    fn unasked(&mut self, now: Moment, name: &str, kind: ExitKind, text: &str, out: &mut Vec<Effect>) {
-        let failed = kind != ExitKind::Normal;
-        let Some(child) = self.children.get_mut(name) else {
-            return;
-        };
-        let again = match child.policy.restart {
-            Restart::Permanent => true,
-            Restart::Transient => failed,
-            Restart::Temporary => false,
-        };
-        if !again {
+    fn ended(&mut self, now: Moment, name: &str, kind: ExitKind, text: &str, out: &mut Vec<Effect>) {
+        let Some(child) = self.children.get_mut(name) else { return };
+        child.settle(now);
+        if !child.comes_back(kind != ExitKind::Normal) {
             if child.policy.restart == Restart::Temporary {
-                self.children.remove(name);
-                out.push(Effect::Removed { name: name.to_owned() });
-            } else {
-                child.phase = Phase::Ended;
-                out.push(Effect::State { name: name.to_owned(), state: ActorState::Done });
+                return self.remove(name, out);
             }
-            return;
-        }
-        if let Phase::Running { since } = child.phase
-            && now.since(since) >= child.policy.backoff.stable_after
-        {
+            child.phase = Phase::Ended;
             child.failures = 0;
+            return out.push(Effect::State { name: name.to_owned(), state: ActorState::Done });
         }
-        let failures = child.failures;
-        child.failures += 1;
+        let (run, policy, failures) = (child.run, child.policy, child.failures);
+        child.failures = failures.saturating_add(1);
         child.phase = Phase::BackingOff;
-        let (run, backoff) = (child.run, child.policy.backoff);
-
-        if !child.policy.contained {
-            self.exits.push_back(now);
-        }
-        while self.exits.front().is_some_and(|at| now.since(*at) > self.intensity.window) {
-            self.exits.pop_front();
-        }
-        if self.exits.len() > self.intensity.max {
+        if !policy.contained && self.too_often(now) {
+            self.escalated = true;
+            let (max, secs) = (self.group.intensity.max, self.group.intensity.window.as_secs());
+            let text = format!("{name} failed too often (more than {max} exits in {secs} s), last: {text}");
             out.push(Effect::State { name: name.to_owned(), state: ActorState::Escalated });
-            let (max, secs) = (self.intensity.max, self.intensity.window.as_secs());
-            out.push(Effect::Escalate {
-                text: format!("{name} failed too often (more than {max} exits in {secs} s), last: {text}"),
-            });
-            return;
+            return out.push(Effect::Escalate { text });
         }
         out.push(Effect::State { name: name.to_owned(), state: ActorState::BackingOff });
-        let after = self.delay(backoff, failures);
+        let after = self.delay(policy.backoff, failures);
         out.push(Effect::SetTimer { name: name.to_owned(), run, timer: Timer::Backoff, after });
+        if !policy.contained {
+            self.take_along(now, name, out);
+        }
+    }
+
+    /// Counts an exit; whether it is one too many.
+    fn too_often(&mut self, now: Moment) -> bool {
+        self.exits.push_back(now);
+        while self.exits.front().is_some_and(|at| now.since(*at) > self.group.intensity.window) {
+            self.exits.pop_front();
+        }
+        self.exits.len() > self.group.intensity.max
     }
 
     /// `first` × 1.5ⁿ, at most `cap`, ± 50 %.
-    fn delay(&mut self, backoff: Backoff, failures: u32) -> std::time::Duration {
+    fn delay(&mut self, backoff: Backoff, failures: u32) -> Duration {
         let factor = 1.5f64.powi(i32::try_from(failures.min(40)).unwrap_or(40));
-        let base = backoff.first.mul_f64(factor).min(backoff.cap);
-        // SplitMix64 (Steele, Lea & Flood 2014): jitter needs no more.
-        self.entropy = self.entropy.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.entropy;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let unit = ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64;
-        base.mul_f64(0.5 + unit)
+        self.dice.around(backoff.first.mul_f64(factor).min(backoff.cap), 0.5)
     }
 
     fn timer(&mut self, now: Moment, name: &str, run: u64, timer: Timer, out: &mut Vec<Effect>) {
-        let Some(child) = self.current(name, run) else {
-            return;
-        };
+        let Some(child) = self.current(name, run, out) else { return };
         match (timer, child.phase) {
-            (Timer::Start, Phase::Starting) => {
-                out.push(Effect::Kill { name: name.to_owned(), run });
-                let text = "did not start in time".to_owned();
-                out.push(Effect::Exit { name: name.to_owned(), kind: ExitKind::Start, text: text.clone() });
-                self.unasked(now, name, ExitKind::Start, &text, out);
-            }
-            (Timer::Backoff, Phase::BackingOff) => self.launch(name, out),
-            (Timer::Stop, Phase::Stopping(_)) => {
+            (Timer::Start, Phase::Starting) => self.leave(now, name, Then::BackOff),
+            (Timer::Backoff, Phase::BackingOff) => self.wait(name, out),
+            (Timer::Stop, Phase::Leaving { then, stage: Stage::Asked }) => {
+                child.phase = Phase::Leaving { then, stage: Stage::Killed };
                 let after = child.policy.stop_deadline;
                 out.push(Effect::Kill { name: name.to_owned(), run });
                 out.push(Effect::SetTimer { name: name.to_owned(), run, timer: Timer::Kill, after });
             }
-            (Timer::Kill, Phase::Stopping(then)) => {
+            (Timer::Kill, Phase::Leaving { then, stage: Stage::Killed }) => {
                 out.push(Effect::State { name: name.to_owned(), state: ActorState::Stuck });
+                out.push(Effect::Abandon { name: name.to_owned(), run });
                 let text = "ignored stop and kill".to_owned();
                 out.push(Effect::Exit { name: name.to_owned(), kind: ExitKind::Stuck, text });
-                self.gone(name, then, out);
+                self.gone(now, name, then, out);
             }
             _ => {}
         }
     }
+
+    /// The only place that asks children to go and launches them.
+    fn advance(&mut self, out: &mut Vec<Effect>) {
+        for (order, name) in self.due.clone().into_iter().rev() {
+            let later = |c: &Child| c.order > order && c.is_leaving();
+            if self.group.strategy != Strategy::OneForOne && self.children.values().any(later) {
+                break;
+            }
+            self.due.remove(&(order, name.clone()));
+            self.ask(name, out);
+        }
+        for (order, name) in self.waiting.clone() {
+            let on = self.in_the_way(&name);
+            let Some(child) = self.children.get_mut(&name) else { continue };
+            if on.is_empty() {
+                self.waiting.remove(&(order, name.clone()));
+                self.launch(name, out);
+            } else if child.waits_for != on {
+                child.waits_for.clone_from(&on);
+                out.push(Effect::Waits { name, on });
+            }
+        }
+        if self.filled && !self.ready && self.children.values().all(Child::is_ready) {
+            self.ready = true;
+            out.push(Effect::Ready);
+        }
+    }
+
+    /// What a child waits for: what it requires, and the restart that it is part of.
+    fn in_the_way(&self, name: &str) -> Vec<String> {
+        let Some(child) = self.children.get(name) else { return Vec::new() };
+        let required =
+            |name: &&String| self.children.get(*name).is_some_and(|c| c.order < child.order && !c.is_ready());
+        let mut on: BTreeSet<&String> = child.requires.iter().filter(required).collect();
+        // Those who restart together wait until all have gone, and for the delay of the one that failed.
+        let holds_up = |c: &Child| match (self.group.strategy, c.phase) {
+            (_, Phase::Leaving { .. }) => true,
+            (Strategy::OneForAll, Phase::BackingOff) => !c.policy.contained,
+            (Strategy::RestForOne, Phase::BackingOff) => !c.policy.contained && c.order < child.order,
+            _ => false,
+        };
+        if self.group.strategy != Strategy::OneForOne {
+            on.extend(self.children.iter().filter(|(_, c)| holds_up(c)).map(|(name, _)| name));
+        }
+        on.into_iter().cloned().collect()
+    }
+
+    fn ask(&mut self, name: String, out: &mut Vec<Effect>) {
+        let Some(child) = self.children.get_mut(&name) else { return };
+        let Phase::Leaving { then, stage: Stage::Due } = child.phase else { return };
+        child.phase = Phase::Leaving { then, stage: Stage::Asked };
+        let (run, after) = (child.run, child.policy.stop_deadline);
+        out.push(Effect::State { name: name.clone(), state: ActorState::Stopping });
+        out.push(Effect::Stop { name: name.clone(), run });
+        out.push(Effect::SetTimer { name, run, timer: Timer::Stop, after });
+    }
+
+    fn launch(&mut self, name: String, out: &mut Vec<Effect>) {
+        let Some(child) = self.children.get_mut(&name) else { return };
+        self.runs += 1;
+        child.run = self.runs;
+        child.incarnation += 1;
+        child.phase = Phase::Starting;
+        child.waits_for.clear();
+        let (run, after) = (child.run, child.policy.start_deadline);
+        out.push(Effect::Launch { name: name.clone(), run, incarnation: child.incarnation });
+        out.push(Effect::SetTimer { name, run, timer: Timer::Start, after });
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    const POLICY: Policy = Policy {
-        restart: Restart::Permanent,
-        backoff: Backoff::SLOW,
-        start_deadline: Duration::from_secs(10),
-        stop_deadline: Duration::from_secs(5),
-        contained: false,
-    };
-
-    struct World {
-        core: Core,
-        now: Moment,
-    }
-    impl World {
-        fn new() -> Self {
-            Self { core: Core::new(Intensity::default(), 7), now: Moment(3_600_000_000) }
-        }
-        fn step(&mut self, input: Input) -> Vec<Effect> {
-            let mut out = Vec::new();
-            self.core.step(self.now, input, &mut out);
-            out
-        }
-        fn run(&self) -> u64 {
-            self.core.run_of("a").unwrap()
-        }
-        fn start(&mut self, policy: Policy) {
-            self.step(Input::Start { name: "a".into(), policy });
-            let run = self.run();
-            self.step(Input::Started { name: "a".into(), run });
-        }
-        fn exit(&mut self, kind: ExitKind) -> Vec<Effect> {
-            let run = self.run();
-            self.step(Input::Exited { name: "a".into(), run, kind, text: "x".into() })
-        }
-        fn timer(&mut self, timer: Timer) -> Vec<Effect> {
-            let run = self.run();
-            self.step(Input::Timer { name: "a".into(), run, timer })
-        }
-    }
-    fn backoff_of(effects: &[Effect]) -> Option<Duration> {
-        effects.iter().find_map(|e| match e {
-            Effect::SetTimer { timer: Timer::Backoff, after, .. } => Some(*after),
-            _ => None,
-        })
-    }
-
-    #[test]
-    fn a_failed_child_is_restarted_after_a_growing_delay() {
-        let mut w = World::new();
-        w.start(POLICY);
-        let mut delays = Vec::new();
-        for _ in 0..5 {
-            delays.push(backoff_of(&w.exit(ExitKind::Panic)).unwrap());
-            let launched = w.timer(Timer::Backoff);
-            assert!(matches!(launched[0], Effect::Launch { .. }));
-            let run = w.run();
-            w.step(Input::Started { name: "a".into(), run });
-        }
-        assert!(delays[0] >= Duration::from_millis(250) && delays[0] <= Duration::from_millis(750));
-        assert!(delays[4] >= Duration::from_millis(1265), "{delays:?}");
-    }
-
-    #[test]
-    fn a_child_that_was_stable_starts_again_quickly() {
-        let mut w = World::new();
-        w.start(POLICY);
-        for _ in 0..4 {
-            w.exit(ExitKind::Error);
-            w.timer(Timer::Backoff);
-            let run = w.run();
-            w.step(Input::Started { name: "a".into(), run });
-        }
-        w.now = w.now + Duration::from_secs(31);
-        assert!(backoff_of(&w.exit(ExitKind::Error)).unwrap() <= Duration::from_millis(750));
-    }
-
-    #[test]
-    fn too_many_failures_escalate_and_old_ones_are_forgotten() {
-        let mut w = World::new();
-        w.start(POLICY);
-        for n in 0..11 {
-            let effects = w.exit(ExitKind::Panic);
-            let escalated = effects.iter().any(|e| matches!(e, Effect::Escalate { .. }));
-            assert_eq!(escalated, n == 10, "exit {n}");
-            w.timer(Timer::Backoff);
-            let run = w.run();
-            w.step(Input::Started { name: "a".into(), run });
-        }
-        let mut w = World::new();
-        w.start(POLICY);
-        for _ in 0..30 {
-            w.now = w.now + Duration::from_secs(10);
-            assert!(!w.exit(ExitKind::Panic).iter().any(|e| matches!(e, Effect::Escalate { .. })));
-            w.timer(Timer::Backoff);
-            let run = w.run();
-            w.step(Input::Started { name: "a".into(), run });
-        }
-    }
-
-    #[test]
-    fn a_child_asked_to_stop_is_not_restarted_for_it() {
-        let mut w = World::new();
-        w.start(POLICY);
-        let run = w.run();
-        w.step(Input::Stop { name: "a".into() });
-        let effects = w.step(Input::Exited { name: "a".into(), run, kind: ExitKind::Killed, text: String::new() });
-        assert!(effects.contains(&Effect::Removed { name: "a".into() }));
-        assert_eq!(w.core.run_of("a"), None);
-    }
-
-    #[test]
-    fn a_child_that_ignores_stop_and_kill_is_stuck_and_left_behind() {
-        let mut w = World::new();
-        w.start(POLICY);
-        w.step(Input::Restart { name: "a".into() });
-        let old = w.run();
-        assert!(matches!(w.timer(Timer::Stop)[0], Effect::Kill { .. }));
-        let effects = w.timer(Timer::Kill);
-        assert!(effects.contains(&Effect::State { name: "a".into(), state: ActorState::Stuck }));
-        assert!(effects.iter().any(|e| matches!(e, Effect::Launch { incarnation: 2, .. })));
-        // The old one's exit, whenever it comes, changes nothing.
-        assert_eq!(
-            w.step(Input::Exited { name: "a".into(), run: old, kind: ExitKind::Killed, text: String::new() }),
-            []
-        );
-    }
-
-    #[test]
-    fn restart_kinds_differ_in_what_they_restart() {
-        for (restart, kind, again) in [
-            (Restart::Permanent, ExitKind::Normal, true),
-            (Restart::Transient, ExitKind::Normal, false),
-            (Restart::Transient, ExitKind::Panic, true),
-            (Restart::Transient, ExitKind::Killed, true),
-            (Restart::Temporary, ExitKind::Panic, false),
-        ] {
-            let mut w = World::new();
-            w.start(Policy { restart, ..POLICY });
-            assert_eq!(backoff_of(&w.exit(kind)).is_some(), again, "{restart:?} {kind:?}");
-        }
-    }
-
-    #[test]
-    fn a_contained_child_fails_as_often_as_it_likes() {
-        let mut w = World::new();
-        w.start(Policy { contained: true, ..POLICY });
-        for _ in 0..50 {
-            let effects = w.exit(ExitKind::Panic);
-            assert!(backoff_of(&effects).is_some(), "{effects:?}");
-            w.timer(Timer::Backoff);
-            let run = w.run();
-            w.step(Input::Started { name: "a".into(), run });
-        }
-    }
-
-    #[test]
-    fn a_restart_does_not_undo_a_removal() {
-        let mut w = World::new();
-        w.start(POLICY);
-        let run = w.run();
-        w.step(Input::Stop { name: "a".into() });
-        w.step(Input::Restart { name: "a".into() });
-        let effects = w.step(Input::Exited { name: "a".into(), run, kind: ExitKind::Normal, text: String::new() });
-        assert!(effects.contains(&Effect::Removed { name: "a".into() }), "{effects:?}");
-    }
-
-    #[test]
-    fn an_incarnation_that_starts_after_its_deadline_is_not_awaited() {
-        let mut w = World::new();
-        w.step(Input::Start { name: "a".into(), policy: POLICY });
-        let run = w.run();
-        assert!(w.core.awaits("a", run));
-        w.timer(Timer::Start);
-        assert!(!w.core.awaits("a", run), "its successor is already due");
-    }
-
-    #[test]
-    fn a_start_that_takes_too_long_counts_as_a_failure() {
-        let mut w = World::new();
-        w.step(Input::Start { name: "a".into(), policy: POLICY });
-        let effects = w.timer(Timer::Start);
-        assert!(matches!(effects[0], Effect::Kill { .. }));
-        assert!(backoff_of(&effects).is_some());
-    }
-}
+/// Why a start that took too long failed.
+const LATE: &str = "did not start in time";

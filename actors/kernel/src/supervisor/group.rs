@@ -4,40 +4,71 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use muster_messages::ActorState;
+use muster_messages::CrashHow;
 use ractor::ActorCell;
 
-use super::shell::{Children, GroupHandle};
+use super::Children;
 use crate::host::{Launch, Start, panic_text};
-use crate::{Fault, Intensity};
+use crate::vitals::Handle;
+use crate::{Fault, Group};
 
 struct GroupLaunch<F> {
-    intensity: Intensity,
+    group: Group,
     fill: Arc<F>,
 }
 
 pub(crate) fn launch_group(
-    intensity: Intensity,
+    group: Group,
     fill: impl Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static,
 ) -> Arc<dyn Launch> {
-    Arc::new(GroupLaunch { intensity, fill: Arc::new(fill) })
+    Arc::new(GroupLaunch { group, fill: Arc::new(fill) })
 }
 
 impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for GroupLaunch<F> {
     fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>> {
-        let (intensity, fill) = (self.intensity, Arc::clone(&self.fill));
+        let (group, fill) = (self.group, Arc::clone(&self.fill));
         Box::pin(async move {
-            let children = Children::spawn(start.path, start.tree, intensity, Some(start.supervisor)).await?;
+            let children = Children::spawn(start.path, start.tree, group, Some(start.supervisor)).await?;
             let handle = GroupHandle { children: children.clone(), siblings: start.siblings, name: start.name };
-            start.vitals.set_handle(Arc::new(handle));
+            start.pulse.set_handle(Arc::new(handle));
             let filled = catch_unwind(AssertUnwindSafe(|| fill(&children)))
                 .unwrap_or_else(|panic| Err(Fault::new(format!("panicked while starting: {}", panic_text(&*panic)))));
             if let Err(fault) = filled {
                 children.shut_down().await;
                 return Err(fault);
             }
-            start.vitals.enter(ActorState::Healthy);
+            if start.says_ready {
+                children.filled(start.report);
+            } else {
+                start.report.healthy();
+            }
             Ok(children.cell())
         })
+    }
+}
+
+struct GroupHandle {
+    children: Children,
+    siblings: Children,
+    name: String,
+}
+impl Handle for GroupHandle {
+    fn refresh(&self) -> bool {
+        false
+    }
+    fn crash(&self, how: CrashHow) {
+        self.children.crash(how);
+    }
+    fn restart(&self) {
+        self.siblings.restart(&self.name);
+    }
+    fn depth(&self) -> u64 {
+        0
+    }
+    fn abandon(&self) {
+        self.children.cell().kill();
+    }
+    fn stale(&self) -> u64 {
+        0
     }
 }

@@ -5,162 +5,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{ActorState, CrashHow, ExitKind};
-use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, ActorRuntime, ActorStatus, SupervisionEvent};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, ActorStatus, SupervisionEvent};
+use serde_json::json;
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
-use super::core::{Core, Effect, Input, Policy, Timer};
+use super::Children;
+use super::children::{Report, SHUTDOWN_LIMIT, SupervisorMsg};
+use super::core::{Core, Effect, Fate, Input, Policy, Timer};
 use crate::host::{Panicked, Start};
+use crate::spec::{STOP_DEADLINE, is_segment};
 use crate::tree::Registration;
-use crate::vitals::{Handle, Vitals};
-use crate::{Clock, Fault, Intensity, Spec, Tree};
-
-pub(crate) enum SupervisorMsg {
-    Start(Box<Spec>),
-    Stop { name: String, done: Option<oneshot::Sender<()>> },
-    Restart { name: String },
-    Launched { name: String, run: u64, result: Result<ActorCell, Fault> },
-    Timer { name: String, run: u64, timer: Timer },
-    Crash(CrashHow),
-}
-impl ractor::Message for SupervisorMsg {}
-
-/// A supervisor's children, from outside.
-#[derive(Clone)]
-pub struct Children {
-    supervisor: ActorRef<SupervisorMsg>,
-}
-
-impl Children {
-    /// Starts a child, or replaces the one of that name (the old one stops first).
-    pub fn start(&self, spec: Spec) {
-        let _gone = self.supervisor.send_message(SupervisorMsg::Start(Box::new(spec)));
-    }
-    /// Asks a child to stop; it does not come back.
-    pub fn stop(&self, name: &str) {
-        let _gone = self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: None });
-    }
-    /// Asks a child to stop and waits until it has gone, or was given up as stuck. Not from inside a handler.
-    pub async fn stop_and_wait(&self, name: &str) {
-        let (tx, rx) = oneshot::channel();
-        if self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: Some(tx) }).is_ok() {
-            let _gone = rx.await;
-        }
-    }
-    /// Asks a child to stop and starts it again.
-    pub fn restart(&self, name: &str) {
-        let _gone = self.supervisor.send_message(SupervisorMsg::Restart { name: name.to_owned() });
-    }
-    /// Stops all children in reverse start order, and the group itself.
-    pub async fn shut_down(&self) {
-        let cell = self.supervisor.get_cell();
-        if cell.stop_and_wait(Some("shutdown".to_owned()), Some(SHUTDOWN_LIMIT)).await.is_err() {
-            cell.kill();
-        }
-    }
-
-    /// An actor's own group of children.
-    pub(crate) fn launch(path: String, tree: Tree, intensity: Intensity, parent: ActorCell) -> Self {
-        let args = SupervisorArgs { path, tree, intensity };
-        let (supervisor, _starting) = ActorRuntime::spawn_linked_instant(None, SupervisorActor, args, parent)
-            .expect("an unnamed actor can always be spawned");
-        Self { supervisor }
-    }
-    pub(crate) fn cell(&self) -> ActorCell {
-        self.supervisor.get_cell()
-    }
-    pub(crate) fn crash(&self, how: CrashHow) {
-        let _gone = self.supervisor.send_message(SupervisorMsg::Crash(how));
-    }
-    pub(crate) async fn spawn(
-        path: String,
-        tree: Tree,
-        intensity: Intensity,
-        parent: Option<ActorCell>,
-    ) -> Result<Self, Fault> {
-        let args = SupervisorArgs { path, tree, intensity };
-        let spawned = match parent {
-            Some(parent) => Actor::spawn_linked(None, SupervisorActor, args, parent).await,
-            None => Actor::spawn(None, SupervisorActor, args).await,
-        };
-        let (supervisor, _joined) = spawned.map_err(|e| Fault::new(e.to_string()))?;
-        Ok(Self { supervisor })
-    }
-}
-
-/// The longest an orderly shutdown of a group may take: the contract gives the process 10 s.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(9);
-
-/// The root of a tree. Dropped, it stops the tree in the background, in reverse start order.
-pub struct Supervisor {
-    children: Children,
-    vitals: Arc<Vitals>,
-    _registration: Registration,
-}
-
-impl Supervisor {
-    /// Starts the root supervisor of a tree at `path`.
-    pub async fn root(path: &str, tree: Tree, intensity: Intensity) -> Result<Self, Fault> {
-        let vitals = Arc::new(Vitals::new(path.to_owned(), "Supervisor"));
-        vitals.incarnate(1);
-        let registration = tree.register(Arc::clone(&vitals));
-        let children = Children::spawn(path.to_owned(), tree, intensity, None).await?;
-        vitals.enter(ActorState::Healthy);
-        Ok(Self { children, vitals, _registration: registration })
-    }
-    /// Its children.
-    pub fn children(&self) -> &Children {
-        &self.children
-    }
-    /// Returns when the root supervisor has ended: it escalated, or was shut down.
-    pub async fn ended(&self) {
-        let cell = self.children.cell();
-        if cell.get_status() != ActorStatus::Stopped {
-            let _gone = cell.wait(None).await;
-        }
-        self.vitals.enter(ActorState::Dead);
-    }
-    /// Stops everything in reverse start order.
-    pub async fn shut_down(&self) {
-        self.vitals.enter(ActorState::Stopping);
-        self.children.shut_down().await;
-    }
-}
-
-impl Drop for Supervisor {
-    fn drop(&mut self) {
-        self.children.cell().stop(Some("its handle was dropped".to_owned()));
-    }
-}
+use crate::vitals::{Pulse, Vitals};
+use crate::{Clock, Fault, Group, Spec, Tree};
 
 /// Exits that are kept until their launch is reported: more than a supervisor ever launches at once.
 const EARLY_KEPT: usize = 64;
 
-pub(crate) struct GroupHandle {
-    pub children: Children,
-    pub siblings: Children,
-    pub name: String,
-}
-impl Handle for GroupHandle {
-    fn refresh(&self) -> bool {
-        false
-    }
-    fn crash(&self, how: CrashHow) {
-        self.children.crash(how);
-    }
-    fn restart(&self) {
-        self.siblings.restart(&self.name);
-    }
-    fn depth(&self) -> u64 {
-        0
-    }
-}
+pub(super) struct SupervisorActor;
 
-struct SupervisorActor;
-
-struct SupervisorArgs {
-    path: String,
-    tree: Tree,
-    intensity: Intensity,
+pub(super) struct SupervisorArgs {
+    pub path: String,
+    pub tree: Tree,
+    pub group: Group,
 }
 
 struct Child {
@@ -171,9 +38,19 @@ struct Child {
     stopped: Vec<oneshot::Sender<()>>,
     /// Start order, for the reverse order of shutdown.
     order: u64,
+    /// The timer that was set last: a child has one at a time.
+    timer: Option<AbortHandle>,
 }
 
-struct State {
+impl Drop for Child {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer.take() {
+            timer.abort();
+        }
+    }
+}
+
+pub(super) struct State {
     args: SupervisorArgs,
     core: Core,
     children: BTreeMap<String, Child>,
@@ -181,8 +58,13 @@ struct State {
     running: HashMap<ActorId, (String, u64)>,
     /// Exits of actors whose launch has not been reported yet (supervision events overtake messages).
     early: VecDeque<(ActorId, ExitKind, String)>,
+    /// Runs that ignored stop and kill, shown until they end after all.
+    left: HashMap<u64, Registration>,
     started: u64,
     me: Children,
+    report: Option<Report>,
+    /// Why this supervisor is to end.
+    gives_up: Option<String>,
 }
 
 impl Actor for SupervisorActor {
@@ -191,15 +73,18 @@ impl Actor for SupervisorActor {
     type Arguments = SupervisorArgs;
 
     async fn pre_start(&self, me: ActorRef<Self::Msg>, args: Self::Arguments) -> Result<State, ActorProcessingErr> {
-        let core = Core::new(args.intensity, rand::random());
+        let core = Core::new(args.group, rand::random());
         Ok(State {
             args,
             core,
             children: BTreeMap::new(),
             running: HashMap::new(),
             early: VecDeque::new(),
+            left: HashMap::new(),
             started: 0,
             me: Children { supervisor: me },
+            report: None,
+            gives_up: None,
         })
     }
 
@@ -212,22 +97,25 @@ impl Actor for SupervisorActor {
                     (None, Some(done)) => drop(done.send(())),
                     (_, None) => {}
                 }
-                s.step(Input::Stop { name })
+                s.step(Input::Stop { name });
             }
             SupervisorMsg::Restart { name } => s.step(Input::Restart { name }),
             SupervisorMsg::Launched { name, run, result } => s.launched(name, run, result),
+            SupervisorMsg::Healthy { name, run } => s.step(Input::Healthy { name, run }),
+            SupervisorMsg::Filled(report) => {
+                s.report = Some(report);
+                s.step(Input::Filled);
+            }
             SupervisorMsg::Timer { name, run, timer } => s.step(Input::Timer { name, run, timer }),
-            SupervisorMsg::Crash(CrashHow::Panic) => Err(Panicked("crashed on request".to_owned()).into()),
-            SupervisorMsg::Crash(CrashHow::Error) => Err("failed on request".into()),
+            SupervisorMsg::Crash(CrashHow::Panic) => return Err(Panicked("crashed on request".to_owned()).into()),
+            SupervisorMsg::Crash(CrashHow::Error) => return Err("failed on request".into()),
             SupervisorMsg::Crash(CrashHow::Kill) => {
                 me.get_cell().kill();
-                std::future::pending().await
+                return std::future::pending().await;
             }
-            SupervisorMsg::Crash(CrashHow::Hang) => {
-                tokio::time::sleep(Duration::from_secs(30)).await;
-                Ok(())
-            }
+            SupervisorMsg::Crash(CrashHow::Hang) => tokio::time::sleep(Duration::from_secs(30)).await,
         }
+        s.go_on().await
     }
 
     async fn handle_supervisor_evt(
@@ -245,58 +133,100 @@ impl Actor for SupervisorActor {
             SupervisionEvent::ActorTerminated(cell, state, reason) => {
                 drop(state);
                 let text = reason.unwrap_or_default();
-                let kind = if text == "killed" { ExitKind::Killed } else { ExitKind::Normal };
+                // The second is what a task says that its runtime has dropped.
+                let killed = matches!(text.as_str(), "killed" | "actor_task_cancelled");
+                let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
                 (cell, kind, text)
             }
             _ => return Ok(()),
         };
         match s.running.remove(&cell.get_id()) {
-            Some((name, run)) => s.step(Input::Exited { name, run, kind, text }),
+            Some((name, run)) => s.exited(name, run, kind, text),
             None => {
                 if s.early.len() == EARLY_KEPT {
                     s.early.pop_front();
                 }
                 s.early.push_back((cell.get_id(), kind, text));
-                Ok(())
             }
         }
+        s.go_on().await
     }
 
     async fn post_stop(&self, _me: ActorRef<Self::Msg>, s: &mut State) -> Result<(), ActorProcessingErr> {
-        let mut in_order: Vec<(&u64, &String)> = s.children.iter().map(|(name, c)| (&c.order, name)).collect();
-        in_order.sort();
-        let names: Vec<String> = in_order.into_iter().rev().map(|(_, name)| name.clone()).collect();
-        for name in names {
-            if let Some(child) = s.children.remove(&name) {
-                child.stop_in_order().await;
-            }
-        }
+        s.stop_all().await;
         Ok(())
     }
 }
 
+/// Asks an actor to go, and kills it when its time is over; whether it has gone.
+async fn ends(cell: &ActorCell, deadline: Duration) -> bool {
+    // Not `stop_and_wait`: that fails at once for an actor that has been asked before and is on its way.
+    cell.stop(Some("shutdown".to_owned()));
+    cell.wait(Some(deadline)).await.is_ok() || cell.kill_and_wait(Some(deadline)).await.is_ok()
+}
+
 impl Child {
     async fn stop_in_order(self) {
-        let Some((_, cell)) = self.cell else { return };
+        let Some((_, cell)) = &self.cell else { return };
         if cell.get_status() == ActorStatus::Stopped {
             return;
         }
         self.vitals.enter(ActorState::Stopping);
         let began = tokio::time::Instant::now();
-        let deadline = Some(self.spec.stop_deadline);
-        if cell.stop_and_wait(Some("shutdown".to_owned()), deadline).await.is_err()
-            && cell.kill_and_wait(deadline).await.is_err()
-        {
-            self.vitals.enter(ActorState::Stuck);
+        if !ends(cell, self.spec.stop_deadline).await {
+            self.abandon();
             tracing::error!(path = %self.vitals.path, "actor ignored stop and kill");
         }
         tracing::debug!(path = %self.vitals.path, took = ?began.elapsed(), "stopped");
     }
+
+    /// Ends whatever can be ended of an incarnation that cannot: its address, tasks and timers, and its children. Killing
+    /// it has not reached those, because its own end does that.
+    fn abandon(&self) {
+        self.vitals.enter(ActorState::Stuck);
+        if let Some(handle) = self.vitals.handle() {
+            handle.abandon();
+        }
+        let Some((_, cell)) = &self.cell else { return };
+        for below in cell.get_children() {
+            // Unlinked first: the last words of a child carry its state, and would wait for the stuck one to hear them.
+            below.unlink(cell.clone());
+            below.kill();
+        }
+    }
 }
 
 impl State {
-    fn start(&mut self, spec: Spec) -> Result<(), ActorProcessingErr> {
+    /// Ends this supervisor if it must, children first.
+    async fn go_on(&mut self) -> Result<(), ActorProcessingErr> {
+        let Some(text) = self.gives_up.take() else { return Ok(()) };
+        // Those that have not gone by then are killed with it.
+        let _late = tokio::time::timeout(SHUTDOWN_LIMIT, self.stop_all()).await;
+        Err(text.into())
+    }
+
+    async fn stop_all(&mut self) {
+        // Those whose launch has not been reported are the newest. One that is still being made finds no supervisor.
+        for cell in self.me.cell().get_children() {
+            if !self.running.contains_key(&cell.get_id()) && !ends(&cell, STOP_DEADLINE).await {
+                tracing::error!(path = %self.args.path, "an actor that had just started ignored stop and kill");
+            }
+        }
+        let mut in_order: Vec<(u64, String)> = self.children.iter().map(|(name, c)| (c.order, name.clone())).collect();
+        in_order.sort();
+        for (_, name) in in_order.into_iter().rev() {
+            if let Some(child) = self.children.remove(&name) {
+                child.stop_in_order().await;
+            }
+        }
+    }
+
+    fn start(&mut self, spec: Spec) {
         let name = spec.name.clone();
+        if !is_segment(&name) {
+            tracing::error!(path = %self.args.path, ?name, "a child is not started: its name is no segment of a path");
+            return;
+        }
         let policy = Policy {
             restart: spec.restart,
             backoff: spec.backoff,
@@ -304,6 +234,10 @@ impl State {
             stop_deadline: spec.stop_deadline,
             contained: spec.contained,
         };
+        let requires = spec.requires.clone();
+        for missing in requires.iter().filter(|sibling| !self.children.contains_key(*sibling)) {
+            tracing::warn!(path = %self.args.path, %name, %missing, "a child requires a sibling that was not started before it");
+        }
         match self.children.get_mut(&name) {
             Some(child) => child.spec = spec,
             None => {
@@ -318,50 +252,51 @@ impl State {
                     cell: None,
                     stopped: Vec::new(),
                     order: self.started,
+                    timer: None,
                 };
                 self.children.insert(name.clone(), child);
             }
         }
-        self.step(Input::Start { name, policy })
+        self.step(Input::Start { name, policy, requires });
     }
 
-    fn launched(&mut self, name: String, run: u64, result: Result<ActorCell, Fault>) -> Result<(), ActorProcessingErr> {
-        match result {
-            Ok(cell) if !self.core.awaits(&name, run) => {
-                // It started after it was given up: nobody waits for it any more.
-                self.running.insert(cell.get_id(), (name, run));
-                cell.kill();
-                Ok(())
-            }
-            Ok(cell) => {
-                let id = cell.get_id();
-                if let Some(at) = self.early.iter().position(|(early, _, _)| *early == id) {
-                    let (_, kind, text) = self.early.remove(at).expect("the position was just found");
-                    return self.step(Input::Exited { name, run, kind, text });
-                }
-                self.running.insert(id, (name.clone(), run));
-                if self.core.is_stopping(&name) {
-                    cell.stop(Some("stopped".to_owned()));
-                }
-                if let Some(child) = self.children.get_mut(&name) {
-                    child.cell = Some((run, cell));
-                }
-                self.step(Input::Started { name, run })
-            }
-            Err(fault) => self.step(Input::Exited { name, run, kind: ExitKind::Start, text: fault.0 }),
+    fn launched(&mut self, name: String, run: u64, result: Result<ActorCell, Fault>) {
+        let cell = match result {
+            Ok(cell) => cell,
+            Err(fault) => return self.exited(name, run, ExitKind::Start, fault.0),
+        };
+        let id = cell.get_id();
+        if let Some(at) = self.early.iter().position(|(early, _, _)| *early == id) {
+            let (_, kind, text) = self.early.remove(at).expect("the position was just found");
+            return self.exited(name, run, kind, text);
+        }
+        self.running.insert(id, (name.clone(), run));
+        match self.core.fate(&name, run) {
+            Fate::Keep => {}
+            Fate::Stop => cell.stop(Some("stopped".to_owned())),
+            Fate::Kill => return cell.kill(),
+        }
+        if let Some(child) = self.children.get_mut(&name) {
+            child.cell = Some((run, cell));
         }
     }
 
-    fn step(&mut self, input: Input) -> Result<(), ActorProcessingErr> {
+    fn exited(&mut self, name: String, run: u64, kind: ExitKind, text: String) {
+        if self.left.remove(&run).is_some() {
+            tracing::info!(path = %self.args.path, %name, ?kind, %text, "an incarnation that was stuck has ended");
+        }
+        self.step(Input::Exited { name, run, kind, text });
+    }
+
+    fn step(&mut self, input: Input) {
         let mut effects = Vec::new();
         self.core.step(Clock.now(), input, &mut effects);
         for effect in effects {
-            self.perform(effect)?;
+            self.perform(effect);
         }
-        Ok(())
     }
 
-    fn perform(&mut self, effect: Effect) -> Result<(), ActorProcessingErr> {
+    fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Launch { name, run, incarnation } => self.launch(name, run, incarnation),
             Effect::Stop { name, run } => {
@@ -374,19 +309,27 @@ impl State {
                     cell.kill();
                 }
             }
-            Effect::SetTimer { name, run, timer, after } => {
-                let me = self.me.supervisor.clone();
-                tokio::spawn(async move {
-                    tokio::time::sleep(after).await;
-                    let _gone = me.send_message(SupervisorMsg::Timer { name, run, timer });
-                });
-            }
-            Effect::State { name, state } => {
+            Effect::Abandon { name, run } => {
                 if let Some(child) = self.children.get(&name) {
+                    child.abandon();
+                    let left = Arc::new(child.vitals.left_behind());
+                    tracing::error!(path = %left.path, "actor ignored stop and kill, and is left behind");
+                    self.left.insert(run, self.args.tree.register(left));
+                }
+            }
+            Effect::SetTimer { name, run, timer, after } => self.set_timer(name, run, timer, after),
+            Effect::State { name, state } => {
+                if let Some(child) = self.children.get_mut(&name) {
                     child.vitals.enter(state);
-                    if state == ActorState::Stuck {
-                        tracing::error!(path = %child.vitals.path, "actor ignored stop and kill; its successor runs without it");
+                    if let Some(timer) = child.timer.take_if(|_| state == ActorState::Healthy) {
+                        timer.abort();
                     }
+                }
+            }
+            Effect::Waits { name, on } => {
+                if let Some(child) = self.children.get(&name) {
+                    tracing::debug!(path = %child.vitals.path, ?on, "waits for its siblings");
+                    child.vitals.explain(json!({ "waits_for": on }));
                 }
             }
             Effect::Exit { name, kind, text } => {
@@ -401,22 +344,43 @@ impl State {
                 }
             }
             Effect::Removed { name } => {
-                if let Some(child) = self.children.remove(&name) {
-                    for done in child.stopped {
+                if let Some(mut child) = self.children.remove(&name) {
+                    for done in child.stopped.drain(..) {
                         let _gone = done.send(());
                     }
                 }
             }
+            Effect::Stale { name } => {
+                if let Some(child) = self.children.get(&name) {
+                    child.vitals.count_stale();
+                }
+            }
+            Effect::Ready => {
+                if let Some(report) = &self.report {
+                    report.healthy();
+                }
+            }
             Effect::Escalate { text } => {
                 tracing::error!(path = %self.args.path, %text, "supervisor gives up");
-                return Err(text.into());
+                self.gives_up = Some(text);
             }
         }
-        Ok(())
     }
 
     fn cell(&self, name: &str, run: u64) -> Option<&ActorCell> {
         self.children.get(name)?.cell.as_ref().filter(|(of, _)| *of == run).map(|(_, cell)| cell)
+    }
+
+    fn set_timer(&mut self, name: String, run: u64, timer: Timer, after: Duration) {
+        let Some(child) = self.children.get_mut(&name) else { return };
+        let me = self.me.supervisor.clone();
+        let set = tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            let _gone = me.send_message(SupervisorMsg::Timer { name, run, timer });
+        });
+        if let Some(before) = child.timer.replace(set.abort_handle()) {
+            before.abort();
+        }
     }
 
     fn launch(&mut self, name: String, run: u64, incarnation: u64) {
@@ -432,7 +396,9 @@ impl State {
             path: child.vitals.path.clone(),
             name: name.clone(),
             incarnation,
-            vitals: Arc::clone(&child.vitals),
+            pulse: Pulse { vitals: Arc::clone(&child.vitals), incarnation },
+            report: Report::new(&self.me, name.clone(), run),
+            says_ready: child.spec.says_ready,
             tree: self.args.tree.clone(),
             supervisor: self.me.cell(),
             siblings: self.me.clone(),
@@ -441,12 +407,8 @@ impl State {
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;
-            let late = result.as_ref().ok().cloned();
-            if me.send_message(SupervisorMsg::Launched { name, run, result }).is_err()
-                && let Some(cell) = late
-            {
-                cell.kill();
-            }
+            // A supervisor that is ending does not hear of it, but finds it among those that are linked to it.
+            let _ending = me.send_message(SupervisorMsg::Launched { name, run, result });
         });
     }
 }

@@ -1,0 +1,136 @@
+//! A supervisor from outside: what its owner, its children and its own timers say to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use muster_messages::CrashHow;
+use ractor::{Actor, ActorCell, ActorRef, ActorRuntime};
+use tokio::sync::oneshot;
+
+use super::core::Timer;
+use super::shell::{SupervisorActor, SupervisorArgs};
+use crate::{Fault, Group, Spec, Tree};
+
+/// The longest an orderly shutdown of a group may take: the contract gives the process 10 s.
+pub(super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(9);
+
+pub(crate) enum SupervisorMsg {
+    Start(Box<Spec>),
+    Stop {
+        name: String,
+        done: Option<oneshot::Sender<()>>,
+    },
+    Restart {
+        name: String,
+    },
+    Launched {
+        name: String,
+        run: u64,
+        result: Result<ActorCell, Fault>,
+    },
+    Healthy {
+        name: String,
+        run: u64,
+    },
+    /// The group's first children have been started; whom to tell when all of them are healthy.
+    Filled(Report),
+    Timer {
+        name: String,
+        run: u64,
+        timer: Timer,
+    },
+    Crash(CrashHow),
+}
+impl ractor::Message for SupervisorMsg {}
+
+/// A supervisor's children, from outside.
+#[derive(Clone)]
+pub struct Children {
+    pub(super) supervisor: ActorRef<SupervisorMsg>,
+}
+
+impl Children {
+    /// Starts a child, or replaces the one of that name (the old one stops first).
+    ///
+    /// A name is one segment of a path, of printable ASCII characters without `/` and `@`. A child with another name is
+    /// not started, and an error is logged.
+    pub fn start(&self, spec: Spec) {
+        let _gone = self.supervisor.send_message(SupervisorMsg::Start(Box::new(spec)));
+    }
+    /// Asks a child to stop; it does not come back.
+    pub fn stop(&self, name: &str) {
+        let _gone = self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: None });
+    }
+    /// Asks a child to stop and waits until it has gone, or was given up as stuck. Not from inside a handler.
+    pub async fn stop_and_wait(&self, name: &str) {
+        let (tx, rx) = oneshot::channel();
+        if self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: Some(tx) }).is_ok() {
+            let _gone = rx.await;
+        }
+    }
+    /// Asks a child to stop and starts it again; with it, whoever would restart if it failed.
+    pub fn restart(&self, name: &str) {
+        let _gone = self.supervisor.send_message(SupervisorMsg::Restart { name: name.to_owned() });
+    }
+    /// Stops all children in reverse start order, and the group itself.
+    pub async fn shut_down(&self) {
+        let cell = self.supervisor.get_cell();
+        cell.stop(Some("shutdown".to_owned()));
+        if cell.wait(Some(SHUTDOWN_LIMIT)).await.is_err() {
+            cell.kill();
+        }
+    }
+
+    /// An actor's own group of children.
+    pub(crate) fn launch(path: String, tree: Tree, group: Group, parent: ActorCell) -> Self {
+        let args = SupervisorArgs { path, tree, group };
+        let (supervisor, _starting) = ActorRuntime::spawn_linked_instant(None, SupervisorActor, args, parent)
+            .expect("an unnamed actor can always be spawned");
+        Self { supervisor }
+    }
+    pub(crate) async fn spawn(
+        path: String,
+        tree: Tree,
+        group: Group,
+        parent: Option<ActorCell>,
+    ) -> Result<Self, Fault> {
+        let args = SupervisorArgs { path, tree, group };
+        let spawned = match parent {
+            Some(parent) => Actor::spawn_linked(None, SupervisorActor, args, parent).await,
+            None => Actor::spawn(None, SupervisorActor, args).await,
+        };
+        let (supervisor, _joined) = spawned.map_err(|e| Fault::new(e.to_string()))?;
+        Ok(Self { supervisor })
+    }
+    pub(crate) fn cell(&self) -> ActorCell {
+        self.supervisor.get_cell()
+    }
+    pub(crate) fn crash(&self, how: CrashHow) {
+        let _gone = self.supervisor.send_message(SupervisorMsg::Crash(how));
+    }
+    pub(crate) fn filled(&self, report: Report) {
+        let _gone = self.supervisor.send_message(SupervisorMsg::Filled(report));
+    }
+}
+
+/// How one incarnation tells its supervisor that it is healthy.
+#[derive(Clone)]
+pub(crate) struct Report {
+    to: ActorRef<SupervisorMsg>,
+    name: String,
+    run: u64,
+    said: Arc<AtomicBool>,
+}
+
+impl Report {
+    pub(super) fn new(to: &Children, name: String, run: u64) -> Self {
+        Self { to: to.supervisor.clone(), name, run, said: Arc::default() }
+    }
+    /// Said once, however often it is called: nobody bounds a supervisor's mailbox.
+    pub(crate) fn healthy(&self) {
+        if !self.said.swap(true, Ordering::Relaxed) {
+            let _gone = self.to.send_message(SupervisorMsg::Healthy { name: self.name.clone(), run: self.run });
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! One child as its supervisor sees it.
+
+use std::time::Duration;
+
+use muster_messages::Moment;
+
+use crate::spec::{Backoff, Restart};
+
+/// How a child is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub restart: Restart,
+    pub backoff: Backoff,
+    /// From launch to healthy.
+    pub start_deadline: Duration,
+    pub stop_deadline: Duration,
+    /// Its exits never escalate, and its siblings do not restart for them.
+    pub contained: bool,
+}
+
+/// What follows when a child that is leaving has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    Remove,
+    Relaunch,
+    /// What follows a failure: it did not start in time.
+    BackOff,
+}
+
+/// How far a child that must go has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Not yet: siblings that were started after it go first.
+    Due,
+    Asked,
+    Killed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// To be launched as soon as nothing is in the way.
+    Waiting,
+    /// Launched, not healthy yet.
+    Starting,
+    Running {
+        since: Moment,
+    },
+    Leaving {
+        then: Then,
+        stage: Stage,
+    },
+    BackingOff,
+    /// Ended for good, still shown.
+    Ended,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Child {
+    /// Start order.
+    pub order: u64,
+    pub policy: Policy,
+    /// Siblings that are healthy before it is launched; only those count that were started before it.
+    pub requires: Vec<String>,
+    pub run: u64,
+    pub incarnation: u64,
+    pub phase: Phase,
+    /// Failures since it was last stable.
+    pub failures: u32,
+    /// What it was last said to wait for.
+    pub waits_for: Vec<String>,
+}
+
+impl Child {
+    pub fn new(order: u64, policy: Policy, requires: Vec<String>) -> Self {
+        let (phase, waits_for) = (Phase::Waiting, Vec::new());
+        Self { order, policy, requires, run: 0, incarnation: 0, phase, failures: 0, waits_for }
+    }
+
+    pub fn is_leaving(&self) -> bool {
+        matches!(self.phase, Phase::Leaving { .. })
+    }
+    /// Whoever requires it may start.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. } | Phase::Ended)
+    }
+
+    /// Whether an exit of this kind brings a next incarnation.
+    pub fn comes_back(&self, failed: bool) -> bool {
+        match self.policy.restart {
+            Restart::Permanent => true,
+            Restart::Transient => failed,
+            Restart::Temporary => false,
+        }
+    }
+
+    /// What becomes of it when it goes because a sibling failed: a temporary one is never started twice.
+    pub fn with_its_group(&self) -> Then {
+        if self.policy.restart == Restart::Temporary { Then::Remove } else { Then::Relaunch }
+    }
+
+    /// It stops running: a run that was stable makes good for the failures before it.
+    pub fn settle(&mut self, now: Moment) {
+        if let Phase::Running { since } = self.phase
+            && now.since(since) >= self.policy.backoff.stable_after
+        {
+            self.failures = 0;
+        }
+    }
+}

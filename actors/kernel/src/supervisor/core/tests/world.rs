@@ -1,0 +1,254 @@
+//! A world in which a supervisor's effects happen at once, and time jumps to the next timer.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use muster_messages::{ActorState, ExitKind, Moment};
+
+use super::super::{Core, Effect, Input, Phase, Policy, Timer};
+use crate::{Backoff, Group, Restart, Strategy};
+
+pub const POLICY: Policy = Policy {
+    restart: Restart::Permanent,
+    backoff: Backoff::SLOW,
+    start_deadline: Duration::from_secs(10),
+    stop_deadline: Duration::from_secs(5),
+    contained: false,
+};
+
+pub fn policy(restart: Restart) -> Policy {
+    Policy { restart, ..POLICY }
+}
+
+/// How the incarnations of a child behave.
+#[derive(Clone, Copy, Default)]
+pub struct Manner {
+    /// As many of its next starts fail.
+    pub failing_starts: u32,
+    /// It never says that it is healthy.
+    pub slow: bool,
+    pub ignores_stop: bool,
+    pub ignores_kill: bool,
+    /// It panics while it stops.
+    pub stops_badly: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Life {
+    Wanted,
+    Asked,
+    Abandoned,
+}
+
+pub struct World {
+    pub core: Core,
+    pub now: Moment,
+    pub manners: BTreeMap<String, Manner>,
+    /// `start a`, `stop a`, `kill a`, `stuck a`, `gone a`, `ready`, in the order in which they happened.
+    pub log: Vec<String>,
+    /// Unasked exits: when, whose, and whether it was a failure.
+    pub exits: Vec<(Moment, String, bool)>,
+    pub delays: Vec<(String, Duration)>,
+    pub states: BTreeMap<String, Vec<ActorState>>,
+    pub waits: BTreeMap<String, Vec<String>>,
+    pub stale: usize,
+    pub escalated: bool,
+    strategy: Strategy,
+    running: BTreeMap<u64, (String, Life)>,
+    timers: BTreeMap<String, (Moment, u64, Timer)>,
+    events: VecDeque<Input>,
+}
+
+impl World {
+    pub fn new(group: impl Into<Group>) -> Self {
+        let group = group.into();
+        Self {
+            core: Core::new(group, 7),
+            now: Moment(3_600_000_000),
+            manners: BTreeMap::new(),
+            log: Vec::new(),
+            exits: Vec::new(),
+            delays: Vec::new(),
+            states: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            stale: 0,
+            escalated: false,
+            strategy: group.strategy,
+            running: BTreeMap::new(),
+            timers: BTreeMap::new(),
+            events: VecDeque::new(),
+        }
+    }
+    /// With permanent children of these names, all healthy, and an empty log.
+    pub fn of(group: impl Into<Group>, names: &[&str]) -> Self {
+        let mut world = Self::new(group);
+        for name in names {
+            world.start(name, POLICY, &[]);
+        }
+        world.log.clear();
+        world
+    }
+
+    pub fn start(&mut self, name: &str, policy: Policy, requires: &[&str]) {
+        let requires = requires.iter().map(|r| (*r).to_owned()).collect();
+        self.hear(Input::Start { name: name.to_owned(), policy, requires });
+    }
+    pub fn stop(&mut self, name: &str) {
+        self.hear(Input::Stop { name: name.to_owned() });
+    }
+    pub fn restart(&mut self, name: &str) {
+        self.hear(Input::Restart { name: name.to_owned() });
+    }
+    /// The child's present incarnation says that it is healthy.
+    pub fn says_healthy(&mut self, name: &str) {
+        let run = self.core.run_of(name).expect("there is such a child");
+        self.hear(Input::Healthy { name: name.to_owned(), run });
+    }
+    /// The child's incarnation ends by itself, if it has one.
+    pub fn crash(&mut self, name: &str, kind: ExitKind) {
+        let Some(run) = self.core.run_of(name).filter(|run| self.running.contains_key(run)) else { return };
+        self.hear(Input::Exited { name: name.to_owned(), run, kind, text: "x".into() });
+    }
+    pub fn hear(&mut self, input: Input) {
+        self.events.push_back(input);
+        while let Some(input) = self.events.pop_front() {
+            self.step(input);
+        }
+    }
+
+    fn step(&mut self, input: Input) {
+        if let Input::Exited { name, run, kind, .. } = &input {
+            self.running.retain(|of, (whose, _)| of != run || whose != name);
+            let child = self.core.children.get(name).filter(|child| child.run == *run);
+            if child.is_some_and(|child| matches!(child.phase, Phase::Starting | Phase::Running { .. })) {
+                self.exits.push((self.now, name.clone(), *kind != ExitKind::Normal));
+            }
+        }
+        let mut effects = Vec::new();
+        self.core.step(self.now, input, &mut effects);
+        for effect in effects {
+            self.perform(effect);
+        }
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Launch { name, run, .. } => self.launch(name, run),
+            Effect::Stop { name, run } => {
+                self.log.push(format!("stop {name}"));
+                self.ask(&name, run, |manner| !manner.ignores_stop);
+            }
+            Effect::Kill { name, run } => {
+                self.log.push(format!("kill {name}"));
+                self.ask(&name, run, |manner| !manner.ignores_kill);
+            }
+            Effect::Abandon { name, run } => {
+                self.log.push(format!("stuck {name}"));
+                self.running.insert(run, (name, Life::Abandoned));
+            }
+            Effect::SetTimer { name, run, timer, after } => {
+                if timer == Timer::Backoff {
+                    self.delays.push((name.clone(), after));
+                }
+                self.timers.insert(name, (self.now + after, run, timer));
+            }
+            Effect::State { name, state } => {
+                if state == ActorState::Healthy {
+                    self.timers.remove(&name);
+                }
+                self.states.entry(name).or_default().push(state);
+            }
+            Effect::Waits { name, on } => drop(self.waits.insert(name, on)),
+            Effect::Exit { .. } => {}
+            Effect::Removed { name } => {
+                self.log.push(format!("gone {name}"));
+                self.timers.remove(&name);
+            }
+            Effect::Stale { .. } => self.stale += 1,
+            Effect::Ready => self.log.push("ready".into()),
+            Effect::Escalate { .. } => self.escalated = true,
+        }
+    }
+
+    fn launch(&mut self, name: String, run: u64) {
+        let wanted: Vec<&String> =
+            self.running.values().filter(|(_, life)| *life != Life::Abandoned).map(|(name, _)| name).collect();
+        assert!(!wanted.contains(&&name), "SUP-1: {name} is launched beside an incarnation of its own");
+        let going: Vec<&String> = self.running.values().filter(|(_, l)| *l == Life::Asked).map(|(n, _)| n).collect();
+        if self.strategy != Strategy::OneForOne {
+            assert!(going.is_empty(), "SUP-5: {name} is launched before {going:?} have gone");
+        }
+        self.log.push(format!("start {name}"));
+        self.running.insert(run, (name.clone(), Life::Wanted));
+        let manner = self.manners.entry(name.clone()).or_default();
+        if manner.failing_starts > 0 {
+            manner.failing_starts -= 1;
+            self.events.push_back(Input::Exited { name, run, kind: ExitKind::Start, text: "no".into() });
+        } else if !manner.slow {
+            self.events.push_back(Input::Healthy { name, run });
+        }
+    }
+
+    fn ask(&mut self, name: &str, run: u64, obeys: impl Fn(&Manner) -> bool) {
+        self.running.insert(run, (name.to_owned(), Life::Asked));
+        let manner = self.manners.get(name).copied().unwrap_or_default();
+        if obeys(&manner) {
+            let kind = if manner.stops_badly { ExitKind::Panic } else { ExitKind::Normal };
+            self.events.push_back(Input::Exited { name: name.to_owned(), run, kind, text: "asked".into() });
+        }
+    }
+
+    /// Whatever was left behind ends after all.
+    pub fn the_stuck_end(&mut self) {
+        let stuck =
+            |(run, (name, life)): (&u64, &(String, Life))| (*life == Life::Abandoned).then(|| (*run, name.clone()));
+        let all: Vec<(u64, String)> = self.running.iter().filter_map(stuck).collect();
+        for (run, name) in all {
+            self.hear(Input::Exited { name, run, kind: ExitKind::Killed, text: "late".into() });
+        }
+    }
+
+    /// Jumps to the next timer; false: there is none.
+    pub fn jump(&mut self) -> bool {
+        let next = self.timers.iter().min_by_key(|(name, (at, ..))| (*at, (*name).clone()));
+        let Some((name, (at, run, timer))) = next.map(|(name, set)| (name.clone(), *set)) else { return false };
+        self.timers.remove(&name);
+        self.now = self.now.max(at);
+        self.hear(Input::Timer { name, run, timer });
+        true
+    }
+    /// Until no timer is set: nobody starts, stops or backs off.
+    pub fn settle(&mut self) {
+        for _ in 0..10_000 {
+            if !self.jump() {
+                return;
+            }
+        }
+        panic!("it never comes to rest: {:?}", self.log);
+    }
+    /// Time passes, and timers with it.
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.timers.values().any(|(at, ..)| *at <= until) {
+            self.jump();
+        }
+        self.now = until;
+    }
+
+    /// Those that run and are not left behind.
+    pub fn alive(&self) -> BTreeSet<String> {
+        let here = |(name, life): &(String, Life)| (*life != Life::Abandoned).then(|| name.clone());
+        self.running.values().filter_map(here).collect()
+    }
+    /// The children that are neither healthy nor done.
+    pub fn unsettled(&self) -> Vec<(String, Phase)> {
+        let all = self.core.children.iter();
+        all.filter(|(_, c)| !c.is_ready()).map(|(name, c)| (name.clone(), c.phase)).collect()
+    }
+    pub fn knows(&self, name: &str) -> bool {
+        self.core.children.contains_key(name)
+    }
+    pub fn take_log(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+    }
+}

@@ -1,0 +1,53 @@
+//! The supervisor at the top of a tree.
+
+use std::sync::Arc;
+
+use muster_messages::ActorState;
+use ractor::ActorStatus;
+
+use super::Children;
+use crate::tree::Registration;
+use crate::vitals::Vitals;
+use crate::{Fault, Group, Tree};
+
+/// The root of a tree. Dropped, it stops the tree in the background, in reverse start order.
+pub struct Supervisor {
+    children: Children,
+    vitals: Arc<Vitals>,
+    _registration: Registration,
+}
+
+impl Supervisor {
+    /// Starts the root supervisor of a tree at `path`.
+    pub async fn root(path: &str, tree: Tree, group: impl Into<Group>) -> Result<Self, Fault> {
+        let vitals = Arc::new(Vitals::new(path.to_owned(), "Supervisor"));
+        vitals.incarnate(1);
+        let registration = tree.register(Arc::clone(&vitals));
+        let children = Children::spawn(path.to_owned(), tree, group.into(), None).await?;
+        vitals.enter(ActorState::Healthy);
+        Ok(Self { children, vitals, _registration: registration })
+    }
+    /// Its children.
+    pub fn children(&self) -> &Children {
+        &self.children
+    }
+    /// Returns when the root supervisor has ended: it escalated, or was shut down.
+    pub async fn ended(&self) {
+        let cell = self.children.cell();
+        if cell.get_status() != ActorStatus::Stopped {
+            let _gone = cell.wait(None).await;
+        }
+        self.vitals.enter(ActorState::Dead);
+    }
+    /// Stops everything in reverse start order.
+    pub async fn shut_down(&self) {
+        self.vitals.enter(ActorState::Stopping);
+        self.children.shut_down().await;
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.children.cell().stop(Some("its handle was dropped".to_owned()));
+    }
+}

@@ -1,0 +1,253 @@
+//! What an incarnation can do that has been given up, and what a bad neighbour can: nothing. In real time, because threads
+//! are held.
+
+mod parts;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use muster_kernel::{Address, Children, Cx, Fault, Intensity, Shell, Slot, Spec, Strategy, Undeliverable};
+use muster_messages::protocol::Named;
+use muster_messages::{ActorState, CrashHow, ExitKind};
+use tokio::sync::watch;
+
+use self::parts::{Msg, Yard, eventually};
+
+const SOON: Duration = Duration::from_millis(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_child_that_ignores_stop_and_kill_is_shown_stuck_and_its_successor_runs_without_it() {
+    let yard = Yard::new(Strategy::OneForAll).await;
+    let [a, below, sibling] = ["a", "below", "sibling"].map(|name| yard.part(name));
+    yard.root.children().start(a.spec().stop_deadline(SOON));
+    yard.root.children().start(sibling.spec());
+    let child = below.spec();
+    a.tell(|| Msg::Child(child.clone())).await;
+    yard.lives("node/a/below", 1).await;
+    let (task, mut ended) = watch::channel(());
+    a.address.tell(Msg::Task(task)).expect("it runs");
+    assert!(ended.changed().await.is_ok(), "it has begun");
+    let (release, block) = mpsc::channel();
+    let (_, old) = a.who().await.expect("it answers");
+    a.address.tell(Msg::Block(block)).expect("it runs");
+    eventually("it blocks", || yard.find("node/a").is_some_and(|n| n.handling.is_some_and(|h| h.message == "block")))
+        .await;
+
+    // A sibling fails: the group restarts, and is not held up.
+    yard.crash("node/sibling", CrashHow::Panic);
+    yard.lives("node/a", 2).await;
+    yard.lives("node/sibling", 2).await;
+    let stuck = yard.find("node/a@1").expect("it is shown at a path of its own");
+    assert_eq!((stuck.state, stuck.incarnation), (ActorState::Stuck, 1));
+    assert_eq!(stuck.handling.map(|h| h.message).as_deref(), Some("block"));
+    assert_eq!(yard.find("node/a").unwrap().last_exits[0].kind, ExitKind::Stuck);
+    assert_eq!(a.who().await.map(|(incarnation, _)| incarnation), Some(2));
+
+    // Nothing of it is left that could do harm: its children and tasks end, and what it says is dropped and counted.
+    eventually("its child is gone", || yard.find("node/a/below").is_none()).await;
+    let end = tokio::time::timeout(Duration::from_secs(20), ended.changed()).await;
+    assert!(end.is_ok_and(|news| news.is_err()), "its task is gone");
+    let before = yard.tree.stale("node/a").expect("there is such an actor");
+    assert_eq!(old.tell(Msg::Ready), Err(Undeliverable::Down));
+    assert_eq!(yard.tree.stale("node/a"), Some(before + 1));
+    drop(release);
+    eventually("it ends after all", || yard.find("node/a@1").is_none()).await;
+    assert!(yard.tree.stale("node/a").is_some_and(|stale| stale > before + 1));
+    assert_eq!((yard.find("node/a").unwrap().incarnation, yard.state("node/a")), (2, Some(ActorState::Healthy)));
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_factory_that_returns_after_it_was_given_up_takes_nothing_from_its_successor() {
+    let yard = Yard::new(Intensity::default()).await;
+    let a = yard.part("a");
+    let (release, held) = mpsc::channel::<()>();
+    let first = std::sync::Mutex::new(Some(held));
+    let spec = a.made(move || {
+        let held = first.lock().expect("nobody panics here").take();
+        let _released = held.map(|held| held.recv());
+        Ok(())
+    });
+    yard.root.children().start(spec.start_deadline(SOON * 10).stop_deadline(SOON));
+    yard.until("node/a", ActorState::Healthy).await;
+    let second = yard.find("node/a").expect("it runs").incarnation;
+    assert_eq!(yard.state("node/a@1"), Some(ActorState::Stuck));
+    drop(release);
+    eventually("the late one has gone", || yard.find("node/a@1").is_none()).await;
+    assert_eq!(a.who().await.map(|(incarnation, _)| incarnation), Some(second));
+    // What is done to the actor reaches the one that lives.
+    yard.crash("node/a", CrashHow::Panic);
+    eventually("it lives again", || {
+        yard.find("node/a").is_some_and(|n| n.state == ActorState::Healthy && n.incarnation > second)
+    })
+    .await;
+    assert!(a.who().await.is_some_and(|(incarnation, _)| incarnation > second));
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_child_that_is_being_made_during_shutdown_does_not_start() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (a, b) = (yard.part("a"), yard.part("b"));
+    let (release, held) = mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let making = Arc::new(AtomicBool::new(false));
+    let at_it = Arc::clone(&making);
+    yard.root.children().start(a.spec());
+    yard.root.children().start(b.made(move || {
+        at_it.store(true, Ordering::SeqCst);
+        let _released = held.lock().expect("nobody panics here").recv();
+        Ok(())
+    }));
+    yard.lives("node/a", 1).await;
+    eventually("the factory is at it", || making.load(Ordering::SeqCst)).await;
+    let (tree, log) = (yard.tree.clone(), yard.log.clone());
+    let shutdown = tokio::spawn(async move { yard.root.shut_down().await });
+    eventually("its siblings are gone", || log.len() == 2).await;
+    drop(release);
+    shutdown.await.expect("it only stops");
+    assert_eq!((log.take(), tree.list()), (vec!["a up".into(), "a down".into()], vec![]));
+}
+
+#[tokio::test]
+async fn an_address_in_a_next_group_hears_nothing_of_the_same_incarnation_in_the_one_before() {
+    let yard = Yard::new(Intensity::default()).await;
+    let a = yard.part("a");
+    let spec = a.spec();
+    yard.root.children().start(Spec::group("g", Intensity::default(), move |children: &Children| {
+        children.start(spec.clone());
+        Ok(())
+    }));
+    yard.lives("node/g/a", 1).await;
+    let (_, before) = a.who().await.expect("it answers");
+    yard.tree.restart("node/g").expect("it runs");
+    yard.lives("node/g", 2).await;
+    yard.lives("node/g/a", 1).await;
+    let (incarnation, now) = a.who().await.expect("it answers");
+    assert_eq!(incarnation, 1, "counted anew, and still another one");
+    assert_eq!((before.tell(Msg::Ready), now.tell(Msg::Ready)), (Err(Undeliverable::Down), Ok(())));
+    assert_eq!(a.address.stale(), 1);
+    yard.root.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_path_belongs_to_one_actor() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (mine, inner) = (yard.part("b"), yard.part("b").spec());
+    yard.root.children().start(Spec::group("a", Intensity::default(), move |children: &Children| {
+        children.start(inner.clone());
+        Ok(())
+    }));
+    for name in ["a/b", "a@1", "", "/", "a b", "ä", "x\n", &"x".repeat(300)] {
+        yard.root.children().start(yard.part(name).spec());
+    }
+    yard.root.children().start(mine.spec());
+    yard.lives("node/b", 1).await;
+    yard.lives("node/a/b", 1).await;
+    assert_eq!(yard.tree.list(), ["node", "node/a", "node/a/b", "node/b"]);
+    yard.root.shut_down().await;
+}
+
+/// Does what no actor should.
+struct Nuisance {
+    how: How,
+    enough: Arc<AtomicBool>,
+    made: u64,
+}
+#[derive(Clone, Copy)]
+enum How {
+    /// Says that it is done before it is ready, and ready ever after.
+    DoneBeforeReady,
+    /// Never lets go of its thread.
+    Spins,
+    /// Starts children without end, all but the first under a name that is taken.
+    StartsWithoutEnd,
+    /// Panics in tasks without end.
+    PanicsInTasks,
+}
+struct Go;
+impl Named for Go {
+    fn name(&self) -> &'static str {
+        "go"
+    }
+}
+impl Shell for Nuisance {
+    type Msg = Go;
+    const KIND: &'static str = "Nuisance";
+    async fn started(&mut self, cx: &Cx<Go>) -> Result<(), Fault> {
+        let _full = cx.me().tell(Go);
+        Ok(())
+    }
+    async fn handle(&mut self, cx: &Cx<Go>, _: Go) -> Result<(), Fault> {
+        let enough = || self.enough.load(Ordering::Relaxed);
+        match self.how {
+            How::DoneBeforeReady => {
+                cx.done();
+                (0..1000).for_each(|_| cx.ready());
+            }
+            How::Spins => {
+                while !enough() {
+                    std::hint::spin_loop();
+                }
+            }
+            How::StartsWithoutEnd => {
+                self.made += 1;
+                cx.children().start(nuisance("own", How::DoneBeforeReady, &self.enough));
+                cx.children().start(nuisance("own", How::PanicsInTasks, &self.enough).requires("own"));
+            }
+            How::PanicsInTasks => cx.spawn(async { panic!("once more") }),
+        }
+        if !enough() {
+            cx.after(Duration::from_millis(1), Go);
+        }
+        Ok(())
+    }
+}
+fn nuisance(name: &'static str, how: How, enough: &Arc<AtomicBool>) -> Spec {
+    let enough = Arc::clone(enough);
+    Spec::actor(name, Address::new(4), move || Ok(Nuisance { how, enough: Arc::clone(&enough), made: 0 })).contained()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn misuse_next_door_does_not_keep_a_group_from_restarting_five_times() {
+    let yard = Yard::new(Intensity::default()).await;
+    let enough = Arc::new(AtomicBool::new(false));
+    let bad = [
+        nuisance("eager", How::DoneBeforeReady, &enough).says_ready(),
+        nuisance("spins", How::Spins, &enough).stop_deadline(SOON),
+        nuisance("starts", How::StartsWithoutEnd, &enough),
+        nuisance("panics", How::PanicsInTasks, &enough),
+        nuisance("circle", How::PanicsInTasks, &enough).requires("circle").requires("nobody"),
+    ];
+    yard.root.children().start(Spec::group("bad", Strategy::OneForAll, move |children: &Children| {
+        bad.iter().for_each(|spec| children.start(spec.clone()));
+        Ok(())
+    }));
+    let (one, two) = (yard.part("one"), yard.part("two"));
+    let specs = [one.spec(), two.spec()];
+    yard.root.children().start(Spec::group("good", Strategy::OneForAll, move |children: &Children| {
+        specs.iter().for_each(|spec| children.start(spec.clone()));
+        Ok(())
+    }));
+    for n in 1..=5 {
+        yard.lives("node/good/one", n).await;
+        yard.lives("node/good/two", n).await;
+        yard.crash("node/good/two", CrashHow::Panic);
+    }
+    yard.lives("node/good/one", 6).await;
+    assert_eq!(yard.find("node/good").unwrap().incarnation, 1);
+    enough.store(true, Ordering::Relaxed);
+    yard.root.shut_down().await;
+    assert_eq!(yard.tree.list(), ["node"]);
+}
+
+#[tokio::test]
+async fn a_slot_keeps_the_newest_value_whoever_holds_it() {
+    let (slot, other) = (Slot::new(), Slot::new());
+    assert_eq!(slot.get(), None::<u64>);
+    let holders: Vec<_> = (0..4).map(|_| slot.clone()).collect();
+    let writers = holders.into_iter().map(|slot| std::thread::spawn(move || (1..=100).for_each(|n| slot.set(n))));
+    writers.collect::<Vec<_>>().into_iter().for_each(|writer| writer.join().expect("it only writes"));
+    assert_eq!((slot.get(), slot.clone().get(), other.get()), (Some(100), Some(100), None::<u64>));
+}

@@ -1,0 +1,291 @@
+//! Who restarts with whom, when, and after what delay: with real actors, in virtual time.
+
+mod parts;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use muster_kernel::{Backoff, Children, Fault, Group, Intensity, Restart, Spec, Strategy};
+use muster_messages::{ActorState, CrashHow, ExitKind};
+use tokio::time::Instant;
+
+use self::parts::{Farewell, Hand, Msg, Yard, eventually};
+
+fn fill(specs: Vec<Spec>) -> impl Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static {
+    move |children| {
+        specs.iter().for_each(|spec| children.start(spec.clone()));
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_sibling_restarts_its_whole_group_however_deep_it_is() {
+    let yard = Yard::new(Intensity::default()).await;
+    let [outside, one, deep, twin] = ["outside", "one", "deep", "twin"].map(|name| yard.part(name));
+    // node/all/{one, l1/l2/l3/l4/l5/{deep, twin}}
+    let mut nested = Spec::group("l5", Strategy::OneForAll, fill(vec![deep.spec(), twin.spec()]));
+    for level in ["l4", "l3", "l2", "l1"] {
+        nested = Spec::group(level, Intensity::default(), fill(vec![nested]));
+    }
+    yard.root.children().start(outside.spec());
+    yard.root.children().start(Spec::group("all", Strategy::OneForAll, fill(vec![one.spec(), nested])));
+    let bottom = "node/all/l1/l2/l3/l4/l5";
+    let (deep_path, twin_path) = (format!("{bottom}/deep"), format!("{bottom}/twin"));
+    yard.lives(&twin_path, 1).await;
+    yard.lives("node/all/one", 1).await;
+
+    // Five levels down, by a panic: the twin goes with it, and nobody above or beside them.
+    yard.crash(&deep_path, CrashHow::Panic);
+    yard.lives(&deep_path, 2).await;
+    yard.lives(&twin_path, 2).await;
+    assert_eq!(yard.find("node/all/one").unwrap().incarnation, 1);
+    assert_eq!(yard.find(&twin_path).unwrap().last_exits[0].kind, ExitKind::Normal, "it was asked to go");
+
+    // At the top: everything below starts anew.
+    yard.log.take();
+    yard.crash("node/all/one", CrashHow::Error);
+    yard.lives("node/all/one", 2).await;
+    yard.lives("node/all/l1", 2).await;
+    yard.lives(&twin_path, 1).await;
+    assert_eq!(yard.log.take()[..2], ["twin down", "deep down"]);
+    assert_eq!(yard.find("node/outside").unwrap().incarnation, 1);
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_five_quick_deaths_the_next_start_waits_a_second_and_after_a_stable_run_less() {
+    let yard = Yard::new(Intensity::default()).await;
+    let a = yard.part("a");
+    yard.root.children().start(a.spec().backoff(Backoff::SLOW));
+    let die = async |incarnation| {
+        yard.lives("node/a", incarnation).await;
+        yard.crash("node/a", CrashHow::Panic);
+        let died = Instant::now();
+        yard.lives("node/a", incarnation + 1).await;
+        died.elapsed()
+    };
+    for incarnation in 1..=5 {
+        die(incarnation).await;
+    }
+    let sixth = die(6).await;
+    assert!(sixth >= Duration::from_secs(1), "{sixth:?}");
+    tokio::time::sleep(Backoff::SLOW.stable_after).await;
+    let seventh = die(7).await;
+    assert!((Duration::from_millis(100)..Duration::from_secs(1)).contains(&seventh), "{seventh:?}");
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_fails_while_its_child_backs_off_gives_one_delay_not_two() {
+    let yard = Yard::new(Intensity::default()).await;
+    let child = yard.part("child");
+    let hour = Backoff { first: Duration::from_secs(3600), cap: Duration::from_secs(3600), ..Backoff::SLOW };
+    let group = Spec::group("g", Intensity::default(), fill(vec![child.spec().backoff(hour)]));
+    yard.root.children().start(group.backoff(Backoff::SLOW));
+    yard.lives("node/g/child", 1).await;
+    yard.crash("node/g/child", CrashHow::Panic);
+    yard.until("node/g/child", ActorState::BackingOff).await;
+    let failed = Instant::now();
+    yard.crash("node/g", CrashHow::Error);
+    yard.lives("node/g", 2).await;
+    yard.lives("node/g/child", 1).await;
+    assert!(failed.elapsed() < Duration::from_secs(1), "{:?}", failed.elapsed());
+    // The hour that it would have waited passes without another start.
+    tokio::time::sleep(Duration::from_secs(2 * 3600)).await;
+    assert_eq!(yard.log.take(), ["child up", "child up"]);
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn done_counts_only_once_the_actor_has_ended() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (task, heir) = (yard.part("task"), yard.part("heir"));
+    task.farewell.send_replace(Farewell::Late);
+    let spec = task.spec().restart(Restart::Transient).stop_deadline(Duration::from_secs(3600)).says_ready();
+    yard.root.children().start(spec.start_deadline(Duration::from_secs(3600)));
+    yard.root.children().start(heir.spec().requires("task"));
+    task.tell(|| Msg::Done).await;
+    eventually("it is on its way out", || yard.find("node/task").is_some_and(|n| n.handling.is_some())).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(
+        (yard.state("node/task"), yard.state("node/heir")),
+        (Some(ActorState::Starting), Some(ActorState::Starting))
+    );
+    task.farewell.send_replace(Farewell::AtOnce);
+    yard.until("node/task", ActorState::Done).await;
+    yard.lives("node/heir", 1).await;
+
+    // Whoever fails on the way out is not done.
+    let bad = yard.part("bad");
+    bad.farewell.send_replace(Farewell::Panics);
+    yard.root.children().start(bad.spec().restart(Restart::Transient));
+    bad.tell(|| Msg::Done).await;
+    yard.lives("node/bad", 2).await;
+    assert!(yard.find("node/bad").unwrap().last_exits[0].text.contains("while it stops"));
+    bad.farewell.send_replace(Farewell::AtOnce);
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_actor_that_was_done_works_again_when_its_group_restarts() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (done, other) = (yard.part("done"), yard.part("other"));
+    let specs = vec![done.spec().restart(Restart::Transient), other.spec()];
+    yard.root.children().start(Spec::group("g", Strategy::OneForAll, fill(specs)));
+    done.tell(|| Msg::Done).await;
+    yard.until("node/g/done", ActorState::Done).await;
+    assert_eq!(yard.state("node/g/other"), Some(ActorState::Healthy), "being done takes nobody along");
+    yard.crash("node/g/other", CrashHow::Panic);
+    yard.lives("node/g/done", 2).await;
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_tree_follows_root_one_two_through_healthy_crash_removal_and_done() {
+    let yard = Yard::new(Intensity::default()).await;
+    let two = yard.part("two");
+    let fill_one = fill(vec![two.spec().says_ready().restart(Restart::Transient)]);
+    yard.root.children().start(Spec::group("one", Intensity::default(), fill_one).says_ready());
+    let both = |state| (yard.state("node/one"), yard.state("node/one/two")) == (Some(state), Some(state));
+    eventually("both are starting", || both(ActorState::Starting)).await;
+    two.tell(|| Msg::Ready).await;
+    eventually("both are healthy", || both(ActorState::Healthy)).await;
+
+    yard.crash("node/one/two", CrashHow::Panic);
+    yard.until("node/one/two", ActorState::BackingOff).await;
+    yard.until("node/one/two", ActorState::Starting).await;
+    assert_eq!(yard.state("node/one"), Some(ActorState::Healthy), "it has been, and its child is its own affair");
+    two.tell(|| Msg::Ready).await;
+    yard.lives("node/one/two", 2).await;
+
+    yard.crash("node/one", CrashHow::Error);
+    yard.until("node/one", ActorState::BackingOff).await;
+    eventually("what was below is gone", || yard.find("node/one/two").is_none()).await;
+    yard.until("node/one/two", ActorState::Starting).await;
+    two.tell(|| Msg::Ready).await;
+    yard.lives("node/one/two", 1).await;
+    yard.lives("node/one", 2).await;
+
+    two.tell(|| Msg::Done).await;
+    yard.until("node/one/two", ActorState::Done).await;
+    yard.root.children().stop_and_wait("one").await;
+    assert_eq!(yard.tree.list(), ["node"]);
+    assert_eq!(yard.state("node"), Some(ActorState::Healthy));
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_says_it_is_ready_keeps_those_waiting_that_require_it() {
+    let yard = Yard::new(Intensity::default()).await;
+    let [disk, reader, other] = ["disk", "reader", "other"].map(|name| yard.part(name));
+    yard.root.children().start(disk.spec().says_ready());
+    yard.root.children().start(reader.spec().requires("disk"));
+    yard.root.children().start(other.spec());
+    yard.lives("node/other", 1).await;
+    assert_eq!(yard.state("node/disk"), Some(ActorState::Starting));
+    let waiting = yard.find("node/reader").unwrap();
+    assert_eq!((waiting.incarnation, waiting.view["waits_for"][0].as_str()), (0, Some("disk")));
+    disk.tell(|| Msg::Ready).await;
+    yard.lives("node/reader", 1).await;
+    assert_eq!(yard.log.take().pop().as_deref(), Some("reader up"));
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_is_not_ready_in_time_has_failed_and_is_stopped_before_the_next_one_starts() {
+    let yard = Yard::new(Intensity::default()).await;
+    let a = yard.part("a");
+    yard.root.children().start(a.spec().says_ready().start_deadline(Duration::from_secs(7)));
+    let began = Instant::now();
+    eventually("started twice", || yard.log.len() >= 3).await;
+    assert!(began.elapsed() >= Duration::from_secs(7));
+    assert_eq!(yard.log.take(), ["a up", "a down", "a up"]);
+    let exit = yard.find("node/a").unwrap().last_exits[0].clone();
+    assert_eq!((exit.kind, exit.text.as_str()), (ExitKind::Start, "did not start in time"));
+    a.tell(|| Msg::Ready).await;
+    yard.lives("node/a", 2).await;
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn spawn_errors_are_failures_and_end_a_group_like_any_other() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (tries, bad, good) = (Arc::new(AtomicU64::new(0)), yard.part("bad"), yard.part("good"));
+    let count = Arc::clone(&tries);
+    let failing = bad.made(move || match count.fetch_add(1, Ordering::SeqCst) {
+        11.. => Ok(()),
+        _ => Err(Fault::new("no disk")),
+    });
+    yard.root.children().start(Spec::group("g", Intensity::default(), fill(vec![good.spec(), failing])));
+    yard.lives("node/g/bad", 1).await;
+    let group = yard.find("node/g").unwrap();
+    assert_eq!((group.incarnation, tries.load(Ordering::SeqCst)), (2, 12));
+    assert!(group.last_exits[0].text.contains("no disk"), "{group:?}");
+    assert_eq!(yard.log.take()[..2], ["good up", "good down"], "children go in order before it gives up");
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_that_gives_up_stops_its_children_first() {
+    let limit = Group { strategy: Strategy::RestForOne, intensity: Intensity { max: 0, ..Intensity::default() } };
+    let yard = Yard::new(limit).await;
+    let hands: Vec<Hand> = ["a", "b", "c"].into_iter().map(|name| yard.part(name)).collect();
+    for hand in &hands {
+        yard.root.children().start(hand.spec());
+        yard.lives(&format!("node/{}", hand.name), 1).await;
+    }
+    yard.log.take();
+    yard.crash("node/b", CrashHow::Kill);
+    yard.root.ended().await;
+    assert_eq!(yard.log.take(), ["c down", "a down"]);
+    assert_eq!((yard.tree.list(), yard.state("node")), (vec!["node".to_owned()], Some(ActorState::Dead)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_was_asked_to_go_before_is_given_its_time_at_shutdown_too() {
+    let yard = Yard::new(Intensity::default()).await;
+    let a = yard.part("a");
+    a.farewell.send_replace(Farewell::Late);
+    yard.root.children().start(a.spec());
+    yard.lives("node/a", 1).await;
+    yard.root.children().stop("a");
+    yard.until("node/a", ActorState::Stopping).await;
+    let farewell = Arc::clone(&a.farewell);
+    let later = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        farewell.send_replace(Farewell::AtOnce);
+    });
+    yard.root.shut_down().await;
+    later.await.expect("it only waits");
+    assert_eq!(yard.log.take(), ["a up", "a down"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_whose_launch_was_not_reported_yet_is_stopped_in_its_turn_too() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (a, b) = (yard.part("a"), yard.part("b"));
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let late = b.made(move || {
+        let _released = held.lock().expect("nobody panics here").recv();
+        Ok(())
+    });
+    let group = Spec::group("g", Intensity::default(), fill(vec![a.spec(), late]));
+    yard.root.children().start(group.stop_deadline(Duration::from_secs(60)));
+    // No time passes while a factory is at work, so nobody waits for any.
+    let turns = async |until: &dyn Fn() -> bool| {
+        while !until() {
+            tokio::task::yield_now().await;
+        }
+    };
+    turns(&|| yard.state("node/g/a") == Some(ActorState::Healthy)).await;
+    // The group is busy for 30 s with what it hears before the launch.
+    yard.crash("node/g", CrashHow::Hang);
+    drop(release);
+    turns(&|| yard.log.len() == 2).await;
+    yard.root.children().stop_and_wait("g").await;
+    assert_eq!(yard.log.take(), ["a up", "b up", "b down", "a down"]);
+    assert_eq!(yard.tree.list(), ["node"]);
+    yard.root.shut_down().await;
+}
