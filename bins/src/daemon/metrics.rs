@@ -1,5 +1,7 @@
 //! Plain HTTP for machines that watch machines: `/metrics` (Prometheus), `/livez`, `/readyz`.
 
+mod reconcilers;
+
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 
@@ -76,6 +78,7 @@ async fn render(shared: Shared) -> impl IntoResponse {
     replica(&mut registry, &shared);
     disk(&mut registry, &shared).await;
     elections(&mut registry, &shared).await;
+    reconcilers::register(&mut registry, &shared).await;
     let mut text = String::new();
     let status = match encode(&mut text, &registry) {
         Ok(()) => StatusCode::OK,

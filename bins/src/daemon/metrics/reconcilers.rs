@@ -1,0 +1,278 @@
+//! Metrics of reconcilers: what this manager's copy says about each, and what its runs on this node have come to.
+//!
+//! A label is the name of a reconciler, for at most [`MOST_NAMES`] of them, or of its scope, or one of a few words. A scope that no
+//! reconciler has is not told: any program may name one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_messages::{ActorNode, Tables};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+use serde_json::Value;
+
+use super::Number;
+use crate::daemon::node::Shared;
+
+/// Reconcilers with series of their own, by name; how many there are in all is told too.
+const MOST_NAMES: usize = 200;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Name {
+    reconciler: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Gate {
+    reconciler: String,
+    state: String,
+    reconciled: String,
+    floor: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Phase {
+    reconciler: String,
+    phase: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Participants {
+    scope: String,
+    phase: String,
+}
+
+type ByName = Family<Name, Number>;
+
+pub(super) async fn register(registry: &mut Registry, shared: &Shared) {
+    let copy = shared.manager.borrow().as_ref().map(|manager| manager.replica.borrow().clone());
+    if let Some(copy) = copy {
+        // Hundreds of reconcilers and thousands of members take a while: not on the threads that Raft lives on.
+        if let Ok((all, told)) = tokio::task::spawn_blocking(move || statuses(&copy.tables)).await {
+            seen(registry, all, &told);
+        }
+    }
+    if let Ok(reconcilers) = shared.tree.inspect("node/reconcilers").await {
+        run_here(registry, &reconcilers);
+    }
+}
+
+/// How many reconcilers there are, and what is told of those with series.
+fn statuses(tables: &Tables) -> (usize, Vec<Value>) {
+    let all = &tables.reconcilers;
+    let names: BTreeSet<&String> = all.definitions.keys().map(|key| &key.reconciler).chain(all.gates.keys()).collect();
+    let told = names.iter().take(MOST_NAMES).filter_map(|name| muster_gates::status(tables, name));
+    (names.len(), told.collect())
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+fn seen(registry: &mut Registry, all: usize, statuses: &[Value]) {
+    let (gates, phases) = (Family::<Gate, Number>::default(), Family::<Phase, Number>::default());
+    let [epochs, blockers, failures, candidates] = [(); 4].map(|()| ByName::default());
+    let mut scopes: BTreeMap<String, &Value> = BTreeMap::new();
+    for status in statuses {
+        let (reconciler, gate) = (text(&status["name"]), &status["gate"]);
+        if !gate.is_null() {
+            let (state, floor) = (text(&gate["state"]), text(&gate["floor"]));
+            let reconciled = text(&gate["reconciled"]);
+            gates.get_or_create(&Gate { reconciler: reconciler.clone(), state, reconciled, floor }).set(1);
+        }
+        phases.get_or_create(&Phase { reconciler: reconciler.clone(), phase: text(&status["phase"]) }).set(1);
+        let name = Name { reconciler };
+        epochs.get_or_create(&name).set(number(&gate["epoch"]));
+        blockers.get_or_create(&name).set(status["blockers"].as_array().map_or(0, |all| all.len() as u64));
+        failures.get_or_create(&name).set(number(&status["consecutive_failures"]));
+        candidates.get_or_create(&name).set(number(&status["candidates"]));
+        scopes.insert(text(&status["scope"]), &status["participants"]);
+    }
+    let members = Family::<Participants, Number>::default();
+    for (scope, counts) in scopes {
+        for phase in ["announced", "serving", "draining"] {
+            let labels = Participants { scope: scope.clone(), phase: phase.to_owned() };
+            members.get_or_create(&labels).set(number(&counts[phase]));
+        }
+    }
+    let there = Number::default();
+    there.set(all as u64);
+    registry.register("reconcilers", "Reconcilers; the first 200 by name have series of their own", there);
+    registry.register("reconciler_gate_info", "1 for what the gate says", gates);
+    registry.register("reconciler_phase", "1 for the phase that it is in", phases);
+    for (name, help, family) in [
+        ("reconciler_gate_epoch", "How often the gate has been written; 0 without one", epochs),
+        ("reconciler_blockers", "Members that serve and could not live with the release to come", blockers),
+        ("reconciler_consecutive_failures", "Failures in a row of the runner, wherever it is", failures),
+        ("reconciler_candidates", "Live candidates for running it", candidates),
+    ] {
+        registry.register(name, help, family);
+    }
+    registry.register("reconciler_participants", "Members of scopes that reconcilers ask, by phase", members);
+}
+
+/// Of the groups below `node/reconcilers`, one for each reconciler that this node may run.
+fn run_here(registry: &mut Registry, reconcilers: &ActorNode) {
+    let [attempts, failures] = [(); 2].map(|()| Family::<Name, Counter>::default());
+    let last = ByName::default();
+    for group in reconcilers.children.iter().take(MOST_NAMES) {
+        let Some(reconciler) = group.path.rsplit('/').next().map(str::to_owned) else { continue };
+        let run = group.children.iter().find(|child| child.path.ends_with("/run"));
+        let Some(runs) = run.map(|run| &run.view["runs"]).filter(|runs| runs.is_object()) else { continue };
+        let name = Name { reconciler };
+        attempts.get_or_create(&name).inc_by(number(&runs["attempts"]));
+        failures.get_or_create(&name).inc_by(number(&runs["failures"]));
+        if let Some(ms) = runs["last_run_ms"].as_u64() {
+            last.get_or_create(&name).set(ms);
+        }
+    }
+    registry.register("reconciler_attempts", "Attempts that this node has begun", attempts);
+    registry.register("reconciler_failures", "Attempts of this node that failed", failures);
+    registry.register("reconciler_last_run_ms", "How long the last attempt here took that came to something", last);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use muster_messages::{
+        Action, ActorState, Definition, FencingToken, GateEntry, GateState, Participant, ParticipantKey,
+        ParticipantPhase, Revision, SessionId, WallTime,
+    };
+    use prometheus_client::encoding::text::encode;
+    use serde_json::json;
+
+    use super::*;
+
+    fn define(tables: &mut Tables, name: &str) {
+        let (release, floor) = ("2.0.0".parse().unwrap(), "2.0.0".parse().unwrap());
+        let definition = Definition::new(name, release, "db", floor, Action::Handler);
+        tables.reconcilers.definitions.insert(definition.key(), Arc::new(definition));
+    }
+
+    fn gate(tables: &mut Tables, name: &str, format: u32) {
+        let now = GateEntry {
+            epoch: 4,
+            state: GateState::Done,
+            reconciled: "1.0.0".parse().unwrap(),
+            digest: String::new(),
+            floor: "1.0.0".parse().unwrap(),
+            target: None,
+            term: FencingToken(1),
+            at: WallTime(0),
+            revision: Revision(1),
+            why: String::new(),
+        };
+        let gate =
+            muster_messages::Gate { reconciler: name.into(), scope: "db".into(), format, now, history: Vec::new() };
+        tables.reconcilers.gates.insert(name.into(), Arc::new(gate));
+    }
+
+    fn serves(tables: &mut Tables, scope: &str, member: &str, release: &str) {
+        let key = ParticipantKey { scope: scope.into(), member: member.into(), incarnation: SessionId(7) };
+        let participant = Participant {
+            key: key.clone(),
+            node: None,
+            release: release.parse().unwrap(),
+            needs: BTreeMap::new(),
+            phase: ParticipantPhase::Serving,
+            token: Some(FencingToken(1)),
+            since: WallTime(0),
+            revision: Revision(1),
+        };
+        tables.reconcilers.participants.insert(key, Arc::new(participant));
+    }
+
+    fn scraped(tables: &Tables) -> String {
+        let mut registry = Registry::with_prefix("muster");
+        let (all, told) = statuses(tables);
+        seen(&mut registry, all, &told);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[track_caller]
+    fn says(text: &str, line: &str) {
+        assert!(text.lines().any(|said| said == line), "{line}\n{text}");
+    }
+
+    #[test]
+    fn a_gate_its_blockers_and_the_members_of_its_scope_are_told_and_nothing_of_what_is_gone() {
+        let mut tables = Tables::default();
+        define(&mut tables, "schema");
+        gate(&mut tables, "schema", 1);
+        serves(&mut tables, "db", "old", "1.0.0");
+        serves(&mut tables, "db", "new", "2.0.0");
+        serves(&mut tables, "elsewhere", "x", "1.0.0");
+        let text = scraped(&tables);
+        for line in [
+            "muster_reconcilers 1",
+            r#"muster_reconciler_gate_info{reconciler="schema",state="done",reconciled="1.0.0",floor="1.0.0"} 1"#,
+            r#"muster_reconciler_gate_epoch{reconciler="schema"} 4"#,
+            r#"muster_reconciler_phase{reconciler="schema",phase="no-candidate"} 1"#,
+            r#"muster_reconciler_blockers{reconciler="schema"} 1"#,
+            r#"muster_reconciler_consecutive_failures{reconciler="schema"} 0"#,
+            r#"muster_reconciler_candidates{reconciler="schema"} 0"#,
+            r#"muster_reconciler_participants{scope="db",phase="serving"} 2"#,
+            r#"muster_reconciler_participants{scope="db",phase="draining"} 0"#,
+        ] {
+            says(&text, line);
+        }
+        assert!(!text.contains("elsewhere"), "{text}");
+        gate(&mut tables, "schema", 99);
+        says(
+            &scraped(&tables),
+            r#"muster_reconciler_gate_info{reconciler="schema",state="unreadable",reconciled="",floor=""} 1"#,
+        );
+        let text = scraped(&Tables::default());
+        says(&text, "muster_reconcilers 0");
+        assert!(!text.contains("schema") && !text.contains("db"), "{text}");
+    }
+
+    #[test]
+    fn there_are_series_for_a_bounded_number_of_reconcilers() {
+        let mut tables = Tables::default();
+        for n in 0..2 * MOST_NAMES {
+            define(&mut tables, &format!("r{n}"));
+        }
+        let text = scraped(&tables);
+        says(&text, "muster_reconcilers 400");
+        assert_eq!(text.matches("muster_reconciler_blockers{").count(), MOST_NAMES);
+    }
+
+    fn actor(path: &str, view: Value, children: Vec<ActorNode>) -> ActorNode {
+        ActorNode {
+            path: path.into(),
+            kind: String::new(),
+            incarnation: 1,
+            state: ActorState::Healthy,
+            since: WallTime(0),
+            restarts: 0,
+            mailbox: 0,
+            handled: 0,
+            handling: None,
+            last_exits: Vec::new(),
+            view,
+            children,
+        }
+    }
+
+    #[test]
+    fn the_runs_of_this_node_are_counted_where_there_have_been_any() {
+        let runs = json!({"term": null, "runs": {"attempts": 7, "failures": 2, "last_run_ms": 31}});
+        let ran = actor("node/reconcilers/schema/run", runs, Vec::new());
+        let never = actor("node/reconcilers/other/run", json!({"term": null, "runs": null}), Vec::new());
+        let groups = [("node/reconcilers/schema", ran), ("node/reconcilers/other", never)];
+        let groups = groups.map(|(path, run)| actor(path, Value::Null, vec![run])).into();
+        let mut registry = Registry::with_prefix("muster");
+        run_here(&mut registry, &actor("node/reconcilers", Value::Null, groups));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        says(&text, r#"muster_reconciler_attempts_total{reconciler="schema"} 7"#);
+        says(&text, r#"muster_reconciler_failures_total{reconciler="schema"} 2"#);
+        says(&text, r#"muster_reconciler_last_run_ms{reconciler="schema"} 31"#);
+        assert!(!text.contains("other"), "{text}");
+    }
+}
