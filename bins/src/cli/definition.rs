@@ -57,6 +57,15 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_set_of_objects_is_said_and_not_left_out() {
+        let head = &TOML[..TOML.find("[[").unwrap()];
+        let one = &parse("d.toml", &format!("{head}objects = []\n")).unwrap()[0];
+        assert_eq!(one.action, Action::Objects(vec![]));
+        let head = "name: s\nrelease: 1.0.0\nscope: s\nfloor: 1.0.0\n";
+        assert!(parse("d.yaml", head).is_err() && parse("d.yaml", &format!("{head}objects: []\n")).is_ok());
+    }
+
+    #[test]
     fn a_command_runs_once_settles_and_does_not_go_back_unless_it_says_so() {
         let text =
             "name = \"m\"\nrelease = \"1.0.0\"\nscope = \"s\"\nfloor = \"1.0.0\"\n[command]\nargv = [\"true\"]\n";
@@ -71,6 +80,7 @@ mod tests {
             (TOML.replace("2.0.0", "2.0"), "MAJOR.MINOR.PATCH"),
             (TOML.replace("10s", "10"), "once"),
             (format!("{TOML}\n[command]\nargv = [\"x\"]\n"), "exclude"),
+            (TOML[..TOML.find("[[").unwrap()].to_owned(), "objects = []"),
         ] {
             let why = parse("d.toml", &text).unwrap_err();
             assert!(why.contains(word) && why.starts_with("d.toml"), "{why}");

@@ -79,7 +79,8 @@ impl Contest {
 
     /// Changes so many more by hand.
     fn edit(&mut self, more: usize) {
-        for number in self.order[self.edited..self.edited + more].to_vec() {
+        for at in self.edited..self.edited + more {
+            let number = self.order[at];
             let body = json!({"release": format!("by hand {}", self.edited)}).to_string();
             self.ask(ReconcilerRequest::ObjectPut { key: self.key(number), labels: BTreeMap::new(), body });
             self.edited += 1;

@@ -1,7 +1,9 @@
 //! What `muster reconciler`, `muster member` and `muster object` accept.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use crate::cli::duration::parse_duration;
 use clap::{Args, Subcommand};
 use muster_messages::Triple;
 
@@ -26,6 +28,20 @@ const APPLY_HELP: &str = "The nodes that were started with `--release 2.0.0` app
 A file's name says its language: .toml, .yaml, .yml or .json. YAML may hold several documents. Another definition of a name and \
 release that are there is refused unless --replace is given, and is applied after `muster reconciler retry`.";
 
+/// Where a reconciler can be.
+const PHASES: [&str; 10] = [
+    "no-candidate",
+    "electing",
+    "waiting",
+    "ready-to-finalize",
+    "settling",
+    "running",
+    "idle",
+    "paused",
+    "blocked",
+    "failed",
+];
+
 #[derive(Debug, Subcommand)]
 pub enum ReconcilerCommand {
     /// Bring definitions: TOML or YAML documents
@@ -48,6 +64,12 @@ pub enum ReconcilerCommand {
         /// Go on showing it as it changes
         #[arg(long)]
         watch: bool,
+        /// Show it as it changes until it is there: idle, waiting, failed, …
+        #[arg(long, value_name = "PHASE", value_parser = PHASES)]
+        until: Option<String>,
+        /// Give up waiting after this long (exit 3) [default: never]
+        #[arg(long, value_name = "DURATION", requires = "until", value_parser = parse_duration)]
+        within: Option<Duration>,
     },
     /// What a definition would do now; changes nothing
     Plan {

@@ -33,10 +33,19 @@ pub async fn run(asking: &mut Asking, command: ReconcilerCommand) -> Outcome<u8>
             show(asking, request, |d| ids(&d["definitions"], "name"), render::applied).await
         }
         C::List => show(asking, ReconcilerRequest::List, |d| ids(&d["items"], "name"), render::reconcilers).await,
-        C::Status { name: Named { name }, watch: false } => {
+        C::Status { name: Named { name }, watch: false, until: None, .. } => {
             show(asking, status_of(name), |d| cell(&d["phase"]), render::reconciler).await
         }
-        C::Status { name: Named { name }, watch: true } => watch(asking, name).await,
+        C::Status { name: Named { name }, until, within, .. } => {
+            let mut last = format!("nothing is known of {name} yet");
+            let watching = watch(asking, name, until.as_deref(), &mut last);
+            match within {
+                None => watching.await,
+                Some(within) => tokio::time::timeout(within, watching).await.unwrap_or_else(|_| {
+                    Err(Failure::new(ErrorCode::TimedOut, format!("gave up waiting, it goes on: {last}")))
+                }),
+            }
+        }
         C::Plan { name: Named { name }, release } => {
             let request = ReconcilerRequest::Plan { name, release };
             show(asking, request, |d| cell(&d["path"]), render::plan).await
@@ -165,8 +174,8 @@ async fn done(
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Shows where it is, whenever that changes. A cluster that is without quorum for a while, or a daemon that starts again, is
-/// waited for, and said once.
-async fn watch(asking: &mut Asking, name: String) -> Outcome<u8> {
+/// waited for, and said once. Ends when it is in the phase that is waited for, if any; `last`: where it was last.
+async fn watch(asking: &mut Asking, name: String, until: Option<&str>, last: &mut String) -> Outcome<u8> {
     // Half of the time limit, so that a quiet cluster answers well before the call is given up.
     let wait_ms = millis(asking.client.timeout() / 2);
     let (mut seen, mut shown, mut trouble) = (Revision(0), None, None);
@@ -186,6 +195,8 @@ async fn watch(asking: &mut Asking, name: String) -> Outcome<u8> {
         };
         let document: Value = parse(&text)?;
         seen = Revision(document["revision"].as_u64().unwrap_or(seen.0));
+        *last = render::reconciler_line(&document);
+        let there = until.is_some_and(|phase| document["phase"] == phase);
         let json = asking.out.is_json();
         let now = if json { but_for_its_revision(document) } else { render::reconciler_line(&document) };
         // After trouble once more, so that one sees that it has passed.
@@ -195,6 +206,9 @@ async fn watch(asking: &mut Asking, name: String) -> Outcome<u8> {
             shown = Some(now);
         }
         trouble = None;
+        if there {
+            return Ok(0);
+        }
     }
 }
 

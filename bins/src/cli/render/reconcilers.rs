@@ -111,13 +111,7 @@ pub fn blockers(blockers: &Value) -> String {
     list(
         &document,
         &["MEMBER", "RELEASE", "PHASE", "SINCE", "WHY"],
-        &[
-            named,
-            |b| cell(&b["release"]),
-            |b| cell(&b["phase"]),
-            |b| when(&b["since"]),
-            |b| cell(&b["why"]),
-        ],
+        &[named, |b| cell(&b["release"]), |b| cell(&b["phase"]), |b| when(&b["since"]), |b| cell(&b["why"])],
         "nobody is in the way",
     )
 }

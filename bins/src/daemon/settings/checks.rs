@@ -50,7 +50,12 @@ impl Settings {
         let span = |ms: u64| Span(Duration::from_millis(ms));
         at_least("[certificates] lifetime", self.certificates.lifetime, Span(MIN_NODE_LIFETIME), "")?;
         at_least("[certificates] user_lifetime", self.certificates.user_lifetime, span(60_000), "")?;
-        at_least("[debug] feature_level", self.debug.feature_level, RECONCILERS_LEVEL, "the first that gates can raise")?;
+        at_least(
+            "[debug] feature_level",
+            self.debug.feature_level,
+            RECONCILERS_LEVEL,
+            "the first that gates can raise",
+        )?;
         at_least("[agent] heartbeat", self.agent.heartbeat, span(50), "")?;
         if self.agent.heartbeat_jitter > 0.5 {
             return Err("[agent] heartbeat_jitter: at most 0.5, a share of the heartbeat".to_owned());

@@ -1,0 +1,228 @@
+//! Commands that reconcilers run on nodes: once, with what they are told, and never two terms of them at a time.
+
+use std::path::PathBuf;
+
+use muster::cli::dev::process::ProcessId;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{World, eventually, eventually_so};
+
+/// Writes a line each time it starts, and one every few milliseconds for as long as it runs, each with its fencing token.
+const PLODS: &str = r#"echo "$MUSTER_FENCING_TOKEN begins $$" >> trace
+trap '' TERM
+while :; do echo "$MUSTER_FENCING_TOKEN works" >> trace; sleep 0.02; done"#;
+
+struct Story {
+    world: World,
+}
+
+impl Story {
+    /// Three nodes, of which the last two are of release 2.0.0, and a definition for that release that runs a script.
+    fn of(script: &str) -> Self {
+        let mut world = World::with(1, 2);
+        for name in ["n2", "n3"] {
+            world.node(name).stop();
+            world.node(name).start(&["--release", "2.0.0"]).ready();
+        }
+        let story = Self { world };
+        let text = format!(
+            "name = \"migration\"\nrelease = \"2.0.0\"\nscope = \"db\"\nfloor = \"2.0.0\"\nsettle = \"100ms\"\n\
+             [command]\nargv = [\"sh\", \"-c\", '''cd {}\n{script}''']\nenv = {{ COLOUR = \"blue\" }}\n",
+            story.world.folder().display()
+        );
+        let file = story.file("migration.toml");
+        std::fs::write(&file, text).expect("the world's folder is writable");
+        let file = file.to_str().expect("the folder's path is text");
+        story.world.muster(&["reconciler", "apply", "-f", file]).ended(0);
+        story
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.world.folder().join(name)
+    }
+    /// Whole lines of a file that commands write.
+    fn lines(&self, name: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.file(name)).unwrap_or_default();
+        text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned).collect()
+    }
+    fn status(&self) -> Value {
+        self.world.muster(&["reconciler", "status", "migration"]).ended(0).json()
+    }
+    #[track_caller]
+    fn reaches(&self, phase: &str) -> Value {
+        eventually(phase, || Some(self.status()).filter(|status| status["phase"] == phase))
+    }
+    /// The name of the node that runs it, once its command has written something.
+    fn runner(&self) -> String {
+        eventually_so("the command works", || self.lines("trace").len() > 2);
+        let status = eventually("a runner", || Some(self.status()).filter(|status| status["runner"].is_object()));
+        self.runner_of(&status)
+    }
+    /// The name of the node that a status names as the runner.
+    fn runner_of(&self, status: &Value) -> String {
+        let nodes = self.world.nodes_seen_by("n1");
+        let runs = nodes.iter().find(|node| status["runner"]["member"] == node.id.to_string().as_str());
+        runs.expect("the runner is a node").name.to_string()
+    }
+    /// Terms in the order in which their commands wrote. Each comes once: what has been replaced writes no more.
+    fn terms(&self) -> Vec<u64> {
+        let of = |line: &String| line.split(' ').next().and_then(|term| term.parse().ok());
+        let mut terms: Vec<u64> = self.lines("trace").iter().filter_map(of).collect();
+        terms.dedup();
+        terms
+    }
+    #[track_caller]
+    fn another_term(&self, than: &str) {
+        eventually_so("another node's command works", || self.terms().len() > 1);
+        let terms = self.terms();
+        assert!(terms.windows(2).all(|pair| pair[0] < pair[1]), "one after the other, each larger: {terms:?}");
+        assert_ne!(self.runner(), than);
+    }
+    /// Processes of commands of this story that live.
+    fn commands(&self) -> Vec<ProcessId> {
+        let begun = self.lines("trace").into_iter().filter(|line| line.contains("begins"));
+        let pids = begun.filter_map(|line| line.rsplit(' ').next().and_then(|pid| pid.parse().ok()));
+        pids.filter_map(ProcessId::of).filter(|process| process.is_alive()).collect()
+    }
+}
+
+#[test]
+fn a_command_runs_once_on_a_node_of_the_newest_release_and_sees_what_it_is_part_of() {
+    let story = Story::of(
+        r#"env | grep -E '^(MUSTER|COLOUR)' | sort >> seen
+           echo "to stdout"; echo "to stderr" >&2
+           test -e go || exit 75"#,
+    );
+    let later = eventually("it was asked to try again", || {
+        Some(story.status()).filter(|status| status["last_error"].as_str().is_some_and(|e| e.contains("75")))
+    });
+    assert_eq!((&later["phase"], &later["gate"]), (&"running".into(), &Value::Null), "{later}");
+    assert!(later["next_retry_at"].is_string(), "{later}");
+    std::fs::write(story.file("go"), "").expect("the world's folder is writable");
+    let done = story.reaches("idle");
+    assert_eq!((&done["gate"]["state"], &done["gate"]["reconciled"]), (&"done".into(), &"2.0.0".into()), "{done}");
+    let term = done["runner"]["term"].as_u64().expect("a term");
+    let seen = story.lines("seen");
+    for line in [
+        "COLOUR=blue",
+        "MUSTER_ATTEMPT=1",
+        "MUSTER_FROM_RELEASE=",
+        &format!("MUSTER_FENCING_TOKEN={term}"),
+        "MUSTER_RECONCILER=migration",
+        "MUSTER_TARGET_RELEASE=2.0.0",
+    ] {
+        assert!(seen.iter().any(|seen| seen == line), "{line}: {seen:?}");
+    }
+    assert!(seen.iter().any(|line| line.starts_with("MUSTER_SOCKET=/")), "{seen:?}");
+    assert!(seen.iter().any(|line| line.starts_with("MUSTER_DEADLINE=20")), "{seen:?}");
+    assert!(!seen.iter().any(|line| line.starts_with("MUSTER_DIE")), "nothing of the daemon's own: {seen:?}");
+    let output = done["output"].as_str().unwrap_or_default();
+    assert!(output.contains("to stdout") && output.contains("to stderr"), "{done}");
+    let runs = seen.iter().filter(|line| line.starts_with("MUSTER_ATTEMPT")).count();
+
+    // A new runner does not do again what is done.
+    let runner = story.runner_of(&done);
+    let mut world = story.world;
+    world.node(&runner).stop();
+    let story = Story { world };
+    let taken = eventually("the other node is at it", || {
+        Some(story.status()).filter(|s| s["runner"]["term"].as_u64() > Some(term) && s["phase"] == "idle")
+    });
+    assert_eq!(taken["gate"]["epoch"], done["gate"]["epoch"]);
+    assert_eq!(story.lines("seen").iter().filter(|line| line.starts_with("MUSTER_ATTEMPT")).count(), runs);
+}
+
+#[test]
+fn a_command_that_says_never_is_not_tried_again_until_an_operator_says_so() {
+    let story = Story::of("echo tried >> tries; test -e fixed && exit 0; echo 'wrong schema'; exit 78");
+    let failed = story.reaches("failed");
+    assert!(failed["last_error"].as_str().is_some_and(|error| error.contains("78")), "{failed}");
+    assert!(failed["message"].as_str().is_some_and(|help| help.contains("muster reconciler retry")), "{failed}");
+    assert_eq!(story.lines("tries").len(), 1);
+    std::fs::write(story.file("fixed"), "").expect("the world's folder is writable");
+    story.world.muster(&["reconciler", "retry", "migration"]).ended(0);
+    story.reaches("idle");
+    assert_eq!(story.lines("tries").len(), 2);
+}
+
+/// The daemon is killed. Nobody is left to renew its lease or to end the command but the guardian.
+#[test]
+fn the_command_of_a_killed_runner_is_gone_before_the_next_begins() {
+    let mut story = Story::of(PLODS);
+    let runner = story.runner();
+    let commands = story.commands();
+    assert_eq!(commands.len(), 1);
+    story.world.node(&runner).kill();
+    story.another_term(&runner);
+    assert!(!commands[0].is_alive());
+}
+
+/// The daemon is frozen for longer than its lease: the guardian is not, and when the daemon goes on it has lost.
+#[test]
+fn the_command_of_a_frozen_runner_is_gone_before_the_next_begins_and_does_not_come_back() {
+    let mut story = Story::of(PLODS);
+    let runner = story.runner();
+    let commands = story.commands();
+    story.world.node(&runner).signal(Signal::STOP);
+    story.another_term(&runner);
+    assert!(!commands[0].is_alive());
+    story.world.node(&runner).signal(Signal::CONT);
+    let before = story.lines("trace").len();
+    eventually_so("the successor goes on", || story.lines("trace").len() > before + 100);
+    let terms = story.terms();
+    assert!(terms.windows(2).all(|pair| pair[0] < pair[1]), "{terms:?}");
+    assert_eq!(story.commands().len(), 1);
+}
+
+/// A daemon that is told to end tells its command so, kills it after its grace, and gives the lease back at once.
+#[test]
+fn a_daemon_that_stops_ends_its_command_and_the_next_begins_at_once() {
+    let mut story = Story::of(
+        r#"trap 'echo "$MUSTER_FENCING_TOKEN told" >> trace; exit 0' TERM
+           for i in 1 2 3; do echo "$MUSTER_FENCING_TOKEN works" >> trace; done
+           while :; do sleep 0.02; done"#,
+    );
+    let runner = story.runner();
+    story.world.node(&runner).stop();
+    story.another_term(&runner);
+    let lines = story.lines("trace");
+    let first = lines[0].split(' ').next().expect("a term").to_owned();
+    assert!(lines.contains(&format!("{first} told")), "{lines:?}");
+}
+
+/// Whoever kills its guardian kills the command; whoever kills its keeper has it ended by the guardian. Either way the run
+/// has failed and is tried again, by one command at a time.
+#[test]
+fn a_command_whose_guardian_or_keeper_is_killed_is_ended_and_tried_again() {
+    let mut story = Story::of(PLODS);
+    let runner = story.runner();
+    let daemon = story.world.node(&runner).pid();
+    for (role, times) in [("guard-guardian", 2), ("guard-keeper", 3)] {
+        let commands = story.commands();
+        assert_eq!(commands.len(), 1);
+        let keeper = child_of(daemon, "guard-keeper");
+        let victim = if role == "guard-keeper" { keeper } else { child_of(keeper, role) };
+        ProcessId::of(u32::try_from(victim).expect("a pid")).expect("it runs").signal(Signal::KILL);
+        eventually_so("it is tried again", || {
+            story.lines("trace").iter().filter(|line| line.contains("begins")).count() == times
+        });
+        assert!(!commands[0].is_alive(), "one at a time");
+    }
+    assert_eq!(story.terms().len(), 1, "the lease was held all the time");
+}
+
+/// The child of a process that plays this part.
+fn child_of(parent: i32, part: &str) -> i32 {
+    eventually(part, || {
+        let lists = std::fs::read_dir(format!("/proc/{parent}/task")).ok()?.flatten();
+        let children = lists.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<i32> =
+            children.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect();
+        let plays = |pid: &i32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).any(|word| word == part.as_bytes())
+        };
+        children.into_iter().find(plays)
+    })
+}
