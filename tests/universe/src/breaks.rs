@@ -28,10 +28,16 @@ pub enum Break {
     RenewUnconfirmed,
     /// A lease passes to whoever asks, alive or not.
     TakeLiveLeases,
+    /// A member is admitted by what it has read of the gates.
+    AdmitUnseen,
+    /// A gate is restricted by what its runner has read of those who serve.
+    RestrictUnseen,
+    /// A runner whose term is over goes on writing.
+    RunWithoutTerm,
 }
 
 impl Break {
-    pub const ALL: [Break; 16] = [
+    pub const ALL: [Break; 19] = [
         Break::AckBeforeSync,
         Break::VoteBeforeSync,
         Break::VoteAgain,
@@ -48,6 +54,9 @@ impl Break {
         Break::TakeLostSeat,
         Break::RenewUnconfirmed,
         Break::TakeLiveLeases,
+        Break::AdmitUnseen,
+        Break::RestrictUnseen,
+        Break::RunWithoutTerm,
     ];
 
     /// What the universe must find broken.
@@ -68,6 +77,8 @@ impl Break {
             Break::JudgeOnOldCopies => &["TOLD-1"],
             Break::TakeLostSeat => &["WRITE-1", "READ-1", "APPLY-1"],
             Break::RenewUnconfirmed | Break::TakeLiveLeases => &["HOLD-1"],
+            Break::AdmitUnseen | Break::RestrictUnseen => &["RELEASE-1", "RELEASE-2"],
+            Break::RunWithoutTerm => &["RELEASE-4"],
         }
     }
 
@@ -79,6 +90,9 @@ impl Break {
             Some(Break::ApplyByMood) => Some(store::Sabotage::ApplyByMood),
             Some(Break::RecordAnyCertificate) => Some(store::Sabotage::RecordAnyCertificate),
             Some(Break::TakeLiveLeases) => Some(store::Sabotage::TakeLiveLeases),
+            Some(Break::AdmitUnseen) => Some(store::Sabotage::AdmitUnseen),
+            Some(Break::RestrictUnseen) => Some(store::Sabotage::RestrictUnseen),
+            Some(Break::RunWithoutTerm) => Some(store::Sabotage::RunWithoutTerm),
             _ => None,
         };
         store::set(in_store);

@@ -19,6 +19,7 @@ use muster_raft_member::core::Input;
 
 use crate::breaks::Break;
 use crate::checks::broken;
+use crate::fleet;
 use crate::machine::{Asker, Place};
 use crate::world::{Event, Universe};
 
@@ -83,13 +84,19 @@ pub struct Candidates {
     granted: BTreeMap<usize, FencingToken>,
 }
 
+/// Who has asked for a lease to be renewed.
+pub enum Renewer {
+    Candidate(Asked),
+    Fleet(Box<fleet::Asked>),
+}
+
 /// The clock of a leader, in one of its incarnations.
 pub struct Clock {
     pub incarnation: u32,
     keeper: Keeper,
     /// What the next incarnation is handed.
     slot: BTreeMap<ObjectKey, OpenExpiry>,
-    asks: BTreeMap<AskId, Asked>,
+    pub asks: BTreeMap<AskId, Renewer>,
     /// When it is woken next.
     wakes: Option<Moment>,
 }
@@ -297,7 +304,7 @@ impl Universe {
             What::Renew(token) => {
                 let ask = AskId(self.number());
                 let Some(clock) = self.lease_clock(place) else { return };
-                clock.asks.insert(ask, asked);
+                clock.asks.insert(ask, Renewer::Candidate(asked));
                 self.clock_step(place, Heard::Renew { ask, session, held: vec![(key, token)], within: ASK_DEADLINE });
             }
         }
@@ -326,7 +333,7 @@ impl Universe {
 
     // ---- the leader's clock ---------------------------------------------------------------------------------------
 
-    fn lease_clock(&mut self, place: Place) -> Option<&mut Clock> {
+    pub(crate) fn lease_clock(&mut self, place: Place) -> Option<&mut Clock> {
         self.machines[place].half.as_mut()?.leader.as_mut()?.clock.as_mut()
     }
 
@@ -391,7 +398,11 @@ impl Universe {
                 }
             }
             Effect::Answer { ask, answer } => {
-                let Some(asked) = self.lease_clock(place).and_then(|clock| clock.asks.remove(&ask)) else { return };
+                let asked = match self.lease_clock(place).and_then(|clock| clock.asks.remove(&ask)) {
+                    Some(Renewer::Candidate(asked)) => asked,
+                    Some(Renewer::Fleet(asked)) => return self.fleet_renewed(*asked, answer.as_deref().ok()),
+                    None => return,
+                };
                 let told = match answer.as_deref() {
                     Ok([Renewal::Renewed { .. }]) => Told::Renewed,
                     Ok([Renewal::Lost { .. }]) => Told::Lost,

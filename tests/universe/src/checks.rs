@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use muster_messages::{NodeId, RaftId, Revision, Role, SeatChangeKind, Tables};
 use muster_store::invariants::{self, Broken, CERT_1, RAFTID_1};
 
+use crate::fleet;
 use crate::machine::Place;
 use crate::model::Model;
 
@@ -136,6 +137,8 @@ fn same(known: &Tables, tables: &Tables) -> Verdict {
         && known.next_raft_id == tables.next_raft_id
         && known.nodes == tables.nodes
         && known.blocklist == tables.blocklist
+        && known.reconcilers.changed == tables.reconcilers.changed
+        && known.reconcilers.gates == tables.reconcilers.gates
         && known.removed_raft_ids == tables.removed_raft_ids
         && known.events.len() == tables.events.len()
         && known.outcomes.len() == tables.outcomes.len();
@@ -149,6 +152,7 @@ fn same(known: &Tables, tables: &Tables) -> Verdict {
 /// What happened between two states, and that nothing acknowledged went backwards on the way.
 fn step(before: &Tables, after: &Tables, model: &Model) -> Verdict {
     invariants::check_step(before, after)?;
+    fleet::check_step(before, after)?;
     let ledger = |t: &Tables| model.ledger.and_then(|id| t.nodes.get(&id).map(std::sync::Arc::as_ptr));
     if ledger(before) == ledger(after) {
         return Ok(());

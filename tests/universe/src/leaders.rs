@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use muster_cert_authority::core as authority;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, Generation, Guard, Incarnation, Liveness, Name, NodeRecord, Principal,
-    Revision, Role, Secret, Token, WaitReason, WallTime,
+    Change, ClusterId, ClusterRecord, Command, FEATURE_LEVEL, Generation, Guard, Incarnation, Liveness, Name,
+    NodeRecord, Principal, Revision, Role, Secret, Token, WaitReason, WallTime,
 };
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles};
@@ -70,7 +70,7 @@ impl Universe {
             id: ClusterId::from_entropy(crate::members::CLUSTER),
             name: Name::sanitized("universe"),
             incarnation: Incarnation(1),
-            feature_level: 1,
+            feature_level: FEATURE_LEVEL,
             root_cert_pem: "root".to_owned(),
             root_key_pem: Secret::new("key"),
             founded_at: now,

@@ -2,6 +2,7 @@
 //! decisions, over a simulated network, clock and disk. One seed, one universe: it can be had again.
 //!
 //! - [`run`]: one random universe: a cluster grows, is used and hurt, is healed, and must settle.
+//! - [`run_leases`], [`run_gates`]: random universes with many candidates for leases, and with a fleet under release gates.
 //! - [`Universe`] with the verbs of `story`: a calm universe in which exactly what is told goes wrong.
 //! - [`Break`]: promises broken on purpose. The invariants are listed in `docs/invariants.md`.
 //!
@@ -17,6 +18,7 @@ mod clients;
 mod dice;
 mod disk;
 mod faults;
+mod fleet;
 mod leaders;
 mod machine;
 mod members;
@@ -33,7 +35,8 @@ mod world;
 
 pub use self::breaks::Break;
 pub use self::clients::OpNumber;
-pub use self::report::{Failure, MUST_HAPPEN, Report, Totals};
+pub use self::fleet::{Said, run_gates};
+pub use self::report::{Failure, GATES_MUST_SEE, MUST_HAPPEN, Report, Totals};
 pub use self::run::{ROLE_CHANGES, run, run_leases};
 pub use self::story::Link;
 pub use self::world::Universe;

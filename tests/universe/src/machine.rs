@@ -13,6 +13,7 @@ use muster_elections::core::keeper::ReadId;
 use crate::candidates::{Asked, Clock};
 use crate::clients::{OpNumber, Try};
 use crate::disk::Disk;
+use crate::fleet;
 use crate::model::Floor;
 
 /// A machine's place in the universe.
@@ -138,6 +139,11 @@ pub enum Asker {
         step: authority::StepId,
     },
     Candidate(Asked),
+    Fleet(Box<fleet::Asked>),
+    /// One object of a wave.
+    FleetWrite {
+        wave: u64,
+    },
     ClockRead {
         incarnation: u32,
         read: ReadId,

@@ -201,6 +201,7 @@ impl Universe {
             false => Ok(()),
         });
         self.hold_to(verdict);
+        self.serve_rightly();
         for change in std::mem::take(&mut self.checks.changes) {
             self.membership_changed(change);
         }
@@ -245,6 +246,8 @@ impl Universe {
                 self.authority_step_ended(place, incarnation, step, result);
             }
             (Asker::Candidate(asked), Answer::Proposed(_, result)) => self.candidate_ended(place, asked, result),
+            (Asker::Fleet(asked), Answer::Proposed(_, result)) => self.fleet_ended(place, *asked, result),
+            (Asker::FleetWrite { wave }, Answer::Proposed(_, result)) => self.fleet_wrote(wave, result),
             (Asker::ClockRead { incarnation, read }, Answer::Read(_, result)) => {
                 self.clock_read_ended(place, incarnation, read, result);
             }

@@ -16,6 +16,7 @@ use crate::checks::Checks;
 use crate::clients::{Clients, OpNumber, Try, Written};
 use crate::dice::Dice;
 use crate::faults::{Faults, Injury};
+use crate::fleet::{self, Fleet};
 use crate::machine::{Caller, Machine, Place};
 use crate::model::Model;
 use crate::network::Network;
@@ -156,6 +157,19 @@ pub enum Event {
         asked: Asked,
         told: Told,
     },
+    Process {
+        process: usize,
+        life: u32,
+    },
+    FleetAsks {
+        place: Place,
+        asked: Box<fleet::Asked>,
+    },
+    FleetTold {
+        asked: Box<fleet::Asked>,
+        told: Box<fleet::Told>,
+    },
+    FleetOperator,
     Beat {
         place: Place,
         incarnation: u32,
@@ -202,6 +216,7 @@ pub struct Universe {
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) candidates: Candidates,
+    pub(crate) fleet: Fleet,
     pub(crate) faults: Faults,
     pub(crate) model: Model,
     pub(crate) checks: Checks,
@@ -243,6 +258,7 @@ impl Universe {
             settings,
             clients: Clients::default(),
             candidates: Candidates::default(),
+            fleet: Fleet::default(),
             faults: Faults::default(),
             model: Model::default(),
             checks: Checks::default(),
@@ -342,10 +358,12 @@ impl Universe {
             | E::WriteArrives { place, .. }
             | E::WishArrives { place, .. }
             | E::CandidateAsks { place, .. }
+            | E::FleetAsks { place, .. }
             | E::Beat { place, .. }
             | E::ClockWoke { place, .. } => *place,
             E::Writer(_) | E::Reader | E::Operator | E::WriteAnswered { .. } | E::WishAnswered { .. } => return None,
             E::Candidate { .. } | E::CandidateTold { .. } => return None,
+            E::Process { .. } | E::FleetTold { .. } | E::FleetOperator => return None,
             E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) => return None,
         };
         self.machines[place].thaws
@@ -390,6 +408,10 @@ impl Universe {
             E::Candidate { candidate, life } => self.candidate(candidate, life),
             E::CandidateAsks { place, asked } => self.candidate_arrives(place, asked),
             E::CandidateTold { asked, told } => self.candidate_told(asked, told),
+            E::Process { process, life } => self.process_turn(process, life),
+            E::FleetAsks { place, asked } => self.fleet_arrives(place, *asked),
+            E::FleetTold { asked, told } => self.fleet_told(*asked, *told),
+            E::FleetOperator => self.fleet_operator(),
             E::Beat { place, incarnation } => self.beat(place, incarnation),
             E::ClockWoke { place, incarnation } => self.clock_woke(place, incarnation),
             E::Fault => self.fault(),

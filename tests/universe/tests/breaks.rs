@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use muster_universe::{Break, run, run_leases};
+use muster_universe::{Break, Failure, Report, run, run_gates, run_leases};
 
 const SEEDS: u64 = 200;
 
@@ -38,16 +38,23 @@ macro_rules! each_is_noticed {
 
         #[test]
         fn every_break_is_tried() {
-            // Losing a seat's data is told as a story; leases have universes of their own.
-            let others = [Break::TakeLostSeat, Break::RenewUnconfirmed, Break::TakeLiveLeases];
+            // Losing a seat's data is told as a story; leases and gates have universes of their own.
+            let others = [
+                Break::TakeLostSeat,
+                Break::RenewUnconfirmed,
+                Break::TakeLiveLeases,
+                Break::AdmitUnseen,
+                Break::RestrictUnseen,
+                Break::RunWithoutTerm,
+            ];
             assert_eq!([[$(Break::$broken,)*].as_slice(), others.as_slice()].concat(), Break::ALL.as_slice());
         }
     };
 }
 
-/// Leases are contended for in universes of their own.
-fn check_leases(broken: Break) {
-    let found = (1..=SEEDS).find(|seed| match run_leases(*seed, Some(broken), false) {
+/// Leases are contended for, and gates passed, in universes of their own.
+fn check_in(run: fn(u64, Option<Break>, bool) -> Result<Report, Failure>, broken: Break) {
+    let found = (1..=SEEDS).find(|seed| match run(*seed, Some(broken), false) {
         Ok(_) => false,
         Err(failure) => broken.breaks().contains(&failure.name.as_str()),
     });
@@ -57,12 +64,27 @@ fn check_leases(broken: Break) {
 
 #[test]
 fn renewals_by_a_leader_that_asks_nobody() {
-    check_leases(Break::RenewUnconfirmed);
+    check_in(run_leases, Break::RenewUnconfirmed);
 }
 
 #[test]
 fn leases_that_pass_while_their_holder_lives() {
-    check_leases(Break::TakeLiveLeases);
+    check_in(run_leases, Break::TakeLiveLeases);
+}
+
+#[test]
+fn members_admitted_by_what_they_have_read() {
+    check_in(run_gates, Break::AdmitUnseen);
+}
+
+#[test]
+fn gates_restricted_by_what_was_read_of_who_serves() {
+    check_in(run_gates, Break::RestrictUnseen);
+}
+
+#[test]
+fn runners_that_write_after_their_term() {
+    check_in(run_gates, Break::RunWithoutTerm);
 }
 
 each_is_noticed! {

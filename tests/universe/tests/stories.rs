@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use muster_messages::{ErrorCode, Membership, Role, WaitReason};
-use muster_universe::{Break, Link, Universe};
+use muster_messages::{ErrorCode, Membership, ParticipantPhase, Role, WaitReason};
+use muster_universe::{Break, Link, Said, Universe};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -247,5 +247,70 @@ fn all_managers_lose_their_power_at_once() {
         let before = u.writes_acknowledged();
         u.run_until("writes go on", |u| u.writes_acknowledged() > before + 3);
         u.run_until_quiet();
+    }
+}
+
+/// A member has read that the gate lets it in, and a runner that nobody is in the way of a floor above that member. Neither
+/// has written yet; then both do, with another leader in between.
+fn race(u: Universe, first: Said) {
+    let mut u = u.with_nodes(3);
+    u.define("1.0.0", "1.0.0");
+    let _older = u.start_candidate("1.0.0");
+    u.run_until("1.0.0 is applied", |u| u.is_done("1.0.0"));
+    u.define("2.0.0", "2.0.0");
+    let second = if first == Said::Admission { Said::Restriction } else { Said::Admission };
+    u.hold_back(first);
+    u.hold_back(second);
+    let member = u.start_member("1.0.0", Some("1.0.0"));
+    let _newer = u.start_candidate("2.0.0");
+    u.run_until("both have read", |u| u.held_back(first) > 0 && u.held_back(second) > 0);
+    assert_eq!((u.phase_of(member), u.is_done("1.0.0")), (Some(ParticipantPhase::Announced), true), "none has written");
+
+    u.let_go(first);
+    let written = |u: &Universe| match first {
+        Said::Admission => u.phase_of(member) == Some(ParticipantPhase::Serving),
+        Said::Restriction => !u.is_done("1.0.0"),
+    };
+    u.run_until("the first one's entry is applied", written);
+    let deposed = u.leader().expect("whose entry it was").to_owned();
+    u.kill(&deposed);
+    u.run_until("another leads", |u| u.leader().is_some_and(|leader| leader != deposed));
+    let refusals = ["steps refused for who serves", "admissions refused by a gate"];
+    let refused = |u: &Universe| refusals.map(|what| u.happened(what));
+    let before = refused(&u);
+    u.let_go(second);
+    match first {
+        Said::Admission => {
+            u.run_until("the restriction is refused", |u| refused(u)[0] > before[0]);
+            u.run_until("the member knows that it serves", |u| u.serves(member));
+            u.run_for(3 * SECOND);
+            assert!(u.is_done("1.0.0") && u.serves(member), "the runner waits for the member");
+            u.stop_process(member);
+            u.run_until("2.0.0 is applied", |u| u.is_done("2.0.0"));
+        }
+        Said::Restriction => {
+            u.run_until("the admission is refused", |u| refused(u)[1] > before[1]);
+            u.run_until("2.0.0 is applied", |u| u.is_done("2.0.0"));
+        }
+    }
+    let late = u.start_member("1.0.0", Some("1.0.0"));
+    u.run_until("another one waits", |u| u.phase_of(late).is_some());
+    u.run_for(3 * SECOND);
+    assert!(!u.serves(late) && !u.serves(member), "nobody below the floor serves");
+    u.start_again(&deposed);
+    u.run_until_quiet();
+}
+
+#[test]
+fn an_admission_and_a_restriction_at_once_exclude_each_other_in_both_orders_over_a_change_of_leaders() {
+    for seed in 1..=12 {
+        race(Universe::seeded(seed), Said::Admission);
+        race(Universe::seeded(seed), Said::Restriction);
+    }
+    // Judged by what was read, either order would end with somebody who serves below the floor.
+    for (broken, first) in [(Break::RestrictUnseen, Said::Admission), (Break::AdmitUnseen, Said::Restriction)] {
+        let told = std::panic::catch_unwind(|| race(Universe::with_break(1, Some(broken)), first));
+        let why = told.expect_err("it is noticed").downcast::<String>().expect("a story panics with a text");
+        assert!(why.contains("RELEASE-1 is broken"), "{why}");
     }
 }

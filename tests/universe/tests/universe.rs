@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use muster_universe::{Break, Failure, ROLE_CHANGES, Report, Totals, run, run_leases};
+use muster_universe::{
+    Break, Failure, GATES_MUST_SEE, MUST_HAPPEN, ROLE_CHANGES, Report, Totals, run, run_gates, run_leases,
+};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|v| v.parse().ok())
@@ -75,7 +77,8 @@ fn no_seed_breaks_an_invariant_and_everything_happens() {
     }
     assert!(failures.is_empty(), "{} of {count} seeds failed", failures.len());
     if count >= 100 {
-        assert!(totals.missing().is_empty(), "never happened: {:?}", totals.missing());
+        let missing = totals.missing(&MUST_HAPPEN);
+        assert!(missing.is_empty(), "never happened: {missing:?}");
     }
 }
 
@@ -112,6 +115,50 @@ fn no_lease_is_held_twice_whatever_happens_to_managers_and_candidates() {
     }
 }
 
+/// Fleets of five, whose members and runners read what is old and write what is judged anew: nobody serves or applies
+/// what they must not, and once nobody disturbs any more the newest release is applied.
+#[test]
+fn no_gate_is_passed_wrongly_and_in_the_end_the_newest_release_is_applied() {
+    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_GATE_SEEDS").unwrap_or(2000));
+    let (began, all) = (Instant::now(), Mutex::new((Totals::default(), 0.0, 0.0f64, Vec::new())));
+    each(first..first + count, |seed| {
+        let outcome = one_of(|| run_gates(seed, None, false), seed);
+        let mut all = all.lock().unwrap();
+        match outcome {
+            Ok(report) => {
+                all.0.merge(&report.totals);
+                all.1 += report.simulated_secs;
+                all.2 = all.2.max(report.simulated_secs);
+            }
+            Err(failure) => all.3.push(failure),
+        }
+    });
+    let (totals, simulated, longest, failures) = all.into_inner().unwrap();
+    let wall = began.elapsed().as_secs_f64();
+    println!("{count} fleets, {simulated:.0} simulated seconds, {longest:.1} at most, in {wall:.1} s\n{totals}");
+    for failure in failures.iter().take(3) {
+        println!("{failure}\n");
+    }
+    for failure in failures.iter().skip(3) {
+        println!("seed {}: {}: {}", failure.seed, failure.name, failure.detail);
+    }
+    assert!(failures.is_empty(), "{} of {count} seeds failed", failures.len());
+    if count >= 1000 {
+        let missing = totals.missing(&GATES_MUST_SEE);
+        assert!(missing.is_empty(), "never happened: {missing:?}");
+    }
+}
+
+/// `MUSTER_SEED=7 cargo test -p muster-universe --test universe replay_gates -- --nocapture`
+#[test]
+fn replay_gates() {
+    let Some(seed) = number("MUSTER_SEED") else { return };
+    match run_gates(seed, None, std::env::var("MUSTER_ALOUD").is_ok()) {
+        Ok(report) => println!("{}seed {seed} holds after {:.1} s", report.totals, report.simulated_secs),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
 /// `MUSTER_SEED=7 cargo test -p muster-universe --test universe replay_leases -- --nocapture`
 #[test]
 fn replay_leases() {
@@ -135,6 +182,8 @@ fn replay() {
 #[test]
 fn a_seed_is_the_same_universe_every_time() {
     for seed in [1, 2, 3] {
+        let fleet = || one_of(|| run_gates(seed, None, false), seed).map_err(|f| f.tail);
+        assert_eq!(fleet(), fleet());
         let (first, second) = (one(seed, None), one(seed, None));
         match (first, second) {
             (Ok(first), Ok(second)) => assert_eq!(first, second),
