@@ -1,15 +1,18 @@
 //! The worked example of the documents, as it stands there: every line of its shell blocks, in order, in an empty folder.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::Duration;
 
-use muster::cli::dev::process::ProcessId;
 use muster::cli::dev::story::temporary_folder;
-use muster::cli::parent;
-use rustix::process::{Signal, kill_process_group};
+use muster::guard::{Exit, Guarded, Launch, News, Report, Streams};
+use muster_elector::{BootTime, Hold, Timekeeper};
 
-use crate::harness::{MUSTER, PATIENCE, between_looks};
+use crate::harness::MUSTER;
+
+/// Far above what it takes.
+const PATIENCE: Duration = Duration::from_secs(240);
 
 const WALK: &str = include_str!("../../docs/walks/migration.md");
 
@@ -19,46 +22,46 @@ fn shell_of(document: &str) -> String {
     blocks.by_ref().collect()
 }
 
-/// Daemons that were started in a folder and live.
-fn daemons(folder: &Path) -> Vec<ProcessId> {
-    let locks = (1..=3).filter_map(|n| std::fs::read_to_string(folder.join(format!("n{n}/lock"))).ok());
-    let pids = locks.filter_map(|pid| pid.trim().parse().ok());
-    pids.filter_map(ProcessId::of).filter(|process| process.is_alive()).collect()
+/// Runs a script in a folder, under a keeper: whatever becomes of the script or of this test, nothing of it is left behind.
+fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
+    let programs = Path::new(MUSTER).parent().expect("programs are in a folder");
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
+    let there = format!("cd '{}'\n{script}", folder.display());
+    let launch = Launch {
+        program: MUSTER.into(),
+        command: ["bash", "-euo", "pipefail", "-c", &there].map(Into::into).to_vec(),
+        environment: vec![("PATH".to_owned(), path)],
+    };
+    let out = folder.join("out");
+    let written = File::create(&out).expect("the folder is writable");
+    let errors = OwnedFd::from(written.try_clone().expect("a file can be written twice"));
+    let input = OwnedFd::from(File::open("/dev/null").expect("it is there"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let exit = runtime.block_on(async {
+        let streams = Streams { input, output: written.into(), errors };
+        let mut kept = Guarded::start_kept(&launch, streams).expect("a keeper");
+        let end = BootTime.now() + PATIENCE;
+        kept.until(Hold { step_down_at: end, over_at: end + Duration::from_secs(5) }).await;
+        let mut exit = None;
+        while let Some(news) = kept.next().await {
+            if let News::Report(Report::Ended(ended)) = news {
+                exit = Some(ended);
+            }
+        }
+        kept.collect().expect("the keeper has ended");
+        exit
+    });
+    (exit, std::fs::read_to_string(&out).unwrap_or_default())
 }
 
 #[test]
 fn the_migration_walk_goes_as_it_is_written() {
-    use std::os::unix::process::CommandExt;
     let folder = temporary_folder("walk").expect("a temporary folder");
-    let programs = Path::new(MUSTER).parent().expect("programs are in a folder");
-    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
-    let mut command = Command::new("bash");
-    command.args(["-euo", "pipefail", "-c", &shell_of(WALK)]).current_dir(folder.path()).env("PATH", path);
-    command.env_remove("MUSTER_SOCKET").stdin(Stdio::null()).process_group(0);
-    let out = folder.path().join("out");
-    let written = std::fs::File::create(&out).expect("the folder is writable");
-    command.stdout(written.try_clone().expect("a file can be written twice")).stderr(written);
-    parent::tie(&mut command);
-    let mut shell = command.spawn().expect("bash starts");
-    let end = Instant::now() + 4 * PATIENCE;
-    let status = loop {
-        match shell.try_wait().expect("it is our child") {
-            None if Instant::now() < end => between_looks(),
-            ended => break ended,
-        }
-    };
-    // Whatever came of it: nothing of it is left behind.
-    let group = i32::try_from(shell.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a pid");
-    if status.is_none() {
-        let _gone = kill_process_group(group, Signal::KILL);
-        let _reaped = shell.wait();
-    }
-    let left = daemons(folder.path());
-    left.iter().for_each(|daemon| daemon.signal(Signal::KILL));
-    let said = std::fs::read_to_string(&out).unwrap_or_default();
-    assert!(status.is_some_and(|status| status.success()), "{status:?}\n{said}");
-    assert!(left.is_empty(), "its end ends them\n{said}");
+    let (exit, said) = run(&shell_of(WALK), folder.path());
+    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
     // What its text says that one sees.
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+    let services: String = (1..=3).map(|n| read(&format!("n{n}.service"))).collect();
     for line in [
         "1.0.0 after nothing, token",
         "2.0.0 after 1.0.0, token",
@@ -69,8 +72,6 @@ fn the_migration_walk_goes_as_it_is_written() {
         "ada,?",
         "exit 3",
     ] {
-        let served =
-            (1..=3).map(|n| std::fs::read_to_string(folder.path().join(format!("n{n}.service"))).unwrap_or_default());
-        assert!(said.contains(line) || served.into_iter().any(|s| s.contains(line)), "{line}\n{said}");
+        assert!(said.contains(line) || services.contains(line), "{line}\n{said}\n{services}");
     }
 }

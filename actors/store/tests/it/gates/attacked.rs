@@ -1,0 +1,172 @@
+//! What somebody would try, or do by mistake: names that look like others', late steps, replaced definitions, moved floors.
+
+use std::collections::BTreeMap;
+
+use muster_messages::*;
+
+use super::{Gated, NAME, definition, release, triple};
+
+#[test]
+fn a_lease_that_only_looks_like_a_members_own_does_nothing_to_it() {
+    let mut world = Gated::new();
+    let member = world.serve("host-1", 0xabc, "1.0.0");
+    let own = member.lease();
+    // The same number, written otherwise; another member of the same text; somebody's lease of any name.
+    for name in [own.name.replacen("host-1.", "host-1.0", 1), format!("{}.x", own.name), "db.host-1".to_owned()] {
+        let key = ObjectKey::lease(MEMBERS_NAMESPACE, name);
+        world.acquire(&key, "host-1", 7);
+        world.expires(key);
+        assert_eq!(world.phase(&member), Some(ParticipantPhase::Serving));
+    }
+    world.expires(own);
+    assert_eq!(world.phase(&member), None);
+}
+
+#[test]
+fn names_that_could_not_be_read_back_from_a_lease_are_refused_and_an_alias_leaves_nothing() {
+    let mut world = Gated::new();
+    for (scope, member) in [("db.eu", "m"), ("", "m"), ("db", ""), ("db", "M"), ("db", "a..b"), ("candidates.a.b", "m")]
+    {
+        let key = ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(5) };
+        let token = Some(world.acquire(&key.lease(), "m", 5));
+        let participant = Participant {
+            key,
+            node: None,
+            release: release("1.0.0"),
+            needs: BTreeMap::new(),
+            phase: ParticipantPhase::Announced,
+            token,
+            since: WallTime(0),
+            revision: Revision(0),
+        };
+        world.refused(ReconcilerChange::Announce(Box::new(participant)));
+    }
+    let member = world.serve("host.a", 9, "1.0.0");
+    let alias = ParticipantKey { scope: "db.host".to_owned(), member: "a".to_owned(), incarnation: SessionId(9) };
+    assert_eq!(alias.lease(), member.lease());
+    world.must(ReconcilerChange::Leave(alias));
+    assert!(world.0.tables.objects.contains_key(&member.lease()), "its lease is where its record is");
+}
+
+#[test]
+fn who_was_told_to_stop_is_waited_for_also_on_an_open_way() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    let old = world.serve("old", 2, "1.0.0");
+    world.define("2.0.0", "2.0.0");
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("2.0.0") });
+    assert_eq!(world.phase(&old), Some(ParticipantPhase::Draining));
+    assert_eq!(world.way("2.0.0"), Ok(GatePath::Open));
+    let work = world.step("2.0.0", term, GateStep::Work);
+    assert!(matches!(world.refused(work.clone()), CommandRefusal::InTheWay { .. }), "it serves still");
+    world.must(ReconcilerChange::Leave(old));
+    world.must(work);
+}
+
+#[test]
+fn a_floor_set_by_hand_stays_and_nothing_is_applied_again_for_it() {
+    let mut world = Gated::new();
+    world.applied("1.0.0", "1.0.0");
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.5.0") });
+    assert_eq!(world.way("1.0.0"), Ok(GatePath::Reached));
+    assert_eq!(world.gate(), (GateState::Done, "1.0.0".to_owned(), "1.5.0".to_owned()));
+}
+
+#[test]
+fn without_the_gate_of_what_was_applied_nobody_is_admitted_whatever_they_need() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "2.0.0");
+    world.must(ReconcilerChange::DeleteGate { reconciler: NAME.to_owned() });
+    let old = world.announce("old", 2, "1.0.0", &[]);
+    let CommandRefusal::NotAdmitted(why) = world.refused(ReconcilerChange::Admit(old)) else { panic!("not admitted") };
+    assert_eq!(why.reason(), "no-gate");
+    // What was sent before the gate went does not bring it back.
+    let late = ReconcilerChange::Step {
+        reconciler: NAME.to_owned(),
+        release: triple("2.0.0"),
+        digest: world.digest("2.0.0"),
+        term,
+        epoch: 0,
+        step: GateStep::Complete,
+    };
+    assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }));
+    world.steps("2.0.0", term, GateStep::Complete);
+}
+
+#[test]
+fn half_way_up_a_release_that_may_not_go_back_does_not() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "2.0.0");
+    world.define("3.0.0", "3.0.0");
+    world.steps("3.0.0", term, GateStep::Restrict);
+    let older = Definition { downgrade: false, digest: "again".to_owned(), ..definition("2.0.0", "2.0.0") };
+    world.must(ReconcilerChange::Define { definition: Box::new(older), replace: true });
+    assert!(matches!(world.way("2.0.0"), Err(Hold::DowngradeDenied { .. })));
+}
+
+#[test]
+fn a_runner_of_a_definition_that_was_replaced_completes_and_writes_nothing() {
+    let mut world = Gated::new();
+    world.define("1.0.0", "1.0.0");
+    let term = world.runs("n1", 1);
+    let (complete, write) = (world.step("1.0.0", term, GateStep::Complete), world.apply("1.0.0", term, "t", true));
+    let other = Definition { digest: "other".to_owned(), ..definition("1.0.0", "1.0.0") };
+    world.must(ReconcilerChange::Define { definition: Box::new(other), replace: true });
+    for late in [complete, write] {
+        assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "nobody has applied the new one");
+    }
+}
+
+#[test]
+fn what_members_of_other_scopes_need_is_not_taken_from_them() {
+    let mut world = Gated::new();
+    let term = world.applied("2.0.0", "1.0.0");
+    let other = ParticipantKey { scope: "web".to_owned(), member: "w".to_owned(), incarnation: SessionId(4) };
+    let token = Some(world.acquire(&other.lease(), "w", 4));
+    world.must(ReconcilerChange::Announce(Box::new(Participant {
+        key: other.clone(),
+        node: None,
+        release: release("1.0.0"),
+        needs: [(NAME.to_owned(), triple("2.0.0"))].into(),
+        phase: ParticipantPhase::Announced,
+        token,
+        since: WallTime(0),
+        revision: Revision(0),
+    })));
+    world.must(ReconcilerChange::Admit(other.clone()));
+    world.define("1.0.0", "1.0.0");
+    let down = world.step("1.0.0", term, GateStep::Restrict);
+    assert!(matches!(world.refused(down.clone()), CommandRefusal::InTheWay { .. }));
+    world.must(ReconcilerChange::Leave(other));
+    world.must(down);
+}
+
+#[test]
+fn a_yes_to_the_point_of_no_return_is_used_up_by_it() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    let manual = |of: &str| Definition { finalize: Finalize::Manual, ..definition(of, of) };
+    for of in ["1.0.0", "2.0.0"] {
+        world.must(ReconcilerChange::Define { definition: Box::new(manual(of)), replace: true });
+    }
+    assert!(matches!(world.way("2.0.0"), Err(Hold::ReadyToFinalize { .. })));
+    let digest = world.digest("2.0.0");
+    world.must(ReconcilerChange::Finalize { reconciler: NAME.to_owned(), digest });
+    world.steps("2.0.0", term, GateStep::Restrict);
+    world.steps("2.0.0", term, GateStep::Complete);
+    world.steps("1.0.0", term, GateStep::Restrict);
+}
+
+#[test]
+fn runners_that_take_one_anothers_place_leave_what_was_done_in_the_history() {
+    let mut world = Gated::new();
+    let mut term = world.applied("1.0.0", "1.0.0");
+    world.define("1.1.0", "1.0.0");
+    for session in 2..40 {
+        world.steps("1.1.0", term, GateStep::Work);
+        world.expires(runner_lease(NAME));
+        term = world.runs("n1", session);
+    }
+    let gate = &world.all().gates[NAME];
+    assert!(gate.history.iter().any(|entry| entry.state == GateState::Done), "{:?}", gate.history);
+}

@@ -1,0 +1,128 @@
+//! Those who take part in a scope: members, and candidates for running a reconciler.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CANDIDATES_SCOPE, FencingToken, MEMBERS_NAMESPACE, NodeId, ObjectKey, Release, Revision, SessionId, Triple,
+    WallTime, is_dns_label, is_dns_subdomain,
+};
+
+/// One start of one member of a scope. A member that starts again is another one until the first has gone: both are
+/// counted, so that a process nobody has seen end still blocks what it could not live with.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ParticipantKey {
+    pub scope: String,
+    pub member: String,
+    /// Random; also the session that holds its lease. 0 for an external one.
+    pub incarnation: SessionId,
+}
+
+impl ParticipantKey {
+    /// The lease that its life hangs on, if it is not external. No two sound keys have the same.
+    pub fn lease(&self) -> ObjectKey {
+        let Self { scope, member, incarnation } = self;
+        ObjectKey::lease(MEMBERS_NAMESPACE, format!("{scope}.{member}.{incarnation}"))
+    }
+    /// Whose life hangs on this lease.
+    pub fn of_lease(lease: &ObjectKey) -> Option<Self> {
+        let (rest, incarnation) = lease.name.rsplit_once('.')?;
+        let candidates = rest.strip_prefix(CANDIDATES_SCOPE).map_or(0, |_| CANDIDATES_SCOPE.len());
+        let dot = rest.get(candidates..)?.find('.')? + candidates;
+        let (scope, member) = (rest.get(..dot)?.to_owned(), rest.get(dot + 1..)?.to_owned());
+        let incarnation = SessionId(u128::from_str_radix(incarnation, 16).ok()?);
+        let key = Self { scope, member, incarnation };
+        // Not every text of a number is the one that is written.
+        (key.fault().is_none() && key.lease() == *lease).then_some(key)
+    }
+    /// What is wrong with it, if anything is: scopes and members are parts of a lease's name.
+    pub fn fault(&self) -> Option<&'static str> {
+        let scope = self.scope.strip_prefix(CANDIDATES_SCOPE).unwrap_or(&self.scope);
+        if !is_dns_label(scope) {
+            return Some("a scope is 1 to 63 of [a-z0-9-], first and last a letter or digit");
+        }
+        let short = self.member.len() <= LONGEST_MEMBER;
+        (!short || !is_dns_subdomain(&self.member)).then_some(
+            "a member's name is up to 140 of [a-z0-9.-], each part between dots beginning and ending with a letter or digit",
+        )
+    }
+    /// Whether an operator vouches for it, instead of a lease.
+    pub fn is_external(&self) -> bool {
+        self.incarnation == SessionId(0)
+    }
+}
+impl fmt::Display for ParticipantKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.member, self.scope)
+    }
+}
+
+/// Bytes of a member's name: with its scope and its incarnation it is the name of a lease.
+const LONGEST_MEMBER: usize = 140;
+
+/// How far a participant is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ParticipantPhase {
+    /// It has told its release, and waits. Blocks nobody.
+    Announced,
+    /// It may serve.
+    Serving,
+    /// It was told to stop, and may serve still.
+    Draining,
+}
+
+/// A member of a scope, or a candidate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Participant {
+    pub key: ParticipantKey,
+    /// The node it runs on, where it runs on one.
+    pub node: Option<NodeId>,
+    pub release: Release,
+    /// Reconcilers without whose outcome, of this release at least, it cannot serve.
+    pub needs: BTreeMap<String, Triple>,
+    pub phase: ParticipantPhase,
+    /// Of its lease. `None`: external.
+    pub token: Option<FencingToken>,
+    /// When the phase began.
+    pub since: WallTime,
+    pub revision: Revision,
+}
+
+/// Why a participant waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum NotAdmitted {
+    #[error("{reconciler} has never been applied")]
+    NoGate { reconciler: String },
+    #[error("the gate of {reconciler} cannot be read by this release of Muster")]
+    GateUnreadable { reconciler: String },
+    #[error("release {release} is below {floor}, the lowest that may serve with what {reconciler} applies")]
+    BelowFloor { reconciler: String, release: Release, floor: Triple },
+    #[error("it needs {reconciler} of {needs} at least, and {reconciled} is what has been applied")]
+    ReconcilerTooOld { reconciler: String, reconciled: Release, needs: Triple },
+}
+
+impl NotAdmitted {
+    /// The word that scripts match.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            NotAdmitted::NoGate { .. } => "no-gate",
+            NotAdmitted::GateUnreadable { .. } => "gate-unreadable",
+            NotAdmitted::BelowFloor { .. } => "below-floor",
+            NotAdmitted::ReconcilerTooOld { .. } => "reconciler-too-old",
+        }
+    }
+}
+
+/// Why somebody who serves is in the way of a restriction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocker {
+    pub member: String,
+    pub release: Release,
+    pub phase: ParticipantPhase,
+    pub external: bool,
+    pub since: WallTime,
+    pub why: String,
+}
