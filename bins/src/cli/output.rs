@@ -146,7 +146,7 @@ mod tests {
     fn what_others_wrote_neither_moves_the_cursor_nor_makes_lines() {
         let mut table = Table::new(&["NAME", "PHASE"]);
         table.row(["m\x1b[2J", "x\nm2  serving"]);
-        assert_eq!(table.render(), "NAME    PHASE\nm\u{fffd}[2J  x\u{fffd}m2  serving\n");
+        assert_eq!(table.render(), "NAME   PHASE\nm\u{fffd}[2J  x\u{fffd}m2  serving\n");
         assert_eq!(cell(&serde_json::json!({"a": "\u{9b}2J"})), "{\"a\":\"\u{fffd}2J\"}");
         assert_eq!(printable_lines("a\r\n\tb\n"), "a\u{fffd}\n\tb\n");
     }
