@@ -100,6 +100,7 @@ fn a_build_that_does_not_speak_the_clusters_level_gets_no_seat_and_is_named() {
     let voter = SeatRequest { held: Some(RaftId(3)), ..old(3) };
     let refused = refusal(&mut world, 3, voter.clone());
     assert_eq!(refused.code, ErrorCode::GateClosed, "nor is one let in that has its seat");
+    world.run_for(secs(1));
     assert!(world.message(3).contains("n3 speaks 2 at most"), "it is shown");
     assert_eq!(world.voters(), 3);
 
