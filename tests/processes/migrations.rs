@@ -20,6 +20,10 @@ struct Story {
 impl Story {
     /// Three nodes, of which the last two are of release 2.0.0, and a definition for that release that runs a script.
     fn of(script: &str) -> Self {
+        Self::within(script, "10m")
+    }
+    /// The same, with a limit for each try.
+    fn within(script: &str, timeout: &str) -> Self {
         let mut world = World::with(1, 2);
         for name in ["n2", "n3"] {
             world.node(name).stop();
@@ -27,7 +31,7 @@ impl Story {
         }
         let story = Self { world };
         let text = format!(
-            "name = \"migration\"\nrelease = \"2.0.0\"\nscope = \"db\"\nfloor = \"2.0.0\"\nsettle = \"100ms\"\n\
+            "name = \"migration\"\nrelease = \"2.0.0\"\nscope = \"db\"\nfloor = \"2.0.0\"\nsettle = \"100ms\"\ntimeout = \"{timeout}\"\n\
              [command]\nargv = [\"sh\", \"-c\", '''cd {}\n{script}''']\nenv = {{ COLOUR = \"blue\" }}\n",
             story.world.folder().display()
         );
@@ -209,6 +213,22 @@ fn a_command_whose_guardian_or_keeper_is_killed_is_ended_and_tried_again() {
         });
         assert!(!commands[0].is_alive(), "one at a time");
     }
+    assert_eq!(story.terms().len(), 1, "the lease was held all the time");
+}
+
+/// A keeper that is frozen says nothing of what its guardian has done long since, and holds nobody up for ever.
+#[test]
+fn a_frozen_keeper_is_given_up_with_the_time_of_its_run() {
+    let mut story = Story::within(PLODS, "20s");
+    let runner = story.runner();
+    let commands = story.commands();
+    let keeper = child_of(story.world.node(&runner).pid(), "guard-keeper");
+    let keeper = ProcessId::of(u32::try_from(keeper).expect("a pid")).expect("it runs");
+    keeper.signal(Signal::STOP);
+    eventually_so("it is tried again", || {
+        story.lines("trace").iter().filter(|line| line.contains("begins")).count() == 2
+    });
+    assert!(!commands[0].is_alive() && !keeper.is_alive(), "one at a time");
     assert_eq!(story.terms().len(), 1, "the lease was held all the time");
 }
 

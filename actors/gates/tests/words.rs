@@ -241,3 +241,23 @@ fn a_status_says_what_is_waited_for_and_what_would_help() {
     assert_eq!(waits.reason, "below-floor");
     assert!(waits.message.contains("start it as 2.0.0 or later"), "{}", waits.message);
 }
+
+/// One rule for all: otherwise a runner that an old definition has pinned would never make way for the next release.
+#[test]
+fn who_runs_it_is_what_the_newest_definition_says_for_candidates_of_every_release() {
+    let mut world = World::new();
+    let pinned = NodeId::from_entropy(1);
+    let old = Definition { pinned: Some(pinned), choice: RunnerChoice::Oldest, ..definition("1.0.0", "1.0.0", vec![]) };
+    world.define(old);
+    let view = |world: &World, of| runner_view(&world.0, NAME, of);
+    assert_eq!(view(&world, Triple::new(1, 0, 0)).pinned, Some(pinned));
+    world.define(definition("2.0.0", "1.0.0", vec![]));
+    for (member, of) in [("n1", "1.0.0"), ("n2", "2.0.0")] {
+        world.announce(&candidates_scope(NAME), member, of);
+    }
+    for of in [Triple::new(1, 0, 0), Triple::new(2, 0, 0)] {
+        let view = view(&world, of);
+        let best: Vec<&str> = view.candidates.iter().map(|c| c.member.as_str()).collect();
+        assert_eq!((view.pinned, view.choice, best), (None, RunnerChoice::Newest, vec!["n2", "n1"]));
+    }
+}

@@ -1,5 +1,7 @@
 //! Levels: values that are watched. What an actor may rely on when it watches one, over crashes and restarts.
 
+mod parts;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -7,6 +9,8 @@ use muster_kernel::{Address, Cx, Fault, Intensity, Shell, Slot, Spec, Supervisor
 use muster_messages::protocol::Named;
 use muster_messages::{ActorState, CrashHow};
 use tokio::sync::watch;
+
+use crate::parts::eventually;
 
 /// Watches a level, as actors do: a task of each incarnation reports what is new.
 struct Watcher {
@@ -64,13 +68,7 @@ impl Bench {
         self.seen.lock().expect("nobody panics with it in hand").clone()
     }
     async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-        for _ in 0..20_000 {
-            if holds(self) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        panic!("never: {what}");
+        eventually(what, || holds(self)).await;
     }
     fn state(&self) -> Option<ActorState> {
         self.tree.flat().into_iter().find(|node| node.path == "node/w").map(|node| node.state)

@@ -68,7 +68,8 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
             () = cancelled.cancelled() => {}
         }
     });
-    let (mut ended, mut kill_in) = (None, None);
+    let (mut ended, mut lapsed, mut kill_in) = (None, false, None);
+    let mut killed = false;
     let first = *hold.borrow_and_update();
     guarded.until(first).await;
     loop {
@@ -81,19 +82,27 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
         tokio::select! {
             Ok(()) = hold.changed() => {
                 let later = *hold.borrow_and_update();
-                guarded.until(later).await;
+                // It waits for a keeper that has been frozen for minutes, and then not for long.
+                if tokio::time::timeout(LAST_WORDS, guarded.until(later)).await.is_err() {
+                    guarded.kill_keeper();
+                }
             }
             () = &mut unwanted, if kill_in.is_none() && ended.is_none() => {
                 guarded.end().await;
                 kill_in = Some(tokio::time::Instant::now() + GRACE);
             }
             () = impatient => {
-                guarded.signal(KILL).await;
+                if std::mem::replace(&mut killed, true) {
+                    guarded.kill_keeper();
+                } else {
+                    guarded.signal(KILL).await;
+                }
                 kill_in = Some(tokio::time::Instant::now() + GRACE);
             }
             news = guarded.next() => match news {
                 Some(News::Report(Report::Ended(exit))) => ended = Some(exit),
-                Some(News::Started { .. } | News::Report(Report::Lapsed)) => {}
+                Some(News::Report(Report::Lapsed)) => lapsed = true,
+                Some(News::Started { .. }) => {}
                 None => break,
             }
         }
@@ -107,13 +116,17 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
     let exit = match ended {
         Some(Exit::Code(code)) => CommandExit::Code(code),
         Some(Exit::Signal(number)) => CommandExit::Signal(number),
-        // The keeper was killed. The guardian has been told by that, and ends the command before its time is over.
-        None if started => {
+        None if lapsed && !started => CommandExit::NotStarted("its time was over before it began".to_owned()),
+        // The keeper was killed. The guardian has been told by that, and ends the command before its time is over; it may
+        // have started one that nobody has heard of.
+        None => {
             let over = hold.borrow().over_at;
             BootTime.until(over).await;
-            CommandExit::Signal(KILL)
+            match started {
+                true => CommandExit::Signal(KILL),
+                false => CommandExit::NotStarted("its keeper ended first".to_owned()),
+            }
         }
-        None => CommandExit::NotStarted("its time was over, or its keeper ended first".to_owned()),
     };
     let output = tokio::time::timeout(LAST_WORDS, output).await;
     CommandEnd { exit, output: output.ok().and_then(Result::ok).unwrap_or_default() }

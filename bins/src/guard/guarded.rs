@@ -143,6 +143,11 @@ impl Guarded {
         news
     }
 
+    /// Kills the keeper, one that reacts to nothing any more: the guardian hears the connection close, and ends the command.
+    pub fn kill_keeper(&mut self) {
+        let _gone = self.process.kill();
+    }
+
     /// Collects the process of a keeper that is gone, for a parent that does not collect everything. Blocks until it is.
     pub fn collect(mut self) -> io::Result<()> {
         self.process.wait().map(drop)

@@ -15,7 +15,13 @@ mod keeper;
 mod line;
 
 use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::process::ExitCode;
+
+use rustix::process::setsid;
+use tokio::net::UnixStream;
 
 pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
@@ -30,5 +36,28 @@ pub fn hidden(args: &[OsString]) -> Option<ExitCode> {
         guardian::GUARDIAN => Some(guardian::main(rest)),
         guardian::COMMAND => Some(guardian::become_command(rest)),
         _ => None,
+    }
+}
+
+/// Runs a keeper or a guardian, apart from whoever started it: no terminal, no job control, no shared group, so that whoever
+/// stops or interrupts the one does not mean the other. It inherits what its children leave behind. Its standard input is the
+/// socket that it is told through; the first thing to come is the command's own input. One thread: the command dies with the
+/// thread that started it.
+fn apart(role: &str, work: impl AsyncFnOnce(UnixStream, OwnedFd) -> io::Result<()>) -> ExitCode {
+    let worked = || -> io::Result<()> {
+        setsid()?;
+        family::adopt()?;
+        let socket = StdUnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        let Some(input) = line::receive_input(&socket)? else { return Ok(()) };
+        socket.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { work(UnixStream::from_std(socket)?, input).await })
+    };
+    match worked() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("muster: the {role} failed: {error}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -15,21 +15,19 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::future::pending;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
 use muster_elector::{BootTime, Timekeeper};
-use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal, setsid};
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::mpsc;
 
 pub use self::core::{AGAIN, Effect, Exit, Guardian, Input, Number, Report};
-use super::family;
-use super::line::{FRAME, News, news_frame, order_of, receive_input};
+use super::line::{FRAME, News, news_frame, order_of};
+use super::{apart, family};
 
 /// The first argument that makes a process a guardian. The command follows.
 pub const GUARDIAN: &str = "guard-guardian";
@@ -40,26 +38,9 @@ pub const COMMAND: &str = "guard-command";
 const NOT_RUNNABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Runs the guardian of this command, until nothing is left to guard. Its standard input is the socket to `muster`.
+/// Runs the guardian of this command, until nothing is left to guard.
 pub fn main(command: &[OsString]) -> ExitCode {
-    let guarded = || -> io::Result<()> {
-        // No terminal, no job control, no shared group: whoever stops or interrupts `muster` does not mean its guardian.
-        setsid()?;
-        family::adopt()?;
-        let socket = StdUnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-        let Some(input) = receive_input(&socket)? else { return Ok(()) };
-        socket.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // One thread: the command dies with the thread that started it.
-        runtime.block_on(async { guard(UnixStream::from_std(socket)?, Stdio::from(input), command).await })
-    };
-    match guarded() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("muster: the guardian failed: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    apart("guardian", async |socket, input| guard(socket, Stdio::from(input), command).await)
 }
 
 async fn guard(socket: UnixStream, input: Stdio, command: &[OsString]) -> io::Result<()> {
