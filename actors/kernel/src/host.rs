@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
 use crate::supervisor::{Children, Report};
-use crate::vitals::{Handle, Pulse};
+use crate::vitals::{Handle, Mailbox, Pulse};
 use crate::{Address, Cx, Fault, Shell, Tree};
 
 /// What a supervisor gives to a new incarnation.
@@ -110,14 +110,11 @@ impl<M: Send + 'static> Handle for ActorHandle<M> {
     fn restart(&self) {
         self.siblings.restart(&self.name);
     }
-    fn depth(&self) -> u64 {
-        self.tenancy.address.depth() as u64
+    fn mailbox(&self) -> Option<Mailbox> {
+        Some(self.tenancy.address.mailbox())
     }
     fn abandon(&self) {
         self.tenancy.end();
-    }
-    fn stale(&self) -> u64 {
-        self.tenancy.address.stale()
     }
 }
 
@@ -209,7 +206,7 @@ impl<S: Shell> Actor for Hosted<S> {
                 done.map_err(|fault| ActorProcessingErr::from(fault.0))
             }
             Letter::Refresh => {
-                body.pulse.publish(body.shell.view());
+                body.pulse.answer(body.shell.view());
                 Ok(())
             }
             Letter::TaskPanicked(text) => Err(Panicked(text).into()),

@@ -9,7 +9,7 @@ use ractor::ActorCell;
 
 use super::Children;
 use crate::host::{Launch, Start, panic_text};
-use crate::vitals::Handle;
+use crate::vitals::{Handle, Mailbox};
 use crate::{Fault, Group};
 
 struct GroupLaunch<F> {
@@ -28,7 +28,8 @@ impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for G
     fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>> {
         let (group, fill) = (self.group, Arc::clone(&self.fill));
         Box::pin(async move {
-            let children = Children::spawn(start.path, start.tree, group, Some(start.supervisor)).await?;
+            let (pulse, supervisor) = (start.pulse.clone(), Some(start.supervisor));
+            let children = Children::spawn(start.path, start.tree, group, pulse, supervisor).await?;
             let handle = GroupHandle { children: children.clone(), siblings: start.siblings, name: start.name };
             start.pulse.set_handle(Arc::new(handle));
             let filled = catch_unwind(AssertUnwindSafe(|| fill(&children)))
@@ -62,13 +63,10 @@ impl Handle for GroupHandle {
     fn restart(&self) {
         self.siblings.restart(&self.name);
     }
-    fn depth(&self) -> u64 {
-        0
+    fn mailbox(&self) -> Option<Mailbox> {
+        None
     }
     fn abandon(&self) {
         self.children.cell().kill();
-    }
-    fn stale(&self) -> u64 {
-        0
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct SupervisorArgs {
     pub path: String,
     pub tree: Tree,
     pub group: Group,
+    /// Where it shows what it is at. An actor's own group of children has no path of its own, and shows nothing.
+    pub pulse: Option<Pulse>,
 }
 
 struct Child {
@@ -89,6 +91,7 @@ impl Actor for SupervisorActor {
     }
 
     async fn handle(&self, me: ActorRef<Self::Msg>, msg: Self::Msg, s: &mut State) -> Result<(), ActorProcessingErr> {
+        s.begin(msg.name());
         match msg {
             SupervisorMsg::Start(spec) => s.start(*spec),
             SupervisorMsg::Stop { name, done } => {
@@ -124,6 +127,7 @@ impl Actor for SupervisorActor {
         event: SupervisionEvent,
         s: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        s.begin("child_ended");
         let (cell, kind, text) = match event {
             SupervisionEvent::ActorFailed(cell, error) => {
                 let text = error.to_string();
@@ -138,7 +142,7 @@ impl Actor for SupervisorActor {
                 let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
                 (cell, kind, text)
             }
-            _ => return Ok(()),
+            _ => return s.go_on().await,
         };
         match s.running.remove(&cell.get_id()) {
             Some((name, run)) => s.exited(name, run, kind, text),
@@ -153,6 +157,7 @@ impl Actor for SupervisorActor {
     }
 
     async fn post_stop(&self, _me: ActorRef<Self::Msg>, s: &mut State) -> Result<(), ActorProcessingErr> {
+        s.begin("stopping");
         s.stop_all().await;
         Ok(())
     }
@@ -197,9 +202,20 @@ impl Child {
 }
 
 impl State {
-    /// Ends this supervisor if it must, children first.
+    fn begin(&self, message: &'static str) {
+        if let Some(pulse) = &self.args.pulse {
+            pulse.begin(message);
+        }
+    }
+
+    /// The end of a turn. Ends this supervisor if it must, children first.
     async fn go_on(&mut self) -> Result<(), ActorProcessingErr> {
-        let Some(text) = self.gives_up.take() else { return Ok(()) };
+        let Some(text) = self.gives_up.take() else {
+            if let Some(pulse) = &self.args.pulse {
+                pulse.end();
+            }
+            return Ok(());
+        };
         // Those that have not gone by then are killed with it.
         let _late = tokio::time::timeout(SHUTDOWN_LIMIT, self.stop_all()).await;
         Err(text.into())
@@ -242,7 +258,8 @@ impl State {
             Some(child) => child.spec = spec,
             None => {
                 let path = format!("{}/{name}", self.args.path);
-                let vitals = Arc::new(Vitals::new(path, spec.kind));
+                let label = self.args.tree.label(&self.args.path, spec.counted_as.unwrap_or(&name));
+                let vitals = Arc::new(Vitals::new(path, spec.kind, label));
                 let registration = self.args.tree.register(Arc::clone(&vitals));
                 self.started += 1;
                 let child = Child {
