@@ -12,8 +12,8 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
-use crate::host::panic_text;
 use crate::beside::Beside;
+use crate::host::panic_text;
 use crate::supervisor::{Children, Report};
 use crate::{Address, Clock, Intensity, Tree};
 

@@ -88,8 +88,7 @@ impl Tree {
     /// Crashes an actor on purpose.
     pub fn crash(&self, path: &str, how: CrashHow) -> Result<(), ErrorBody> {
         let vitals = self.find(path)?;
-        let handle =
-            vitals.handle().ok_or_else(|| not_running(path))?;
+        let handle = vitals.handle().ok_or_else(|| not_running(path))?;
         handle.crash(how);
         Ok(())
     }
@@ -97,8 +96,7 @@ impl Tree {
     /// Asks an actor's supervisor to restart it gracefully.
     pub fn restart(&self, path: &str) -> Result<(), ErrorBody> {
         let vitals = self.find(path)?;
-        let handle =
-            vitals.handle().ok_or_else(|| not_running(path))?;
+        let handle = vitals.handle().ok_or_else(|| not_running(path))?;
         handle.restart();
         Ok(())
     }
@@ -153,8 +151,10 @@ mod tests {
         let tree = Tree::new();
         let names =
             ["node/session-7ewb12otbfzedvwe1dxxs3cy3", "node/session-7ewbz2otbfzedvwe1dxxs3cy3", "node/agent-host"];
-        let _kept: Vec<_> =
-            names.iter().map(|path| tree.register(Arc::new(Vitals::new((*path).to_owned(), "T", (*path).to_owned())))).collect();
+        let _kept: Vec<_> = names
+            .iter()
+            .map(|path| tree.register(Arc::new(Vitals::new((*path).to_owned(), "T", (*path).to_owned()))))
+            .collect();
         assert_eq!(tree.find("node/session-7ewb12ot").unwrap().path, names[0]);
         assert_eq!(tree.find(names[1]).unwrap().path, names[1]);
         for unclear in ["node/session-7ewb", "node/session-7", "node/agent-ho", "node/session-", "session-7ewb12ot"] {

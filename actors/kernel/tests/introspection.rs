@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use muster_kernel::{Address, Backoff, Beside, Cx, Fault, Group, Intensity, Shell, Spec, Supervisor, Tree, Undeliverable};
+use muster_kernel::{
+    Address, Backoff, Beside, Cx, Fault, Group, Intensity, Shell, Spec, Supervisor, Tree, Undeliverable,
+};
 use muster_messages::protocol::{Named, Reply};
 use muster_messages::{ActorNode, ActorState, CrashHow, ExitKind};
 use serde_json::json;
