@@ -11,7 +11,7 @@ use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
     Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Guard,
     LEVEL_RECONCILER, Participant, ParticipantKey, ParticipantPhase, Principal, Progress, ReconcilerChange,
-    Reconcilers, Replica, RequestId, Revision, Tables, Triple, runner_lease,
+    Reconcilers, Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -22,6 +22,8 @@ use crate::reads::to_text;
 use crate::service::{Asked, Service};
 use crate::writes::Proposed;
 
+/// A SHA-256 in hexadecimal.
+const DIGEST_CHARS: usize = 64;
 /// Definitions of one request.
 const MOST_DEFINITIONS: usize = 64;
 /// Writes of one wave on their way at once.
@@ -205,6 +207,7 @@ impl Service {
                 ReconcilerChange::Leave(key.clone())
             }
             R::Step { name, release, digest, term, epoch, step } => {
+                run_is_named(name, digest)?;
                 speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
                 let (reconciler, release, digest) = (name_of(name), *release, digest.clone());
                 let (term, epoch, step) = (*term, *epoch, *step);
@@ -214,6 +217,7 @@ impl Service {
                 return Ok(json!({"epoch": epoch, "revision": revision}).to_string());
             }
             R::Wave { name, release, digest, term, wave } => {
+                run_is_named(name, digest)?;
                 speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
                 let key = DefinitionKey { reconciler: name_of(name), release: *release };
                 return self.wave(manager, asked, &key, (digest, *term), *wave).await;
@@ -473,6 +477,14 @@ enum Failed {
 }
 
 /// A refusal, with what scripts need of it.
+/// What a runner names is repeated in refusals, which are remembered: no more of it than a name and a digest.
+fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
+    if is_dns_label(name) && digest.len() == DIGEST_CHARS && digest.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(());
+    }
+    Err(invalid("a run is named by its reconciler and the SHA-256 of its definition"))
+}
+
 fn explained(refusal: CommandRefusal) -> ErrorBody {
     use CommandRefusal as C;
     let details = match &refusal {

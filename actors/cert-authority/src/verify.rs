@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use muster_messages::wire::JoinRequest;
-use muster_messages::{ErrorBody, ErrorCode, Tables};
+use muster_messages::{ErrorBody, ErrorCode, Tables, in_short};
 use muster_pki::{CsrKey, verify_rekey};
 
 use crate::core::JoinWish;
@@ -23,7 +23,7 @@ pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
 pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &Tables) -> Result<JoinWish, ErrorBody> {
     let key = key(&request.csr_pem)?;
     let port = port_of(&request.advertise).ok_or_else(|| {
-        invalid(format!("the advertised address {:?} is not host:port", shortened(&request.advertise)))
+        invalid(format!("the advertised address {:?} is not host:port", in_short(&request.advertise, 80)))
     })?;
     if request.release.len() > MAX_RELEASE {
         return Err(invalid(format!("a release is at most {MAX_RELEASE} characters")));
@@ -76,10 +76,6 @@ fn labels(labels: &BTreeMap<String, String>) -> Result<(), ErrorBody> {
     } else {
         Err(invalid(format!("at most {MAX_LABELS} labels, keys and values of at most {MAX_LABEL} bytes")))
     }
-}
-
-fn shortened(text: &str) -> String {
-    text.chars().take(80).collect()
 }
 
 fn invalid(message: impl Into<String>) -> ErrorBody {

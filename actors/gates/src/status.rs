@@ -10,7 +10,7 @@ use muster_messages::{
 use serde_json::{Value, json};
 
 use crate::objects::{Waves, Write};
-use crate::view::{candidates, path_word};
+use crate::view::{best_candidate, candidates, path_word};
 
 fn gate_view(entry: &GateEntry) -> Value {
     json!({
@@ -131,8 +131,7 @@ fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Va
 /// the newest where there is no candidate.
 pub fn shown_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Arc<Definition>> {
     let all = &tables.reconcilers;
-    let best = candidates(tables, name).into_iter().next();
-    let of_best = best.and_then(|best| {
+    let of_best = best_candidate(tables, name).and_then(|best| {
         all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release: best.release.triple })
     });
     of_best.or_else(|| all.definitions_of(name).last())

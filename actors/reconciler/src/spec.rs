@@ -95,7 +95,7 @@ impl ReconcilerSpec {
         self.0.from_at_least = Some(release);
         self
     }
-    /// A runner that failed so often in a row makes way. 0: never.
+    /// A runner that failed so often in a row, 1 at least, makes way for another.
     pub fn resign_after(mut self, failures: u32) -> Self {
         self.0.resign_after = failures;
         self

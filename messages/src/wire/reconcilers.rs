@@ -229,6 +229,9 @@ pub struct GateView {
     pub reconciled: Option<Release>,
     /// Of the runner that wrote it last.
     pub term: FencingToken,
+    /// Whether it is worked on, on the way to this view's definition.
+    #[serde(default)]
+    pub at_work: bool,
 }
 
 /// A candidate as others see it.

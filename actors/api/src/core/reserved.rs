@@ -7,8 +7,8 @@
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Definition, ErrorBody, ErrorCode, LEVEL_RECONCILER, MANAGERS_SCOPE, ParticipantKey, Principal, Role, Tables,
-    candidates_scope, level_release,
+    Definition, ErrorBody, ErrorCode, GateEntry, LEVEL_RECONCILER, MANAGERS_SCOPE, ParticipantKey, Principal, Role,
+    Tables, candidates_scope, level_release,
 };
 
 /// Refuses what is not this caller's.
@@ -28,6 +28,7 @@ pub fn judge(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -
             )));
         }
         R::Leave { key } if is_managers(&key.scope) => return takes_part(tables, caller, key),
+        R::Repair { name, epoch } if ours(name) => return repairs(tables, *epoch),
         R::ForceFloor { name, .. } | R::DeleteGate { name } | R::Delete { name } if ours(name) => {
             return Err(forbidden(format!(
                 "{name} is built in: its gate keeps managers out that could not read what the others write; \
@@ -40,6 +41,22 @@ pub fn judge(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -
         return Ok(());
     }
     Err(forbidden(format!("{name} is built in: only managers run it, and {caller} is none")))
+}
+
+/// An unreadable gate is repaired; a sound one does not go back below what managers have been told.
+fn repairs(tables: &Tables, epoch: u64) -> Result<(), ErrorBody> {
+    let Some(gate) = tables.reconcilers.gates.get(LEVEL_RECONCILER).filter(|gate| gate.is_readable()) else {
+        return Ok(());
+    };
+    let falls = |entry: &&GateEntry| entry.epoch == epoch && entry.floor < gate.now.floor;
+    match gate.history.iter().find(falls) {
+        None => Ok(()),
+        Some(entry) => Err(forbidden(format!(
+            "epoch {epoch} of {LEVEL_RECONCILER} has floor {}, below {}: managers of that level could not read what the others \
+             write by now; only a gate that cannot be read is repaired from it",
+            entry.floor, gate.now.floor
+        ))),
+    }
 }
 
 fn is_managers(scope: &str) -> bool {

@@ -5,6 +5,8 @@
 //! What is judged here is who asks. Whether it is so still when it is applied, the store judges, by tokens that only their
 //! holders were given.
 
+use std::sync::Arc;
+
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{
     ErrorBody, ErrorCode, FencingToken, MEMBERS_NAMESPACE, NodeId, ObjectKey, Participant, ParticipantKey, Principal,
@@ -89,7 +91,11 @@ fn held(tables: &Tables, caller: &Principal, lease: &LeaseRef) -> Result<(), Err
     }
     let object = tables.objects.get(&runner_lease(&lease.name));
     let holder = object.and_then(|object| object.lease()?.spec.held_by());
-    holder.map_or(Ok(()), |holder| runs(tables, node, &lease.name, holder))
+    match holder {
+        // Its candidate has gone before it: it still gives the lease back, by its own session.
+        Some(holder) if candidate(tables, &lease.name, holder).is_some() => runs(tables, node, &lease.name, holder),
+        _ => Ok(()),
+    }
 }
 
 /// A record that is there belongs to the node it names.
@@ -101,16 +107,23 @@ fn member(tables: &Tables, node: Option<NodeId>, key: &ParticipantKey) -> Result
     Err(forbidden(format!("{key} is not on this node; it is asked for where it runs, or by an operator")))
 }
 
-/// Whether a node may hold, or act under, the lease of a reconciler's runner by this name: a candidate of that name is there
-/// and on this node, or there is none any more.
+/// Whether a node may take, or act under, the lease of a reconciler's runner by this name: a candidate of that name is there
+/// and on this node. That the name is nobody else's, the store sees to.
 fn runs(tables: &Tables, node: Option<NodeId>, reconciler: &str, holder: &str) -> Result<(), ErrorBody> {
     let Some(node) = node else { return Ok(()) };
-    let scope = candidates_scope(reconciler);
-    let named = || tables.reconcilers.participants_of(&scope).filter(|p| p.key.member == holder);
-    if named().next().is_none() || named().any(|p| p.node == Some(node)) {
-        return Ok(());
+    match candidate(tables, reconciler, holder) {
+        Some(there) if there.node == Some(node) => Ok(()),
+        Some(_) => Err(forbidden(format!("{holder} stands for {reconciler} on another node"))),
+        // It was, perhaps, and is announced again in a moment.
+        None => Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("{holder} does not stand for {reconciler}: whoever runs it is announced as its candidate first"),
+        )),
     }
-    Err(forbidden(format!("{holder} stands for {reconciler} on another node")))
+}
+
+fn candidate(tables: &Tables, reconciler: &str, member: &str) -> Option<Arc<Participant>> {
+    tables.reconcilers.participants_of(&candidates_scope(reconciler)).find(|p| p.key.member == member).cloned()
 }
 
 /// A participant as this caller announces it. A node announces who runs on it; an operator anybody.
@@ -123,7 +136,11 @@ pub fn announced(mut participant: Participant, caller: &Principal) -> Result<Par
     {
         return Err(invalid(format!("{key}: it needs {MOST_NEEDS} reconcilers at most, each by its name")));
     }
+    let named_like = key.member.parse::<NodeId>().ok();
     match caller {
+        Principal::Node(id) if named_like.is_some_and(|like| like != *id) => {
+            Err(forbidden(format!("{key} is named like another node; a node's id is no other's name")))
+        }
         Principal::Node(_) if key.is_external() => {
             Err(forbidden(format!("{key} has no lease: only an operator vouches for one")))
         }
