@@ -23,7 +23,7 @@ mod shares;
 mod shell;
 mod socket;
 #[cfg(test)]
-mod testing;
+mod tests;
 mod writes;
 
 pub use http::definition;

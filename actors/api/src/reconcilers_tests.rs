@@ -9,7 +9,7 @@ use muster_messages::{
 };
 
 use super::*;
-use crate::testing::{REQUEST, TERM, World, candidate, definition, node, participant, tables_of, triple};
+use crate::tests::{REQUEST, TERM, World, candidate, definition, node, participant, tables_of, triple};
 
 fn progress() -> Progress {
     Progress {

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::ApiLimits;
-use crate::testing::{TERM, World, triple};
+use crate::tests::{TERM, World, triple};
 
 fn call(request: Request) -> ApiCall {
     ApiCall { id: u64::MAX, request_id: RequestId(u128::MAX), timeout_ms: 5_000, request }

@@ -10,10 +10,10 @@ use serde_json::json;
 use tower_service::Service as _;
 
 use super::*;
-use crate::testing::{Proposal, REQUEST, World, leading, node, tables, triple, users};
+use crate::tests::{Proposal, REQUEST, World, leading, node, tables, triple, users};
 
 fn definition() -> Definition {
-    crate::testing::definition(vec![])
+    crate::tests::definition(vec![])
 }
 
 impl World {

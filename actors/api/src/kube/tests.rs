@@ -7,7 +7,6 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::service::Asked as OnItsWay;
-use crate::testing;
 
 pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l";
 pub(super) const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
@@ -29,12 +28,12 @@ impl Half {
             }
             _ => Err(Undeliverable::Down),
         });
-        let ports = testing::half(replica, raft);
+        let ports = crate::tests::half(replica, raft);
         let in_force = watch::Sender::new(Some(Arc::clone(&ports)));
         Self { ports, copy, in_force }
     }
     fn service(&self) -> Service {
-        testing::service(self.in_force.subscribe())
+        crate::tests::service(self.in_force.subscribe())
     }
 }
 
@@ -83,7 +82,7 @@ async fn read_by_ann(service: &Service, half: &Half, target: &str) -> Result<Res
 /// KUBE-1.
 #[tokio::test]
 async fn a_copy_that_the_client_takes_unconfirmed_denies_nothing() {
-    let stale = Tables { cluster: Some(Arc::new(testing::cluster())), ..copy_with(1, 10) };
+    let stale = Tables { cluster: Some(Arc::new(crate::tests::cluster())), ..copy_with(1, 10) };
     for confirmed in [None, Some(stale.clone())] {
         let half = Half::with(stale.clone(), confirmed.clone());
         let service = half.service();
