@@ -32,22 +32,18 @@ fn key(lease: &LeaseRef) -> ObjectKey {
     ObjectKey::lease(lease.namespace.clone(), lease.name.clone())
 }
 
-fn invalid(text: impl Into<String>) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Invalid, text)
-}
-
 fn duration_is_sane(ms: u64) -> Result<(), ErrorBody> {
     if (SHORTEST_MS..=LONGEST_MS).contains(&ms) {
         return Ok(());
     }
-    Err(invalid(format!("a lease lasts from {SHORTEST_MS} ms to a day, not {ms} ms")))
+    Err(ErrorBody::invalid(format!("a lease lasts from {SHORTEST_MS} ms to a day, not {ms} ms")))
 }
 
 fn holder_is_sane(holder: &str) -> Result<(), ErrorBody> {
     if !holder.is_empty() && holder.len() <= HOLDER_LIMIT && !holder.chars().any(char::is_control) {
         return Ok(());
     }
-    Err(invalid(format!("a holder's name has 1 to {HOLDER_LIMIT} printable bytes")))
+    Err(ErrorBody::invalid(format!("a holder's name has 1 to {HOLDER_LIMIT} printable bytes")))
 }
 
 /// Whether the lease may come into being, if it is not there.
@@ -363,7 +359,7 @@ fn may_ask(replica: &Replica, asked: &Asked, request: &LeaseRequest) -> Result<(
             own()
         }
         LeaseRequest::Renew { held, .. } if held.len() > MOST_RENEWED => {
-            Err(invalid(format!("at most {MOST_RENEWED} leases are renewed in one request")))
+            Err(ErrorBody::invalid(format!("at most {MOST_RENEWED} leases are renewed in one request")))
         }
         LeaseRequest::Renew { held, .. } => {
             held.iter().try_for_each(|(lease, _)| touch(&lease.namespace))?;

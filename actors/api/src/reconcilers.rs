@@ -52,10 +52,6 @@ fn named(definition: &Definition) -> Value {
     json!({"name": reconciler, "release": release, "digest": digest})
 }
 
-fn invalid(text: impl Into<String>) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Invalid, text)
-}
-
 impl Service {
     /// Reads, and polls that wait for a change.
     pub(crate) async fn read_reconciler(
@@ -186,7 +182,7 @@ impl Service {
             R::MemberDrain { scope, member } => return self.members(manager, asked, scope, member, false).await,
             R::ObjectPut { key, labels, body } => {
                 let object = DesiredObject { key: key.clone(), labels: labels.clone(), body: body.clone(), wave: 0 };
-                muster_gates::sound_object(&object).map_err(invalid)?;
+                muster_gates::sound_object(&object).map_err(ErrorBody::invalid)?;
                 let copy = self.change(manager, asked, ReconcilerChange::PutObject(Box::new(object))).await?;
                 let object = copy.tables.reconcilers.objects.get(key);
                 return Ok(object.map_or(Value::Null, |object| muster_gates::object(object)).to_string());
@@ -230,7 +226,7 @@ impl Service {
                     progress.term,
                 )?;
                 if let Some(fault) = muster_gates::fault_of_progress(progress) {
-                    return Err(invalid(fault));
+                    return Err(ErrorBody::invalid(fault));
                 }
                 let node = if let Principal::Node(id) = asked.caller { id } else { progress.node };
                 ReconcilerChange::Progress(Box::new(Progress { node, ..progress.clone() }))
@@ -283,10 +279,10 @@ impl Service {
         replace: bool,
     ) -> Result<String, ErrorBody> {
         if definitions.is_empty() || definitions.len() > MOST_DEFINITIONS {
-            return Err(invalid(format!("1 to {MOST_DEFINITIONS} definitions at once")));
+            return Err(ErrorBody::invalid(format!("1 to {MOST_DEFINITIONS} definitions at once")));
         }
         let sealed: Result<Vec<Definition>, _> = definitions.iter().cloned().map(sealed).collect();
-        let sealed = sealed.map_err(|bad| invalid(bad.to_string()))?;
+        let sealed = sealed.map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
         let before = self.copy(manager, asked.left()).await?;
         let define =
             |d: &Definition| Change::Reconciler(ReconcilerChange::Define { definition: Box::new(d.clone()), replace });
@@ -482,7 +478,7 @@ fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
     if is_dns_label(name) && digest.len() == DIGEST_CHARS && digest.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Ok(());
     }
-    Err(invalid("a run is named by its reconciler and the SHA-256 of its definition"))
+    Err(ErrorBody::invalid("a run is named by its reconciler and the SHA-256 of its definition"))
 }
 
 fn explained(refusal: CommandRefusal) -> ErrorBody {
@@ -509,3 +505,7 @@ fn concerns(tables: &Tables, key: &ParticipantKey, seen: Revision) -> bool {
     let needed = participant.needs.keys().filter_map(|name| all.gates.get(name));
     participant.revision > seen || all.gates_of(&key.scope).chain(needed).any(|gate| gate.now.revision > seen)
 }
+
+#[cfg(test)]
+#[path = "reconcilers_tests.rs"]
+mod tests;

@@ -6,10 +6,11 @@ use std::time::Duration;
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
     Action, CommandAction, Definition, DesiredObject, ErrorBody, Finalize, NodeId, Release, RunnerChoice, Triple,
+    millis,
 };
 use serde_json::Value;
 
-use crate::asking::{PATIENCE, ask, millis};
+use crate::asking::{PATIENCE, ask};
 use crate::ports::Cluster;
 
 /// A definition in the making, with the usual values for what is not said.

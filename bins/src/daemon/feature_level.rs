@@ -141,7 +141,8 @@ impl Handler for Raise {
             let raised = cluster.reconcile(request, PATIENCE).await;
             raised
                 .map(|_| info!(level, "the cluster's feature level is raised"))
-                .map_err(|e| HandlerError::Failed(e.message))
+                // Nobody's failure: whoever has a seat has not said yet what it speaks, or there is no leader.
+                .map_err(|e| HandlerError::Later(e.message))
         }
         .boxed()
     }

@@ -67,6 +67,7 @@ pub struct Guarded {
     gone_at: Option<Moment>,
     late: Duration,
     killed: bool,
+    hung: bool,
 }
 
 impl Guarded {
@@ -112,7 +113,16 @@ impl Guarded {
                 }
             }
         });
-        Ok(Self { orders: Some(orders), news, process, group: None, gone_at: None, late: LATE, killed: false })
+        Ok(Self {
+            orders: Some(orders),
+            news,
+            process,
+            group: None,
+            gone_at: None,
+            late: LATE,
+            killed: false,
+            hung: false,
+        })
     }
 
     /// The process id of the guardian, or the keeper.
@@ -122,6 +132,11 @@ impl Guarded {
     /// The command's process group, once it runs.
     pub fn group(&self) -> Option<Pid> {
         self.group
+    }
+
+    /// Whether it was killed because its command should have been gone: the command's time is over.
+    pub fn has_hung(&self) -> bool {
+        self.hung
     }
 
     /// The command may run until then.
@@ -171,13 +186,20 @@ impl Guarded {
         let news = loop {
             let overdue = async {
                 match self.gone_at {
-                    Some(at) => BootTime.until(at + self.late).await,
+                    Some(at) => {
+                        BootTime.until(at).await;
+                        // From here, however long ago it was: whoever was frozen with us wakes up with us.
+                        tokio::time::sleep(self.late).await;
+                    }
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 news = self.news.recv() => break news,
-                () = overdue => self.kill(),
+                () = overdue => {
+                    self.hung = true;
+                    self.kill();
+                }
             }
         };
         if let Some(News::Started { group }) = news {
