@@ -15,6 +15,7 @@ mod address;
 mod alarm;
 mod clock;
 mod context;
+mod fence;
 mod host;
 mod shell;
 mod slot;

@@ -20,8 +20,6 @@ pub(crate) trait Handle: Send + Sync {
     fn crash(&self, how: CrashHow);
     fn restart(&self);
     fn depth(&self) -> u64;
-    /// The incarnation is stuck: whatever of it can still be ended, is.
-    fn abandon(&self);
     /// Messages of older incarnations that were dropped.
     fn stale(&self) -> u64;
 }

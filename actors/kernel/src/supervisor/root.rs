@@ -6,6 +6,7 @@ use muster_messages::ActorState;
 use ractor::ActorStatus;
 
 use super::Children;
+use crate::fence::Fence;
 use crate::tree::Registration;
 use crate::vitals::Vitals;
 use crate::{Fault, Group, Tree};
@@ -23,7 +24,7 @@ impl Supervisor {
         let vitals = Arc::new(Vitals::new(path.to_owned(), "Supervisor"));
         vitals.incarnate(1);
         let registration = tree.register(Arc::clone(&vitals));
-        let children = Children::spawn(path.to_owned(), tree, group.into(), None).await?;
+        let children = Children::spawn(path.to_owned(), tree, group.into(), Fence::default(), None).await?;
         vitals.enter(ActorState::Healthy);
         Ok(Self { children, vitals, _registration: registration })
     }
