@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
-use crate::fence::{Fence, at_work};
+use crate::fence::Fence;
 use crate::host::panic_text;
 use crate::supervisor::{Children, Report};
 use crate::{Address, Clock, Intensity, Tree};
@@ -122,7 +122,7 @@ impl<M: Send + 'static> Cx<M> {
         tokio::spawn(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
-                done = AssertUnwindSafe(at_work(&ended, task)).catch_unwind() => {
+                done = AssertUnwindSafe(task).catch_unwind() => {
                     if let Err(panic) = done {
                         let _ended = me.letter(Letter::TaskPanicked(panic_text(panic.as_ref())));
                     }
@@ -138,7 +138,7 @@ impl<M: Send + 'static> Cx<M> {
         tokio::spawn(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
-                done = AssertUnwindSafe(at_work(&ended, task)).catch_unwind() => {
+                done = AssertUnwindSafe(task).catch_unwind() => {
                     if let Err(panic) = done {
                         tracing::error!(path = %path.path, text = %panic_text(panic.as_ref()), "a task panicked");
                     }

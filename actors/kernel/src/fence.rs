@@ -7,7 +7,7 @@ use ractor::{ActorCell, ActorProcessingErr};
 use tokio_util::sync::CancellationToken;
 
 tokio::task_local! {
-    /// The end of the incarnation whose handler or task is at work.
+    /// The end of the incarnation whose handler is at work.
     static AT_WORK: CancellationToken;
 }
 
@@ -46,7 +46,8 @@ impl Fence {
     }
 }
 
-/// Runs a handler or a task of the incarnation that ends with `ended`.
+/// Runs a handler of the incarnation that ends with `ended`. Its tasks need no such mark: they end with the fence, and what they
+/// hold may say goodbye when it is dropped.
 pub(crate) fn at_work<F: Future>(ended: &CancellationToken, work: F) -> impl Future<Output = F::Output> + use<F> {
     AT_WORK.scope(ended.clone(), work)
 }

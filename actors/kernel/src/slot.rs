@@ -24,7 +24,7 @@ impl<T: Clone> Slot<T> {
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(None)))
     }
-    /// Replaces what is in it. Nothing happens in a handler or a task of an incarnation that was given up.
+    /// Replaces what is in it; in a handler of an incarnation that was given up nothing happens.
     pub fn set(&self, value: T) {
         // Asked with the lock in hand: whoever was in time is read by the successor.
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);

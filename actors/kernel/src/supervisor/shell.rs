@@ -410,7 +410,7 @@ impl State {
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;
-            // A supervisor that is ending does not hear of it, but finds it among those that are linked to it.
+            // A supervisor that is ending does not hear of it, but finds whoever has entered the fence.
             let _ending = me.send_message(SupervisorMsg::Launched { name, run, fence, result });
         });
     }
