@@ -1,5 +1,7 @@
 //! Muster as its own user: the feature level rises with the last manager, and a build that speaks less is refused.
 
+use std::time::{Duration, Instant};
+
 use muster_messages::{Liveness, Membership, Role};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -131,6 +133,31 @@ fn a_manager_that_was_away_while_the_level_rose_stops_its_manager_half() {
     becomes(&mut world, "n3", 3);
     world.node("n3").ready();
     eventually_so("three managers take part", || status(&world, "n1")["participants"]["serving"] == 3);
+}
+
+/// The last manager of its level is started again, with the same build: the others wait for it as long as for one that was
+/// killed, and then it is there again.
+#[test]
+fn the_last_of_its_level_may_be_started_again_in_time() {
+    let mut world = at_level_two();
+    for name in ["n1", "n2"] {
+        becomes(&mut world, name, 3);
+        world.node(name).ready();
+    }
+    eventually_so("the third is in the way", || in_the_way(&world, "n1") == ["n3"]);
+    let stopped = Instant::now();
+    becomes(&mut world, "n3", 2);
+    let in_time = eventually("it takes part again, or the level has risen", || {
+        // Its earlier start is counted as well, until its lease is over.
+        let counted = in_the_way(&world, "n1").len();
+        (counted == 2 || level(&world, "n1") == 3).then(|| stopped.elapsed())
+    });
+    let took_long = in_time > Duration::from_secs(10);
+    assert!(level(&world, "n1") == 2 || took_long, "the level rose {in_time:?} after it was told to stop");
+    if !took_long {
+        eventually_so("only its second start is left", || in_the_way(&world, "n1") == ["n3"]);
+        assert_eq!(level(&world, "n1"), 2);
+    }
 }
 
 #[test]

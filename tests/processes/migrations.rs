@@ -234,6 +234,45 @@ fn a_frozen_keeper_is_given_up_with_the_time_of_its_run() {
     assert_eq!(story.terms().len(), 1, "the lease was held all the time");
 }
 
+/// A guardian that is frozen cannot end its command. Its keeper kills it, and the command dies with it.
+#[test]
+fn a_frozen_guardian_is_killed_with_its_command_when_the_time_of_its_run_is_over() {
+    let mut story = Story::within(PLODS, "3s");
+    let runner = story.runner();
+    let commands = story.commands();
+    let keeper = child_of(story.world.node(&runner).pid(), "guard-keeper");
+    let guardian = child_of(keeper, "guard-guardian");
+    let guardian = ProcessId::of(u32::try_from(guardian).expect("a pid")).expect("it runs");
+    guardian.signal(Signal::STOP);
+    eventually_so("it is tried again", || {
+        story.lines("trace").iter().filter(|line| line.contains("begins")).count() == 2
+    });
+    assert!(!commands[0].is_alive() && !guardian.is_alive(), "one at a time");
+    assert_eq!(story.terms().len(), 1, "the lease was held all the time");
+}
+
+/// Its log is a manager's, and so are its keys: a command that runs on it has nothing of them open, whoever else opened files
+/// without a thought of `exec`. Nor may it become another user, whom its guardian could not kill.
+#[test]
+fn a_command_has_nothing_of_its_daemon_open_and_takes_nobodys_rights() {
+    let world = World::with(1, 0);
+    let file = world.folder().join("look.toml");
+    let script = "readlink /proc/self/fd/* > open; grep NoNewPrivs /proc/self/status > rights";
+    let text = format!(
+        "name = \"look\"\nrelease = \"0.1.0\"\nscope = \"db\"\nfloor = \"0.1.0\"\n\
+         [command]\nargv = [\"sh\", \"-c\", '''cd {}; {script}''']\n",
+        world.folder().display()
+    );
+    std::fs::write(&file, text).expect("the world's folder is writable");
+    world.muster(&["reconciler", "apply", "-f", file.to_str().expect("text")]).ended(0);
+    eventually_so("it has run", || world.muster(&["reconciler", "status", "look"]).ended(0).json()["phase"] == "idle");
+    let read = |name: &str| std::fs::read_to_string(world.folder().join(name)).expect("it wrote that");
+    let theirs = world.folder().join("n1").display().to_string();
+    let open = read("open");
+    assert!(open.contains("/dev/null") && !open.contains(&theirs), "{open}");
+    assert_eq!(read("rights").split_whitespace().last(), Some("1"));
+}
+
 /// The child of a process that plays this part.
 fn child_of(parent: i32, part: &str) -> i32 {
     eventually(part, || {

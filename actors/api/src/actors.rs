@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use muster_messages::protocol::{MeshMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
-use muster_messages::{ErrorBody, ErrorCode, NodeId};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, millis};
 use serde_json::{Value, json};
 
 use crate::core::{Kind, kind_of, resolve};
@@ -64,7 +64,7 @@ impl Service {
             ActorsAsk::Crash { path, how } => {
                 if !self.ports.crash_allowed {
                     let text = "crashing actors is off in this daemon; set `[debug] crash = true` in its configuration";
-                    return Err(ErrorBody::new(ErrorCode::Forbidden, text));
+                    return Err(ErrorBody::forbidden(text));
                 }
                 self.ports.tree.crash(path, *how)?;
                 json!({"path": path, "crashed": how})
@@ -113,7 +113,7 @@ impl Service {
         ask: &ActorsAsk,
         left: Duration,
     ) -> Result<String, ErrorBody> {
-        let deadline_ms = u64::try_from(left.min(PATIENCE).as_millis()).unwrap_or(u64::MAX);
+        let deadline_ms = millis(left.min(PATIENCE));
         let ask = ask.clone();
         let make = |reply| SessionsMsg::AskNode { node, ask, deadline_ms, reply };
         manager.sessions.ask(left.min(PATIENCE) + Duration::from_millis(200), make).await.map_err(ErrorBody::from)?
@@ -128,7 +128,7 @@ impl Service {
         left: Duration,
     ) -> Result<String, ErrorBody> {
         let left = left.min(PATIENCE);
-        let deadline_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let deadline_ms = millis(left);
         let call = Box::new(PeerCall::Actors(ActorsCall { node, ask: ask.clone() }));
         let make = |reply| MeshMsg::Call { to, deadline_ms, call, reply };
         let answer = manager.mesh.ask(left + Duration::from_millis(200), make).await.map_err(ErrorBody::from)??;

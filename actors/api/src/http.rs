@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{Path, Query};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
@@ -134,7 +134,7 @@ async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request
     if body.is_end_stream() {
         return next.run(axum::extract::Request::from_parts(head, body)).await;
     }
-    match peer.body(body).await {
+    match peer.body_within(peer.limit(&head.method, head.uri.path()), body).await {
         Ok(bytes) => next.run(axum::extract::Request::from_parts(head, Body::from(bytes))).await,
         Err(error) => error_response(&error),
     }
@@ -199,9 +199,20 @@ async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
 }
 
 impl Peer {
-    /// Reads a body: one at a time per connection, within a limit and a time.
+    /// Bytes of a body at this path: those who may bring definitions and objects may bring them whole.
+    fn limit(&self, method: &Method, path: &str) -> usize {
+        let limits = &self.service.ports.limits;
+        let whole = self.caller.is_operator() && reconcilers::brings_definitions(method, path);
+        if whole { limits.definitions() } else { limits.body }
+    }
+
+    /// Reads a body of the usual size.
     pub(crate) async fn body(&self, body: Body) -> Result<Bytes, ErrorBody> {
-        let limit = self.service.ports.limits.body;
+        self.body_within(self.service.ports.limits.body, body).await
+    }
+
+    /// Reads a body: one at a time per connection, within a limit and a time.
+    async fn body_within(&self, limit: usize, body: Body) -> Result<Bytes, ErrorBody> {
         let reading = async {
             let _turn = self.reading.lock().await;
             to_bytes(body, limit).await
@@ -275,9 +286,8 @@ fn error_response(error: &ErrorBody) -> Response {
 
 fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Box<Response>> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
-    serde_json::from_slice(bytes).map_err(|e| {
-        Box::new(error_response(&ErrorBody::new(ErrorCode::Invalid, format!("the body is not what this takes: {e}"))))
-    })
+    serde_json::from_slice(bytes)
+        .map_err(|e| Box::new(error_response(&ErrorBody::invalid(format!("the body is not what this takes: {e}")))))
 }
 
 async fn node_inspect(Extension(peer): Extension<Peer>, Path(node): Path<String>, q: Query<Fresh>) -> Response {
@@ -332,7 +342,7 @@ async fn cert_rotate(Extension(peer): Extension<Peer>, Path(node): Path<String>,
 async fn user_revoke(Extension(peer): Extension<Peer>, Path(name): Path<String>, headers: HeaderMap) -> Response {
     match name.parse() {
         Ok(name) => answer(&peer, request_id(&headers), Request::UserRevoke { name }).await,
-        Err(bad) => error_response(&ErrorBody::new(ErrorCode::Invalid, muster_messages::BadId::to_string(&bad))),
+        Err(bad) => error_response(&ErrorBody::invalid(muster_messages::BadId::to_string(&bad))),
     }
 }
 async fn transfer_leader(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
@@ -361,7 +371,7 @@ async fn actor_poke(Extension(peer): Extension<Peer>, Path(path): Path<String>, 
         ("crash", how) => ActorsAsk::Crash { path, how: how.unwrap_or(CrashHow::Panic) },
         (other, _) => {
             let text = format!("action={other}: must be restart or crash");
-            return error_response(&ErrorBody::new(ErrorCode::Invalid, text));
+            return error_response(&ErrorBody::invalid(text));
         }
     };
     answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, false), ask }).await

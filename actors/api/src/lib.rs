@@ -22,6 +22,8 @@ mod service;
 mod shares;
 mod shell;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod writes;
 
 pub use http::definition;

@@ -10,7 +10,7 @@ use muster_kernel::{Recipient, Tree};
 use muster_messages::protocol::{
     CertAuthorityMsg, DispatcherMsg, ElectionsMsg, MeshMsg, RaftMemberMsg, RoleManagerMsg, SessionsMsg,
 };
-use muster_messages::{Name, NodeId, Replica, Role, RoleView};
+use muster_messages::{Name, NodeId, Principal, Replica, Role, RoleView};
 use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
 
@@ -54,7 +54,8 @@ pub struct ApiLimits {
     pub watches: u64,
     /// Requests in progress on one native connection; the next one is read when one of them is answered.
     pub in_flight: usize,
-    /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. The largest is a node update with labels.
+    /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. Some may be larger: see [`Self::definitions`] and
+    /// [`Self::frame`].
     pub body: usize,
     /// Connections to the admin socket; further ones wait.
     pub socket_connections: usize,
@@ -69,6 +70,29 @@ impl Default for ApiLimits {
             in_flight: 256,
             body: 64 * 1024,
             socket_connections: 512,
+        }
+    }
+}
+
+/// A definition of a reconciler with all its objects, which has 512 KiB, as it is written, and what is around it.
+const DEFINITIONS: usize = 640 * 1024;
+/// What a command wrote, at the end of the report of its runner.
+const OUTPUT: usize = 64 * 1024;
+/// What is around the output in a report, or around a body that a worker passes on: its path above all.
+const AROUND: usize = 32 * 1024;
+
+impl ApiLimits {
+    /// Bytes of one request that brings definitions or an object. Operators only: they have few connections.
+    pub(crate) fn definitions(&self) -> usize {
+        self.body.max(DEFINITIONS)
+    }
+    /// Bytes of one frame of this caller on `muster-api/1`. It is kept while it arrives, and there may be many connections: far
+    /// less than the wire's limit.
+    pub(crate) fn frame(&self, caller: &Principal) -> usize {
+        match caller {
+            Principal::Operator | Principal::Admin(_) => self.definitions(),
+            Principal::Node(_) => self.body.max(OUTPUT).saturating_add(AROUND),
+            Principal::User(_) | Principal::Anonymous | Principal::Cluster => self.body,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_messages::protocol::{RaftMemberMsg, ReadError};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorBody, ErrorCode, Replica, RoleView, SelfView};
+use muster_messages::{ErrorBody, ErrorCode, Replica, RoleView, SelfView, millis};
 use serde_json::{Value, json};
 
 use crate::core::{self, Source, resolve};
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 impl Service {
     /// A linearizable copy of the state.
     pub(crate) async fn copy(&self, manager: &ManagerPorts, limit: Duration) -> Result<Arc<Replica>, ErrorBody> {
-        let deadline_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let deadline_ms = millis(limit);
         let margin = limit + Duration::from_millis(200);
         let read = manager.raft.ask(margin, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
         match read {

@@ -11,7 +11,7 @@ use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
     Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Guard,
     LEVEL_RECONCILER, Participant, ParticipantKey, ParticipantPhase, Principal, Progress, ReconcilerChange,
-    Reconcilers, Replica, RequestId, Revision, Tables, Triple, runner_lease,
+    Reconcilers, Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -22,6 +22,8 @@ use crate::reads::to_text;
 use crate::service::{Asked, Service};
 use crate::writes::Proposed;
 
+/// A SHA-256 in hexadecimal.
+const DIGEST_CHARS: usize = 64;
 /// Definitions of one request.
 const MOST_DEFINITIONS: usize = 64;
 /// Writes of one wave on their way at once.
@@ -48,10 +50,6 @@ fn no_gate(all: &Reconcilers, name: &str) -> ErrorBody {
 fn named(definition: &Definition) -> Value {
     let Definition { reconciler, release, digest, .. } = definition;
     json!({"name": reconciler, "release": release, "digest": digest})
-}
-
-fn invalid(text: impl Into<String>) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Invalid, text)
 }
 
 impl Service {
@@ -184,7 +182,7 @@ impl Service {
             R::MemberDrain { scope, member } => return self.members(manager, asked, scope, member, false).await,
             R::ObjectPut { key, labels, body } => {
                 let object = DesiredObject { key: key.clone(), labels: labels.clone(), body: body.clone(), wave: 0 };
-                muster_gates::sound_object(&object).map_err(invalid)?;
+                muster_gates::sound_object(&object).map_err(ErrorBody::invalid)?;
                 let copy = self.change(manager, asked, ReconcilerChange::PutObject(Box::new(object))).await?;
                 let object = copy.tables.reconcilers.objects.get(key);
                 return Ok(object.map_or(Value::Null, |object| muster_gates::object(object)).to_string());
@@ -205,6 +203,7 @@ impl Service {
                 ReconcilerChange::Leave(key.clone())
             }
             R::Step { name, release, digest, term, epoch, step } => {
+                run_is_named(name, digest)?;
                 speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
                 let (reconciler, release, digest) = (name_of(name), *release, digest.clone());
                 let (term, epoch, step) = (*term, *epoch, *step);
@@ -214,6 +213,7 @@ impl Service {
                 return Ok(json!({"epoch": epoch, "revision": revision}).to_string());
             }
             R::Wave { name, release, digest, term, wave } => {
+                run_is_named(name, digest)?;
                 speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
                 let key = DefinitionKey { reconciler: name_of(name), release: *release };
                 return self.wave(manager, asked, &key, (digest, *term), *wave).await;
@@ -226,7 +226,7 @@ impl Service {
                     progress.term,
                 )?;
                 if let Some(fault) = muster_gates::fault_of_progress(progress) {
-                    return Err(invalid(fault));
+                    return Err(ErrorBody::invalid(fault));
                 }
                 let node = if let Principal::Node(id) = asked.caller { id } else { progress.node };
                 ReconcilerChange::Progress(Box::new(Progress { node, ..progress.clone() }))
@@ -279,10 +279,10 @@ impl Service {
         replace: bool,
     ) -> Result<String, ErrorBody> {
         if definitions.is_empty() || definitions.len() > MOST_DEFINITIONS {
-            return Err(invalid(format!("1 to {MOST_DEFINITIONS} definitions at once")));
+            return Err(ErrorBody::invalid(format!("1 to {MOST_DEFINITIONS} definitions at once")));
         }
         let sealed: Result<Vec<Definition>, _> = definitions.iter().cloned().map(sealed).collect();
-        let sealed = sealed.map_err(|bad| invalid(bad.to_string()))?;
+        let sealed = sealed.map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
         let before = self.copy(manager, asked.left()).await?;
         let define =
             |d: &Definition| Change::Reconciler(ReconcilerChange::Define { definition: Box::new(d.clone()), replace });
@@ -473,6 +473,14 @@ enum Failed {
 }
 
 /// A refusal, with what scripts need of it.
+/// What a runner names is repeated in refusals, which are remembered: no more of it than a name and a digest.
+fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
+    if is_dns_label(name) && digest.len() == DIGEST_CHARS && digest.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(());
+    }
+    Err(ErrorBody::invalid("a run is named by its reconciler and the SHA-256 of its definition"))
+}
+
 fn explained(refusal: CommandRefusal) -> ErrorBody {
     use CommandRefusal as C;
     let details = match &refusal {
@@ -497,3 +505,7 @@ fn concerns(tables: &Tables, key: &ParticipantKey, seen: Revision) -> bool {
     let needed = participant.needs.keys().filter_map(|name| all.gates.get(name));
     participant.revision > seen || all.gates_of(&key.scope).chain(needed).any(|gate| gate.now.revision > seen)
 }
+
+#[cfg(test)]
+#[path = "reconcilers_tests.rs"]
+mod tests;

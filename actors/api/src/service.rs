@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use muster_messages::wire::{ApiCall, LeaseRequest, Refusal, Request};
-use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId};
+use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId, millis};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -57,7 +57,7 @@ impl Asked {
         self.deadline.saturating_duration_since(Instant::now())
     }
     pub(crate) fn left_ms(&self) -> u64 {
-        u64::try_from(self.left().as_millis()).unwrap_or(u64::MAX)
+        millis(self.left())
     }
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use muster_gateway::{Connection, Framed};
 use muster_kernel::{Cx, Fault, Shell};
-use muster_messages::Principal;
 use muster_messages::protocol::{Named, Service as Port};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -100,19 +99,12 @@ impl ApiShell {
     }
 }
 
-/// A definition of a reconciler with all its objects, and what is around it: the largest that nodes and operators send.
-const DEFINITIONS: usize = 640 * 1024;
-
 async fn serve(service: Service, connection: Connection) {
     let caller = connection.principal();
     match connection.service {
         Port::Http => serve_http(service, caller, connection.refused, connection.stream).await,
         _ => {
-            // A frame is kept while it arrives, and there may be many connections: far less than the wire's limit.
-            let least = service.ports.limits.body;
-            let brings_definitions = caller.is_operator() || matches!(caller, Principal::Node(_));
-            let limit = if brings_definitions { least.max(DEFINITIONS) } else { least };
-            let frames = Framed::new(connection.stream).with_limit(limit);
+            let frames = Framed::new(connection.stream).with_limit(service.ports.limits.frame(&caller));
             let ended = serve_native(service, Arc::new(move || caller.clone()), frames).await;
             if let Err(error) = ended {
                 tracing::debug!(%error, remote = %connection.remote, "api connection ended");
@@ -162,3 +154,7 @@ impl Shell for ApiShell {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "shell_tests.rs"]
+mod tests;

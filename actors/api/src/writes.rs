@@ -398,7 +398,7 @@ fn labels_are_sane(add: &std::collections::BTreeMap<String, String>) -> Result<(
                 format!("label {k:?}: a key holds 1 to 128, a value at most 256 printable bytes"),
             ))
         }
-        None if add.len() > 64 => Err(ErrorBody::new(ErrorCode::Invalid, "at most 64 labels in one change")),
+        None if add.len() > 64 => Err(ErrorBody::invalid("at most 64 labels in one change")),
         None => Ok(()),
     }
 }

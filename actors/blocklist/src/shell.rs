@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Recipient, Shell, Slot};
 use muster_messages::protocol::{GatewayMsg, Named, RaftMemberMsg};
-use muster_messages::{Command, Replica, Revision};
+use muster_messages::{Command, Replica, Revision, millis};
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, info, warn};
@@ -101,7 +101,7 @@ impl BlocklistShell {
         cx.spawn(async move {
             let count = command.changes.len();
             // The member answers by its own deadline; ours is a little longer.
-            let deadline_ms = u64::try_from(SWEEP_DEADLINE.as_millis()).unwrap_or(u64::MAX);
+            let deadline_ms = millis(SWEEP_DEADLINE);
             let patience = SWEEP_DEADLINE + Duration::from_secs(1);
             let asked = raft.ask(patience, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let applied = match asked {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_kernel::{AskError, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg, Reply, UserCertificate};
 use muster_messages::wire::{JoinReply, SignReply};
-use muster_messages::{Command, ErrorBody, Replica, Revision, Tables};
+use muster_messages::{Command, ErrorBody, Replica, Revision, Tables, millis};
 use muster_pki::{CsrKey, Issuer, SignError, Signed};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -176,7 +176,7 @@ impl CertAuthorityShell {
     fn propose(&self, cx: &Cx<Msg>, step: StepId, command: Command) {
         let (raft, me) = (self.raft.clone(), cx.me().clone());
         cx.spawn(async move {
-            let deadline_ms = PROPOSAL_DEADLINE.as_millis() as u64;
+            let deadline_ms = millis(PROPOSAL_DEADLINE);
             let command = Box::new(command);
             let asked = raft.ask(PROPOSAL_DEADLINE, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply });
             let result = match asked.await {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use muster_messages::wire::JoinRequest;
-use muster_messages::{ErrorBody, ErrorCode, Tables};
+use muster_messages::{ErrorBody, ErrorCode, Tables, in_short};
 use muster_pki::{CsrKey, verify_rekey};
 
 use crate::core::JoinWish;
@@ -16,17 +16,17 @@ const MAX_LABEL: usize = 253;
 
 /// The key of a signing request.
 pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
-    CsrKey::parse(csr_pem).map_err(|e| invalid(e.to_string()))
+    CsrKey::parse(csr_pem).map_err(|e| ErrorBody::invalid(e.to_string()))
 }
 
 /// A join request that may be judged. A proof of an older identity is verified here, against the applied root.
 pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &Tables) -> Result<JoinWish, ErrorBody> {
     let key = key(&request.csr_pem)?;
     let port = port_of(&request.advertise).ok_or_else(|| {
-        invalid(format!("the advertised address {:?} is not host:port", shortened(&request.advertise)))
+        ErrorBody::invalid(format!("the advertised address {:?} is not host:port", in_short(&request.advertise, 80)))
     })?;
     if request.release.len() > MAX_RELEASE {
-        return Err(invalid(format!("a release is at most {MAX_RELEASE} characters")));
+        return Err(ErrorBody::invalid(format!("a release is at most {MAX_RELEASE} characters")));
     }
     labels(&request.labels)?;
     let proven = match (&request.rekey, &tables.cluster) {
@@ -74,16 +74,8 @@ fn labels(labels: &BTreeMap<String, String>) -> Result<(), ErrorBody> {
     if labels.len() <= MAX_LABELS && labels.iter().all(fits) {
         Ok(())
     } else {
-        Err(invalid(format!("at most {MAX_LABELS} labels, keys and values of at most {MAX_LABEL} bytes")))
+        Err(ErrorBody::invalid(format!("at most {MAX_LABELS} labels, keys and values of at most {MAX_LABEL} bytes")))
     }
-}
-
-fn shortened(text: &str) -> String {
-    text.chars().take(80).collect()
-}
-
-fn invalid(message: impl Into<String>) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Invalid, message)
 }
 
 #[cfg(test)]

@@ -255,8 +255,10 @@ fn two_operators_who_create_one_user_get_one() {
 #[test]
 fn namespaces_and_lifetimes_of_users_are_checked() {
     let mut world = World::new();
-    let bad = UserWish { namespaces: vec!["Bad Name".to_owned()], ..ada(1) };
-    assert_eq!(code(&world.user(bad)), ErrorCode::Invalid);
+    for (n, bad) in ["Bad Name", "-a", "a-", "a.b", ""].into_iter().enumerate() {
+        let bad = UserWish { namespaces: vec![bad.to_owned()], ..ada(10 + n as u128) };
+        assert_eq!(code(&world.user(bad)), ErrorCode::Invalid);
+    }
     let short = UserWish { lifetime: Some(std::time::Duration::from_secs(1)), ..ada(2) };
     assert_eq!(code(&world.user(short)), ErrorCode::Invalid);
 }

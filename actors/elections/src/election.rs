@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, RaftMemberMsg};
-use muster_messages::{Command, ObjectKey, Term};
+use muster_messages::{Command, ObjectKey, Term, millis};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -106,7 +106,7 @@ impl ElectionShell {
     fn propose(&self, cx: &Cx<Msg>, step: StepId, command: Box<Command>) {
         let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.propose_deadline);
         cx.spawn(async move {
-            let deadline_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            let deadline_ms = millis(limit);
             let patience = limit + Duration::from_millis(500);
             let asked = raft.ask(patience, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let outcome = match asked {
@@ -179,7 +179,7 @@ impl Shell for ElectionShell {
             .into_iter()
             .map(|(candidate, standing, last)| {
                 let version = |v: Option<crate::core::coordination::candidate::Version>| v.map(|v| v.to_string());
-                let ago = last.map(|at| u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX));
+                let ago = last.map(|at| millis(now.since(at)));
                 let state = match standing {
                     Standing::Fresh => "fresh",
                     Standing::Asked { .. } => "asked",

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use muster_kernel::{Address, Alarm, AskError, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
 use muster_messages::protocol::{Applied, ElectionsMsg, Named, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
-use muster_messages::{Command, ErrorBody, ErrorCode, Moment, ObjectKey, Replica, RequestId, Term};
+use muster_messages::{Command, ErrorBody, ErrorCode, Moment, ObjectKey, Replica, RequestId, Term, millis};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
@@ -223,10 +223,6 @@ impl ElectionsShell {
             self.rate = Rate { since: now, tally, renewed: per_second(renewed), reads: per_second(reads) };
         }
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A read that failed says that this leader was not confirmed, and nothing else.

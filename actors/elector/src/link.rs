@@ -19,7 +19,7 @@ use muster_gateway::{BoxStream, Dialer, Framed, FramedReader, FramedWriter};
 use muster_kernel::Clock;
 use muster_messages::protocol::Service;
 use muster_messages::wire::{ApiAnswer, ApiCall, KubeAnswer, KubeCall, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ErrorBody, ErrorCode, RequestId};
+use muster_messages::{ErrorBody, ErrorCode, RequestId, millis};
 use serde_json::{Value, json};
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::net::UnixStream;
@@ -186,7 +186,7 @@ impl Link {
         };
         let call = || {
             let left = until.saturating_duration_since(Instant::now());
-            let timeout_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let timeout_ms = millis(left);
             ApiCall { id: 0, request_id: id, timeout_ms, request: request.clone() }
         };
         // The line that the question is on. Known to the attempts alone, because looking it up may have to wait for one of them.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::wire::{LeaseRef, LeaseRequest};
-use muster_messages::{ErrorBody, ErrorCode, FencingToken, SessionId};
+use muster_messages::{ErrorBody, ErrorCode, FencingToken, SessionId, millis};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
@@ -163,10 +163,6 @@ fn weight(wanted: &Wanted) -> usize {
 
 fn silence() -> Trouble {
     Trouble::Error(ErrorBody::new(ErrorCode::TimedOut, "the cluster did not answer in time"))
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

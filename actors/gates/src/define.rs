@@ -1,8 +1,8 @@
 //! Definitions as they come in: what is legal, and the digest that tells two of one release apart.
 
 use muster_messages::{
-    Action, CommandAction, Definition, DesiredObject, Progress, RECONCILER_LABEL, Revision, WallTime, is_dns_label,
-    is_dns_subdomain,
+    Action, CommandAction, DNS_LABEL, Definition, DesiredObject, Progress, RECONCILER_LABEL, Revision, WallTime,
+    is_dns_label, is_dns_subdomain,
 };
 use sha2::{Digest, Sha256};
 
@@ -50,9 +50,8 @@ pub fn sealed(mut definition: Definition) -> Result<Definition, BadDefinition> {
 }
 
 fn fault(d: &Definition) -> Option<String> {
-    let label_rule = "1 to 63 of [a-z0-9-], first and last a letter or digit";
     if !is_dns_label(&d.reconciler) || !is_dns_label(&d.scope) {
-        return Some(format!("a name and a scope are {label_rule}"));
+        return Some(format!("a name and a scope are {DNS_LABEL}"));
     }
     if let Some(from) = d.from_at_least.filter(|from| *from > d.release.triple) {
         return Some(format!("from_at_least {from} is above the release itself"));
@@ -76,7 +75,7 @@ fn fault(d: &Definition) -> Option<String> {
         return Some("it depends on itself".to_owned());
     }
     if let Some(bad) = d.depends_on.iter().find(|name| !is_dns_label(name)) {
-        return Some(format!("depends_on {bad:?}: a name is {label_rule}"));
+        return Some(format!("depends_on {bad:?}: a name is {DNS_LABEL}"));
     }
     match &d.action {
         Action::Objects(objects) => fault_of_objects(objects),

@@ -10,7 +10,7 @@ use muster_messages::{
 use serde_json::{Value, json};
 
 use crate::objects::{Waves, Write};
-use crate::view::{candidates, path_word};
+use crate::view::{best_candidate, candidates, path_word};
 
 fn gate_view(entry: &GateEntry) -> Value {
     json!({
@@ -42,7 +42,7 @@ struct Phase {
 }
 
 /// Blockers that are named at once.
-const MOST_BLOCKERS: usize = 1_000;
+const MOST_LISTED: usize = 1_000;
 
 /// STATUS. `None`: there is no reconciler of this name.
 pub fn status(tables: &Tables, name: &str) -> Option<Value> {
@@ -54,7 +54,7 @@ pub fn status(tables: &Tables, name: &str) -> Option<Value> {
     let shown = shown_definition(tables, name);
     let mut blockers = shown.map(|d| in_the_way(all, d)).unwrap_or_default();
     let blockers_in_all = blockers.len();
-    blockers.truncate(MOST_BLOCKERS);
+    blockers.truncate(MOST_LISTED);
     let phase = phase(tables, name, shown.map(AsRef::as_ref), progress, blockers_in_all);
     let count = |wanted| all.participants_of(&scope).filter(|p| p.phase == wanted).count();
     let definitions: Vec<Value> = (all.definitions_of(name))
@@ -131,14 +131,12 @@ fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Va
 /// the newest where there is no candidate.
 pub fn shown_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Arc<Definition>> {
     let all = &tables.reconcilers;
-    let best = candidates(tables, name).into_iter().next();
-    let of_best = best.and_then(|best| {
+    let of_best = best_candidate(tables, name).and_then(|best| {
         all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release: best.release.triple })
     });
     of_best.or_else(|| all.definitions_of(name).last())
 }
 
-/// Who serves and is in the way of a definition, as far as its way is not open to them.
 /// Managers take part under their id: with the name of the node, where there is one of this id.
 fn named(tables: &Tables, blockers: &[Blocker]) -> Vec<Value> {
     let with_name = |blocker: &Blocker| {
@@ -154,6 +152,7 @@ fn node_name<'a>(tables: &'a Tables, member: &str) -> Option<&'a str> {
     Some(node.name.as_str())
 }
 
+/// Who serves and is in the way of a definition, as far as its way is not open to them.
 fn in_the_way(all: &Reconcilers, definition: &Definition) -> Vec<Blocker> {
     let reached = all.gates.get(&definition.reconciler).is_some_and(|gate| {
         // What is begun has nobody in its way any more.
@@ -234,7 +233,7 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
     };
     let way = all.way(definition);
     let mut blockers = in_the_way(all, definition);
-    blockers.truncate(MOST_BLOCKERS);
+    blockers.truncate(MOST_LISTED);
     let waves = Waves::of(definition);
     let numbers = match definition.action {
         Action::Objects(_) => 0..waves.count(),

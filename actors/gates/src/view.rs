@@ -27,6 +27,7 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
         readable: gate.is_some_and(|gate| gate.is_readable()),
         reconciled: gate.map(|gate| gate.now.reconciled.clone()),
         term: gate.map(|gate| gate.now.term).unwrap_or_default(),
+        at_work: definition.as_ref().is_some_and(|d| gate.is_some_and(|gate| gate.now.target == Some(d.target()))),
     };
     let (choice, pinned) = who_runs(tables, name);
     let way = definition.as_ref().map(|d| all.way(d));
@@ -73,6 +74,12 @@ fn who_runs(tables: &Tables, name: &str) -> (RunnerChoice, Option<NodeId>) {
 }
 
 /// Best first; of equals the older, by the log. Who has nothing to run is none.
+/// Who of them may run it: the best, or where one node is named for it, who is on that.
+pub(crate) fn best_candidate(tables: &Tables, name: &str) -> Option<CandidateView> {
+    let (_, pinned) = who_runs(tables, name);
+    candidates(tables, name).into_iter().find(|candidate| pinned.is_none() || candidate.node == pinned)
+}
+
 pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
     let (all, scope) = (&tables.reconcilers, candidates_scope(name));
     let (choice, _) = who_runs(tables, name);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use muster_messages::{ActorExit, ActorNode, ActorState, CrashHow, ExitKind, Handling, WallTime};
+use muster_messages::{ActorExit, ActorNode, ActorState, CrashHow, ExitKind, Handling, WallTime, millis};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -144,10 +144,9 @@ impl Vitals {
             restarts: inner.restarts,
             mailbox,
             handled: self.handled.load(Ordering::Relaxed),
-            handling: inner.handling.map(|(message, at)| Handling {
-                message: message.to_owned(),
-                for_ms: u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX),
-            }),
+            handling: inner
+                .handling
+                .map(|(message, at)| Handling { message: message.to_owned(), for_ms: millis(at.elapsed()) }),
             last_exits: inner.exits.iter().cloned().collect(),
             view: inner.view.clone(),
             children: Vec::new(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Shell};
 use muster_messages::protocol::{Applied, Named, ProposeError, RaftMemberMsg, RaftTransport, ReadError, Reply};
 use muster_messages::wire::{MAX_FRAME, RaftPacket, SnapshotHead};
-use muster_messages::{Moment, NodeId, RaftId, RaftStatus, Replica};
+use muster_messages::{Moment, NodeId, RaftId, RaftStatus, Replica, millis};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -380,7 +380,7 @@ impl Shell for RaftMember {
             .iter()
             .map(|p| {
                 json!({"raft_id": p.raft_id, "node": p.node, "voter": p.voter, "match": p.matched,
-                       "acked_ago_ms": p.acked_ago.map(|d| d.as_millis() as u64), "in_snapshot": p.in_snapshot})
+                       "acked_ago_ms": p.acked_ago.map(millis), "in_snapshot": p.in_snapshot})
             })
             .collect();
         json!({

@@ -10,9 +10,8 @@ use muster_kernel::{Address, Intensity, Spec, Supervisor, Tree};
 use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, RaftTransport, ReadError};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
-    ActorState, Change, ClusterId, ClusterRecord, Command, CrashHow, Generation, Incarnation, Liveness, Member,
-    Membership, Name, NodeId, NodeRecord, Principal, RaftId, Replica, Revision, Role, SeatChange, SeatChangeKind,
-    Secret, WallTime,
+    ActorState, Change, ClusterId, ClusterRecord, Command, CrashHow, Incarnation, Liveness, Member, Membership, Name,
+    NodeId, NodeRecord, Principal, RaftId, Replica, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
 };
 use muster_raft_member::{Msg, ObjectFeed, RaftArgs, RaftConfig, RaftMember, disk};
 use tokio::sync::watch;
@@ -25,22 +24,9 @@ fn node_id(n: usize) -> NodeId {
 
 fn record(n: usize) -> NodeRecord {
     NodeRecord {
-        id: node_id(n),
-        name: format!("n{n}").parse::<Name>().unwrap(),
-        addr: String::new(),
         release: "0.1.0".into(),
-        labels: BTreeMap::new(),
-        desired_role: Role::Manager,
-        role: Role::Manager,
-        granted: Revision(0),
-        removing: None,
-        certificate: None,
-        last_not_after: WallTime(0),
         liveness: Liveness::Ready,
-        liveness_since: WallTime(0),
-        created_at: WallTime(0),
-        generation: Generation(1),
-        revision: Revision(0),
+        ..NodeRecord::new(node_id(n), format!("n{n}").parse::<Name>().unwrap(), Role::Manager, WallTime(0))
     }
 }
 

@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{ErrorBody, ErrorCode, Revision};
+use muster_messages::{ErrorBody, ErrorCode, Revision, millis};
 use serde::de::DeserializeOwned;
 
+use crate::core::admission::WATCH;
 use crate::core::retry::Backoff;
 use crate::ports::Cluster;
 
 /// How long an answer is waited for that is not waiting itself.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a watch waits for news.
-pub const WATCH: Duration = Duration::from_secs(20);
 /// What the answer to a watch may take on its way, beyond the time that it waits.
 pub const ON_THE_WAY: Duration = Duration::from_secs(2);
 /// A cluster ends a question by itself, and knows better why there is no answer. This is for one that does not.
@@ -33,11 +32,6 @@ pub async fn ask<T: DeserializeOwned>(
         asked.unwrap_or_else(|_| Err(ErrorBody::new(ErrorCode::TimedOut, "the cluster did not answer in time")))?;
     let unreadable = |error| ErrorBody::new(ErrorCode::Internal, format!("the answer cannot be read: {error}"));
     serde_json::from_str(&text).map_err(unreadable)
-}
-
-/// Milliseconds as requests carry them.
-pub fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What a level is read from: the question, given what was seen; and the revision of its answer.

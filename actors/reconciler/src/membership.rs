@@ -20,12 +20,13 @@ use muster_messages::protocol::Named;
 use muster_messages::wire::{AdmissionView, LeaseRef, ReconcilerRequest};
 use muster_messages::{
     ErrorBody, NodeId, Participant, ParticipantKey, ParticipantPhase, Release, Revision, SessionId, Triple, WallTime,
+    millis,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::asking::{ON_THE_WAY, PATIENCE, ask, millis};
+use crate::asking::{ON_THE_WAY, PATIENCE, ask};
 use crate::core::admission::{Admission, Ask, Input, Standing, WATCH};
 use crate::ports::Cluster;
 

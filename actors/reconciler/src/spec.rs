@@ -6,10 +6,11 @@ use std::time::Duration;
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
     Action, CommandAction, Definition, DesiredObject, ErrorBody, Finalize, NodeId, Release, RunnerChoice, Triple,
+    millis,
 };
 use serde_json::Value;
 
-use crate::asking::{PATIENCE, ask, millis};
+use crate::asking::{PATIENCE, ask};
 use crate::ports::Cluster;
 
 /// A definition in the making, with the usual values for what is not said.
@@ -95,7 +96,7 @@ impl ReconcilerSpec {
         self.0.from_at_least = Some(release);
         self
     }
-    /// A runner that failed so often in a row makes way. 0: never.
+    /// A runner that failed so often in a row, 1 at least, makes way for another.
     pub fn resign_after(mut self, failures: u32) -> Self {
         self.0.resign_after = failures;
         self

@@ -13,7 +13,7 @@ use std::time::Duration;
 use muster_kernel::{Alarm, AskError, Cx, Fault, Recipient, Shell, Slot};
 use muster_messages::protocol::{MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg, WishAccepted};
 use muster_messages::wire::SeatReply;
-use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, RoleView};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, RoleView, millis};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
@@ -194,7 +194,7 @@ impl RoleManagerShell {
             Effect::Propose { step, command } => {
                 tracing::info!(%step, reason = command.reason, "writes");
                 let deadline = self.propose_deadline;
-                let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+                let deadline_ms = millis(deadline);
                 self.propose(cx, step, deadline + Duration::from_secs(1), move |reply| RaftMemberMsg::Propose {
                     command,
                     deadline_ms,

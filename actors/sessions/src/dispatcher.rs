@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use muster_kernel::{Address, Alarm, AskError, Cx, Fault, Recipient, Shell, Spec};
 use muster_messages::protocol::{Applied, DispatcherMsg, Named, ProposeError, RaftMemberMsg};
-use muster_messages::{Command, ErrorBody, ErrorCode, NodeId, Replica};
+use muster_messages::{Command, ErrorBody, ErrorCode, NodeId, Replica, millis};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tracing::{debug, warn};
@@ -102,7 +102,7 @@ impl DispatcherShell {
     fn propose(&self, cx: &Cx<Msg>, batch: BatchId, command: Command) {
         let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.propose_deadline);
         cx.spawn(async move {
-            let deadline_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            let deadline_ms = millis(limit);
             let command = Box::new(command);
             let asked = raft.ask(limit, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let _ended = me.tell(Msg::Proposed { batch, outcome: outcome(asked) });
@@ -183,7 +183,7 @@ impl Shell for DispatcherShell {
             .core
             .hosts()
             .map(|(host, sequence, sessions, heard)| {
-                let ago = u64::try_from(now.since(heard).as_millis()).unwrap_or(u64::MAX);
+                let ago = millis(now.since(heard));
                 json!({"host": host, "sequence": sequence, "sessions": sessions, "heard_ms_ago": ago})
             })
             .collect();

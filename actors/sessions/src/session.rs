@@ -9,7 +9,7 @@ use muster_gateway::Connection;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
 use muster_messages::wire::{ActorsAsk, AgentAnswer, HostFrame, PeerCall, SeatReply, SessionFact, SignReply, decode};
-use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId};
+use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, millis};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::{debug, info};
@@ -333,7 +333,7 @@ impl Shell for SessionShell {
             "since": fact.map(|f| f.since),
             "remote": self.core.remote(),
             "instance": fact.map(|f| format!("{:016x}", f.instance)),
-            "last_heard_ms": u64::try_from(heard.as_millis()).unwrap_or(u64::MAX),
+            "last_heard_ms": millis(heard),
             "asks": asks,
             "questions": questions,
         })

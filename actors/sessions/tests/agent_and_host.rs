@@ -120,22 +120,10 @@ impl Cluster {
         self.apply(|replica| {
             let revision = replica.tables.revision;
             let record = NodeRecord {
-                id,
-                name: Name::sanitized("w1"),
-                addr: String::new(),
-                release: String::new(),
-                labels: BTreeMap::new(),
-                desired_role: Role::Worker,
-                role: Role::Worker,
                 granted: revision,
-                removing: None,
-                certificate: None,
                 last_not_after: WallTime(0),
-                liveness: Liveness::Unknown,
-                liveness_since: wall(),
-                created_at: wall(),
-                generation: Generation(1),
                 revision,
+                ..NodeRecord::new(id, Name::sanitized("w1"), Role::Worker, wall())
             };
             replica.tables.nodes.insert(id, Arc::new(record));
         });

@@ -23,6 +23,7 @@ use crate::sabotage::Sabotage;
 use crate::sabotaged;
 
 mod cluster;
+mod feature_level;
 mod nodes;
 mod objects;
 mod reconcilers;
@@ -77,7 +78,7 @@ pub(crate) fn make(
             cluster::delete_user(tables, stamp, name);
             Ok(())
         }
-        Change::SetFeatureLevel(level) => cluster::set_feature_level(tables, stamp, *level),
+        Change::SetFeatureLevel(level) => feature_level::raise(tables, stamp, *level),
         Change::CreateObject(object) => objects::create(tables, stamp, object),
         Change::UpdateObject { object, write } => {
             objects::update(tables, stamp, object, write)?;

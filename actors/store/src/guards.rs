@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use muster_messages::{
     CommandRefusal, Guard, Lease, Name, NodeId, NodeRecord, Object, ObjectKey, Role, Tables, Token, User, WallTime,
+    in_short,
 };
 
 use crate::apply::Stamp;
@@ -89,19 +90,24 @@ fn user<'a>(tables: &'a Tables, name: &Name) -> Result<&'a User, CommandRefusal>
     tables.users.get(name).ok_or_else(|| not_found("user", name))
 }
 
+/// Characters of a name that refusals and events carry: many thousands of them are kept, and a client may write a long one.
+pub(crate) const NAMED: usize = 128;
+/// Characters of what is said of several names.
+const SAID: usize = 4 * NAMED;
+
 pub(crate) fn not_found(what: &str, id: impl ToString) -> CommandRefusal {
-    CommandRefusal::NotFound { what: what.to_owned(), id: id.to_string() }
+    CommandRefusal::NotFound { what: what.to_owned(), id: in_short(&id.to_string(), NAMED) }
 }
 
 pub(crate) fn stale(what: impl Into<String>) -> CommandRefusal {
-    CommandRefusal::Stale { what: what.into() }
+    CommandRefusal::Stale { what: in_short(&what.into(), SAID) }
 }
 
 pub(crate) fn absent(what: &str, id: impl ToString, exists: bool) -> Result<(), CommandRefusal> {
     if !exists {
         return Ok(());
     }
-    Err(CommandRefusal::Exists { what: what.to_owned(), id: id.to_string() })
+    Err(CommandRefusal::Exists { what: what.to_owned(), id: in_short(&id.to_string(), NAMED) })
 }
 
 /// NAME-1: no two nodes have the same name. A scan: names change when nodes join, which is rare.

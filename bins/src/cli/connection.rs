@@ -121,8 +121,7 @@ mod tests {
         let mut silent = served(|_| Vec::new());
         let answer = silent.call(Request::CaShow, RequestId(1), Duration::from_secs(1)).await;
         assert!(matches!(answer, Err(CallError::TimedOut(_))));
-        let mut refusing =
-            served(|call| vec![ApiAnswer { id: call.id, result: Err(ErrorBody::new(ErrorCode::Forbidden, "no")) }]);
+        let mut refusing = served(|call| vec![ApiAnswer { id: call.id, result: Err(ErrorBody::forbidden("no")) }]);
         let answer = refusing.call(Request::CaShow, RequestId(1), Duration::from_secs(1)).await;
         assert!(matches!(answer, Err(CallError::Refused(body)) if body.code == ErrorCode::Forbidden));
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_api::definition;
-pub use muster_api::definition::millis;
+pub use muster_messages::millis;
 
 /// A hundred years: added to now, it is still an instant.
 const LONGEST: Duration = Duration::from_secs(36_500 * 86_400);

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use muster_messages::{CANDIDATES_SCOPE, ErrorCode, ParticipantKey, Release, SessionId, Triple, is_dns_label};
+use muster_messages::{
+    CANDIDATES_SCOPE, DNS_LABEL, ErrorCode, ParticipantKey, Release, SessionId, Triple, is_dns_label,
+};
 use muster_reconciler::{Admission, Link, Managers, Member, NotServing, Socket, Standing, StartError, Waiting};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -72,7 +74,7 @@ fn parse_member(text: &str) -> Result<String, String> {
 }
 
 fn parse_reconciler(text: &str) -> Result<String, String> {
-    let rule = || "a reconciler's name is 1 to 63 of [a-z0-9-], first and last a letter or digit".to_owned();
+    let rule = || format!("a reconciler's name is {DNS_LABEL}");
     is_dns_label(text).then(|| text.to_owned()).ok_or_else(rule)
 }
 

@@ -82,10 +82,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
         tokio::select! {
             Ok(()) = hold.changed() => {
                 let later = *hold.borrow_and_update();
-                // It waits for a keeper that has been frozen for minutes, and then not for long.
-                if tokio::time::timeout(LAST_WORDS, guarded.until(later)).await.is_err() {
-                    guarded.kill_keeper();
-                }
+                guarded.until(later).await;
             }
             () = &mut unwanted, if kill_in.is_none() && ended.is_none() => {
                 guarded.end().await;
@@ -93,7 +90,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
             }
             () = impatient => {
                 if std::mem::replace(&mut killed, true) {
-                    guarded.kill_keeper();
+                    guarded.kill();
                 } else {
                     guarded.signal(KILL).await;
                 }

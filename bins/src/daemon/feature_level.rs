@@ -25,8 +25,8 @@ use muster_messages::{
 };
 use muster_raft_member::Outgrown;
 use muster_reconciler::{
-    ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Leave, Member, MemberSetup, MemberView, ReconcilerSpec,
-    Reconcilers, Setup, Standing, member_spec, reconcilers_spec,
+    ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Member, MemberSetup, MemberView, ReconcilerSpec, Setup,
+    Standing, member_spec, reconcilers_spec,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(2);
 /// A new leader has not heard of it: that long it may take until it has.
 const NAMED_AGAIN: Duration = Duration::from_secs(15);
-/// How long a manager that stops may take to say so. Else the others wait for its lease.
+/// How long a manager that stops may take to give its candidacy back. Else the others wait for that lease.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Whether the manager half runs. A level.
@@ -109,21 +109,13 @@ pub fn sentence(what: impl std::fmt::Display, speaks: u32) -> String {
     )
 }
 
-/// A manager that takes part, as seen by whoever stops the process.
-pub struct TakingPart {
-    member: watch::Receiver<MemberView>,
-    leave: Leave,
-    reconcilers: Reconcilers,
-}
-
-/// Before the process stops: nobody should wait for its leases to run out.
-pub async fn leave(shared: &Shared) {
-    let part = shared.taking_part.lock().unwrap_or_else(PoisonError::into_inner).take();
+/// Before the process stops: another may raise the level at once. This manager's own lease runs out by itself, so that a build
+/// that is started again within its time, and is the last of its level, finds the level where it was.
+pub async fn hand_over(shared: &Shared) {
     let led = shared.manager.borrow().as_ref().is_some_and(|manager| manager.replica.borrow().raft.leader.is_some());
-    let Some(mut part) = part.filter(|_| led) else { return };
-    part.leave.leave();
-    let left = async { tokio::join!(part.reconcilers.hand_over(), part.member.wait_for(|view| view.gone)).1.is_ok() };
-    let _in_time = tokio::time::timeout(FAREWELL, left).await;
+    let stands = shared.raising.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(stands) = stands.filter(|_| led) else { return };
+    let _in_time = tokio::time::timeout(FAREWELL, stands.hand_over()).await;
 }
 
 /// What a build of this level brings. Of one level there is one, whoever brings it: it is never changed.
@@ -149,7 +141,8 @@ impl Handler for Raise {
             let raised = cluster.reconcile(request, PATIENCE).await;
             raised
                 .map(|_| info!(level, "the cluster's feature level is raised"))
-                .map_err(|e| HandlerError::Failed(e.message))
+                // Nobody's failure: whoever has a seat has not said yet what it speaks, or there is no leader.
+                .map_err(|e| HandlerError::Later(e.message))
         }
         .boxed()
     }
@@ -184,7 +177,6 @@ pub struct FeatureLevel {
     outgrown: watch::Receiver<Option<Outgrown>>,
     level: u32,
     cluster: Arc<dyn Cluster>,
-    reconcilers: Option<Reconcilers>,
     member: Option<watch::Receiver<MemberView>>,
     said: String,
 }
@@ -203,7 +195,6 @@ pub fn spec(
             outgrown: outgrown.clone(),
             level: shared.config.settings.debug.feature_level,
             cluster: own(&shared),
-            reconcilers: None,
             member: None,
             said: String::new(),
         })
@@ -226,7 +217,7 @@ impl FeatureLevel {
             ..Setup::new(Arc::clone(&self.cluster), me.to_string(), self.release())
         })?;
         cx.children().start(spec);
-        self.reconcilers = Some(reconcilers);
+        *self.shared.raising.lock().unwrap_or_else(PoisonError::into_inner) = Some(reconcilers);
         Ok(())
     }
 
@@ -235,14 +226,11 @@ impl FeatureLevel {
         let member = Member::new(MANAGERS_SCOPE, me.to_string().as_str(), self.release()).on(me);
         let (cluster, lease) = (Arc::clone(&self.cluster), LeaseTiming::default());
         let setup = MemberSetup { cluster, clock: Arc::new(BootTime), lease, member };
-        let (spec, view, leave) = member_spec("member", setup);
+        // It leaves with its lease, and not before.
+        let (spec, view, _leave) = member_spec("member", setup);
         cx.children().start(spec);
         let (mut news, me) = (view.clone(), cx.me().clone());
         cx.spawn(async move { while news.changed().await.is_ok() && me.tell(Msg::Member).is_ok() {} });
-        if let Some(reconcilers) = self.reconcilers.clone() {
-            let part = TakingPart { member: view.clone(), leave, reconcilers };
-            *self.shared.taking_part.lock().unwrap_or_else(PoisonError::into_inner) = Some(part);
-        }
         self.member = Some(view);
     }
 

@@ -13,8 +13,7 @@ use muster_kernel::{Address, Backoff, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{
-    Change, ClusterRecord, Command, Generation, Guard, Liveness, NodeId, NodeRecord, Principal, Replica, Revision,
-    Role, RoleView, Token,
+    Change, ClusterRecord, Command, Guard, NodeId, NodeRecord, Principal, Replica, Revision, Role, RoleView, Token,
 };
 use muster_role_manager::RoleManagerShell;
 use muster_sessions::{DispatcherPorts, dispatcher_address, dispatcher_spec};
@@ -163,22 +162,16 @@ async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft:
 
 fn founder(shared: &Shared, founding: &muster_pki::Founding) -> NodeRecord {
     NodeRecord {
-        id: founding.node,
-        name: muster_messages::Name::sanitized(&shared.config.name),
         addr: shared.advertise.clone(),
         release: shared.config.release.clone(),
         labels: shared.config.labels.clone(),
-        desired_role: Role::Manager,
-        role: Role::Manager,
-        granted: Revision(0),
-        removing: None,
-        certificate: None,
         last_not_after: shared.credentials.borrow().identity.not_after,
-        liveness: Liveness::Unknown,
-        liveness_since: founding.at,
-        created_at: founding.at,
-        generation: Generation(1),
-        revision: Revision(0),
+        ..NodeRecord::new(
+            founding.node,
+            muster_messages::Name::sanitized(&shared.config.name),
+            Role::Manager,
+            founding.at,
+        )
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 
 use super::boot::{Booted, Exit, RaftData, boot};
 use super::config::Config;
-use super::feature_level::{self, Runs, TakingPart};
+use super::feature_level::{self, Runs};
 use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
@@ -45,8 +45,8 @@ pub struct Shared {
     pub raft_trouble: Arc<watch::Sender<Option<String>>>,
     /// Why this build can be no manager of this cluster any more. Final for this process.
     pub outgrown: Arc<watch::Sender<Option<String>>>,
-    /// The manager half's place in Muster's own scope, while it has one.
-    pub taking_part: Arc<std::sync::Mutex<Option<TakingPart>>>,
+    /// The manager half's candidacy for raising the feature level, while it stands.
+    pub raising: Arc<std::sync::Mutex<Option<Reconcilers>>>,
     /// How the manager half found its Raft data when this process started.
     pub raft_data: Arc<std::sync::Mutex<RaftData>>,
     pub founding: Arc<std::sync::Mutex<Option<muster_pki::Founding>>>,
@@ -117,7 +117,7 @@ impl Node {
             }
         };
         let as_manager = async {
-            feature_level::leave(&self.shared).await;
+            feature_level::hand_over(&self.shared).await;
             super::manager::hand_over(&self.shared).await;
         };
         tokio::join!(farewell, as_manager);
@@ -221,7 +221,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         manager,
         raft_trouble,
         outgrown: too_old,
-        taking_part: Arc::default(),
+        raising: Arc::default(),
         raft_data: Arc::new(std::sync::Mutex::new(raft)),
         founding: Arc::new(std::sync::Mutex::new(founding)),
         tree,

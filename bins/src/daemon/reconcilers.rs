@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use muster_api::Service as Api;
 use muster_kernel::{Clock, Spec};
 use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ErrorBody, NodeId, Principal, Release, RequestId};
+use muster_messages::{ErrorBody, NodeId, Principal, Release, RequestId, millis};
 use muster_reconciler::{Cluster, CommandRunner, Reconcilers, Setup, reconcilers_spec};
 
 use super::commands::Commands;
@@ -26,7 +26,7 @@ impl Own {
         let call = ApiCall {
             id: 0,
             request_id: RequestId::fresh(Clock.wall(), rand::random()),
-            timeout_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+            timeout_ms: millis(patience),
             request,
         };
         async move { api.answer(caller, call).await }.boxed()

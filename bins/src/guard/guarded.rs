@@ -8,8 +8,10 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use muster_elector::Hold;
+use muster_elector::{BootTime, Hold, Timekeeper};
+use muster_messages::Moment;
 use rustix::process::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -18,9 +20,18 @@ use tokio::sync::mpsc;
 
 use super::family;
 use super::guardian::{AGAIN, GUARDIAN, Input, Number};
-use super::keeper::KEEPER;
+use super::keeper::CLOSING;
 use super::line::{FRAME, Frame, News, news_of, order_frame, send_input};
 use crate::cli::parent;
+
+/// How long an order may wait for a process that does not read: some hundreds before it do already.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How much longer than it should a guardian may take for its last act; and a keeper, who waits that long for a guardian.
+const LATE: Duration = Duration::from_millis(100);
+const KEEPER_LATE: Duration = Duration::from_secs(2);
+/// How long everything may take to die.
+const DYING: Duration = Duration::from_secs(2);
+const KILL: Number = 9;
 
 /// A command that is to run under a guardian.
 #[derive(Clone, Debug)]
@@ -52,6 +63,11 @@ pub struct Guarded {
     news: mpsc::Receiver<News>,
     process: Child,
     group: Option<Pid>,
+    /// When nothing of the command is left, unless the guardian hangs. `None`: it has not been told when.
+    gone_at: Option<Moment>,
+    late: Duration,
+    killed: bool,
+    hung: bool,
 }
 
 impl Guarded {
@@ -64,13 +80,14 @@ impl Guarded {
     /// command does not see what this process was configured with in the environment.
     pub fn start_kept(launch: &Launch, streams: Streams) -> io::Result<Self> {
         let Streams { input, output, errors } = streams;
-        Self::through(KEEPER, launch, input, |command| {
+        let kept = Self::through(CLOSING, launch, input, |command| {
             let ours = std::env::vars_os().map(|(key, _)| key);
             for key in ours.filter(|key| key.to_string_lossy().starts_with("MUSTER_")) {
                 command.env_remove(key);
             }
             command.stdout(Stdio::from(output)).stderr(Stdio::from(errors));
-        })
+        })?;
+        Ok(Self { late: KEEPER_LATE, ..kept })
     }
 
     fn through(role: &str, launch: &Launch, input: impl AsFd, prepare: impl FnOnce(&mut Command)) -> io::Result<Self> {
@@ -96,7 +113,16 @@ impl Guarded {
                 }
             }
         });
-        Ok(Self { orders: Some(orders), news, process, group: None })
+        Ok(Self {
+            orders: Some(orders),
+            news,
+            process,
+            group: None,
+            gone_at: None,
+            late: LATE,
+            killed: false,
+            hung: false,
+        })
     }
 
     /// The process id of the guardian, or the keeper.
@@ -106,6 +132,11 @@ impl Guarded {
     /// The command's process group, once it runs.
     pub fn group(&self) -> Option<Pid> {
         self.group
+    }
+
+    /// Whether it was killed because its command should have been gone: the command's time is over.
+    pub fn has_hung(&self) -> bool {
+        self.hung
     }
 
     /// The command may run until then.
@@ -122,8 +153,23 @@ impl Guarded {
     }
 
     pub(super) async fn order(&mut self, order: Input) {
-        if let (Some(orders), Some(frame)) = (&mut self.orders, order_frame(order)) {
-            let _gone = orders.write_all(&frame).await; // that a guardian is gone is heard as news
+        self.note(order);
+        let (Some(orders), Some(frame)) = (&mut self.orders, order_frame(order)) else { return };
+        // That a guardian is gone is heard as news. One that is frozen hears nothing, and holds nobody up.
+        if tokio::time::timeout(PATIENCE, orders.write_all(&frame)).await.is_err() {
+            self.kill();
+        }
+    }
+    /// By when it should have come to its end.
+    fn note(&mut self, order: Input) {
+        match order {
+            Input::Until(hold) if !self.killed => self.gone_at = self.gone_at.max(Some(hold.over_at)),
+            Input::Signal(KILL) => {
+                self.killed = true;
+                let soon = BootTime.now() + DYING;
+                self.gone_at = Some(self.gone_at.map_or(soon, |at| at.min(soon)));
+            }
+            _ => {}
         }
     }
     /// Nothing will be ordered any more: the guardian ends the command in time.
@@ -134,17 +180,38 @@ impl Guarded {
         self.orders.is_none()
     }
 
-    /// What the guardian says next; `None` once it is gone. Nothing is lost when the wait is abandoned.
+    /// What the guardian says next; `None` once it is gone. Nothing is lost when the wait is abandoned. A guardian that should
+    /// have come to its end and says nothing hangs, or is frozen: it is killed, and with it the command.
     pub async fn next(&mut self) -> Option<News> {
-        let news = self.news.recv().await;
+        let news = loop {
+            let overdue = async {
+                match self.gone_at {
+                    Some(at) => {
+                        BootTime.until(at).await;
+                        // From here, however long ago it was: whoever was frozen with us wakes up with us.
+                        tokio::time::sleep(self.late).await;
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                news = self.news.recv() => break news,
+                () = overdue => {
+                    self.hung = true;
+                    self.kill();
+                }
+            }
+        };
         if let Some(News::Started { group }) = news {
             self.group = Pid::from_raw(group);
         }
         news
     }
 
-    /// Kills the keeper, one that reacts to nothing any more: the guardian hears the connection close, and ends the command.
-    pub fn kill_keeper(&mut self) {
+    /// Kills a guardian, or a keeper, that reacts to nothing any more. A guardian's command dies with it; a keeper's guardian
+    /// hears the connection close, and ends the command.
+    pub fn kill(&mut self) {
+        self.gone_at = None;
         let _gone = self.process.kill();
     }
 

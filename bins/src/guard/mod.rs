@@ -32,6 +32,7 @@ pub use self::line::News;
 pub fn hidden(args: &[OsString]) -> Option<ExitCode> {
     let rest = args.get(2..).unwrap_or_default();
     match args.get(1)?.to_str()? {
+        keeper::CLOSING => Some(keeper::close(rest)),
         keeper::KEEPER => Some(keeper::main(rest)),
         guardian::GUARDIAN => Some(guardian::main(rest)),
         guardian::COMMAND => Some(guardian::become_command(rest)),

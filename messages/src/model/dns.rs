@@ -1,5 +1,23 @@
 //! Names as RFC 1123 has them: of namespaces, leases, scopes, members and reconcilers.
 
+/// As literals, which longer sentences are made of.
+macro_rules! label_rule {
+    () => {
+        "1 to 63 of [a-z0-9-], first and last a letter or digit"
+    };
+}
+macro_rules! subdomain_rule {
+    () => {
+        "[a-z0-9.-], each part between dots beginning and ending with a letter or digit"
+    };
+}
+pub(super) use {label_rule, subdomain_rule};
+
+/// The rule of [`is_dns_label`], for people.
+pub const DNS_LABEL: &str = label_rule!();
+/// The rule of [`is_dns_subdomain`], for people, but for the length.
+pub const DNS_SUBDOMAIN: &str = subdomain_rule!();
+
 fn part(text: &str) -> bool {
     let edge = |b: &u8| b.is_ascii_digit() || b.is_ascii_lowercase();
     let bytes = text.as_bytes();

@@ -73,6 +73,14 @@ impl ErrorBody {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: "{}".to_owned(), retry_after_ms: None }
     }
+    /// What was asked is not legal.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Invalid, message)
+    }
+    /// What was asked is not this caller's to ask.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Forbidden, message)
+    }
     /// Adds details.
     #[must_use]
     pub fn with_details(mut self, details: &serde_json::Value) -> Self {
@@ -82,7 +90,7 @@ impl ErrorBody {
     /// Says when to come back.
     #[must_use]
     pub fn retry_after(mut self, after: std::time::Duration) -> Self {
-        self.retry_after_ms = Some(u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+        self.retry_after_ms = Some(super::millis(after));
         self
     }
     /// `{"error":{"code","message","details"}}`.

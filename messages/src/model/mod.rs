@@ -17,6 +17,7 @@ mod records;
 mod release;
 mod secret;
 mod tables;
+mod text;
 mod time;
 mod view;
 
@@ -37,5 +38,6 @@ pub use self::records::*;
 pub use self::release::*;
 pub use self::secret::*;
 pub use self::tables::*;
+pub use self::text::*;
 pub use self::time::*;
 pub use self::view::*;

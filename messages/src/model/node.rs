@@ -117,6 +117,27 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
+    /// A node that has just been let in: it holds the role that is wanted of it, and nothing else is known of it.
+    pub fn new(id: NodeId, name: Name, role: Role, at: WallTime) -> Self {
+        Self {
+            id,
+            name,
+            addr: String::new(),
+            release: String::new(),
+            labels: BTreeMap::new(),
+            desired_role: role,
+            role,
+            granted: Revision(0),
+            removing: None,
+            certificate: None,
+            last_not_after: at,
+            liveness: Liveness::Unknown,
+            liveness_since: at,
+            created_at: at,
+            generation: Generation(1),
+            revision: Revision(0),
+        }
+    }
     /// The certificate's state as people should see it: a certificate for another role is pending, whatever was recorded.
     pub fn certificate_state(&self) -> CertificateState {
         match &self.certificate {

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::dns::{label_rule, subdomain_rule};
 use super::{
     CANDIDATES_SCOPE, FencingToken, MEMBERS_NAMESPACE, NodeId, ObjectKey, Release, Revision, SessionId, Triple,
     WallTime, is_dns_label, is_dns_subdomain,
@@ -41,12 +42,11 @@ impl ParticipantKey {
     pub fn fault(&self) -> Option<&'static str> {
         let scope = self.scope.strip_prefix(CANDIDATES_SCOPE).unwrap_or(&self.scope);
         if !is_dns_label(scope) {
-            return Some("a scope is 1 to 63 of [a-z0-9-], first and last a letter or digit");
+            return Some(concat!("a scope is ", label_rule!()));
         }
         let short = self.member.len() <= LONGEST_MEMBER;
-        (!short || !is_dns_subdomain(&self.member)).then_some(
-            "a member's name is up to 140 of [a-z0-9.-], each part between dots beginning and ending with a letter or digit",
-        )
+        (!short || !is_dns_subdomain(&self.member))
+            .then_some(concat!("a member's name is up to 140 of ", subdomain_rule!()))
     }
     /// Whether an operator vouches for it, instead of a lease.
     pub fn is_external(&self) -> bool {

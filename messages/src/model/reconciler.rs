@@ -243,10 +243,35 @@ impl Gate {
     pub fn is_readable(&self) -> bool {
         self.format <= GATE_FORMAT
     }
-    /// What has been applied, or begun: the higher end of the way.
+    /// What it says and has said since it was done last, that entry included; newest first.
+    fn since_done(&self) -> impl Iterator<Item = &GateEntry> {
+        let mut done = false;
+        let until_done = move |entry: &&GateEntry| !std::mem::replace(&mut done, entry.state == GateState::Done);
+        [&self.now].into_iter().chain(self.history.iter().rev()).take_while(until_done)
+    }
+    /// The newest release of which something may be there: applied, or begun since, also where the way leads down.
     pub fn highest(&self) -> &Release {
-        let target = self.now.target.as_ref().map(|target| &target.release);
-        target.filter(|target| target.triple > self.now.reconciled.triple).unwrap_or(&self.now.reconciled)
+        let begun = self.since_done().filter_map(|entry| entry.target.as_ref()).map(|target| &target.release);
+        let all = begun.chain(self.since_done().map(|entry| &entry.reconciled));
+        all.max_by_key(|release| release.triple).unwrap_or(&self.now.reconciled)
+    }
+    /// The floor that an operator has set since it was done last: higher than what it was led through asks for.
+    fn forced_floor(&self) -> Option<Triple> {
+        let led = self.since_done().skip(1).filter(|entry| entry.state == GateState::Done).map(|entry| entry.floor);
+        let targets = self.since_done().filter_map(|entry| entry.target.as_ref()).map(|target| target.floor);
+        let asked = led.chain(targets).max()?;
+        (self.now.floor > asked).then_some(self.now.floor)
+    }
+    /// What it says once its target is applied: the target's floor, or what an operator has set meanwhile.
+    pub fn floor_of_outcome(&self, target: &GateTarget) -> Triple {
+        self.forced_floor().map_or(target.floor, |forced| forced.max(target.floor))
+    }
+    /// Keeps [`GATE_HISTORY`] entries at most; that of the last outcome is among them.
+    pub fn remember(history: &mut Vec<GateEntry>) {
+        while history.len() > GATE_HISTORY {
+            let done = history.iter().rposition(|entry| entry.state == GateState::Done);
+            history.remove(usize::from(done == Some(0)));
+        }
     }
     /// See [`GatePath`]. Metropolis' rule: nobody is waited for when going up in release without raising the floor. A floor
     /// that an operator has set higher stays until another definition is applied.

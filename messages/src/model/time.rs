@@ -9,6 +9,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+/// Whole milliseconds, as the wire carries them.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Milliseconds since 1970-01-01 UTC. In JSON an RFC 3339 text. Chosen by whoever proposes; never used for ordering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallTime(pub i64);

@@ -120,13 +120,14 @@ pub enum ReconcilerRequest {
         key: ParticipantKey,
     },
 
-    /// [`RunnerView`] once something has changed after `seen`, or after `wait_ms`. `None` names every reconciler that has
-    /// a definition of this release: [`Definitions`].
+    /// [`Definitions`]: every reconciler that has a definition of this release, once something has changed after `seen`, or
+    /// after `wait_ms`.
     Definitions {
         release: Triple,
         seen: Revision,
         wait_ms: u64,
     },
+    /// [`RunnerView`] once something has changed after `seen`, the runner's term too, or after `wait_ms`. Progress is no change.
     View {
         name: String,
         release: Triple,
@@ -151,7 +152,8 @@ pub enum ReconcilerRequest {
         term: FencingToken,
         wave: u32,
     },
-    /// `{}`. Too soon after the last one: kept back, and written with the next.
+    /// `{}`. Written as it comes: that reports are a second apart is up to the runner. Lost: the next one has all of it.
+    /// Late: of a term that is over, refused.
     Progress {
         progress: Progress,
     },
@@ -229,6 +231,9 @@ pub struct GateView {
     pub reconciled: Option<Release>,
     /// Of the runner that wrote it last.
     pub term: FencingToken,
+    /// Whether it is worked on, on the way to this view's definition.
+    #[serde(default)]
+    pub at_work: bool,
 }
 
 /// A candidate as others see it.

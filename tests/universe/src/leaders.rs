@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use muster_cert_authority::core as authority;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, FEATURE_LEVEL, Generation, Guard, Incarnation, Liveness, Name,
-    NodeRecord, Principal, Revision, Role, Secret, Token, WaitReason, WallTime,
+    Change, ClusterId, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, Liveness, Name, NodeRecord,
+    Principal, Revision, Role, Secret, Token, WaitReason, WallTime,
 };
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles};
@@ -94,22 +94,9 @@ impl Universe {
     fn record(&self, place: Place, now: WallTime) -> NodeRecord {
         let machine = &self.machines[place];
         NodeRecord {
-            id: machine.id,
-            name: machine.name.clone(),
             addr: machine.addr.clone(),
             release: "0.1.0".to_owned(),
-            labels: BTreeMap::new(),
-            desired_role: Role::Manager,
-            role: Role::Manager,
-            granted: Revision(0),
-            removing: None,
-            certificate: None,
-            last_not_after: now,
-            liveness: Liveness::Unknown,
-            liveness_since: now,
-            created_at: now,
-            generation: Generation(1),
-            revision: Revision(0),
+            ..NodeRecord::new(machine.id, machine.name.clone(), Role::Manager, now)
         }
     }
 

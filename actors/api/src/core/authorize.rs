@@ -4,7 +4,9 @@
 //!        API-2  a node reads; it changes nothing but its own session's affairs, which do not pass here.
 
 use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ErrorBody, ErrorCode, LEVEL_RECONCILER, Principal, Tables, is_dns_label, is_dns_subdomain};
+use muster_messages::{
+    DNS_LABEL, DNS_SUBDOMAIN, ErrorBody, ErrorCode, LEVEL_RECONCILER, Principal, Tables, is_dns_label, is_dns_subdomain,
+};
 
 /// What a request does, which decides who may ask it and where it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,14 +158,10 @@ pub fn may_touch(tables: &Tables, caller: &Principal, namespace: &str) -> Result
 /// The names that Kubernetes allows: a DNS label for the namespace, a DNS subdomain for the lease (RFC 1123).
 pub fn lease_name_is_sane(lease: &LeaseRef) -> Result<(), ErrorBody> {
     if !is_dns_label(&lease.namespace) {
-        return Err(ErrorBody::new(
-            ErrorCode::Invalid,
-            "a namespace is 1 to 63 of [a-z0-9-], first and last a letter or digit",
-        ));
+        return Err(ErrorBody::invalid(format!("a namespace is {DNS_LABEL}")));
     }
     if !is_dns_subdomain(&lease.name) {
-        let text = "a lease's name is up to 253 of [a-z0-9.-], each part between dots beginning and ending with a letter or digit";
-        return Err(ErrorBody::new(ErrorCode::Invalid, text));
+        return Err(ErrorBody::invalid(format!("a lease's name is up to 253 of {DNS_SUBDOMAIN}")));
     }
     Ok(())
 }

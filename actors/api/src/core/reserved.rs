@@ -7,7 +7,7 @@
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Definition, ErrorBody, ErrorCode, LEVEL_RECONCILER, MANAGERS_SCOPE, ParticipantKey, Principal, Role, Tables,
+    Definition, ErrorBody, GateEntry, LEVEL_RECONCILER, MANAGERS_SCOPE, ParticipantKey, Principal, Role, Tables,
     candidates_scope, level_release,
 };
 
@@ -22,14 +22,15 @@ pub fn judge(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -
         R::Step { name, .. } | R::Wave { name, .. } if ours(name) => name,
         R::Progress { progress } if ours(&progress.reconciler) => &progress.reconciler,
         R::MemberForget { scope, member } | R::MemberDrain { scope, member } if is_managers(scope) => {
-            return Err(forbidden(format!(
+            return Err(ErrorBody::forbidden(format!(
                 "{member} of {scope} is a manager of this cluster: it leaves when it stops, and is forgotten 15 s after it \
                  could not say so; `muster node demote` makes it a worker, `muster node rm` removes it"
             )));
         }
         R::Leave { key } if is_managers(&key.scope) => return takes_part(tables, caller, key),
+        R::Repair { name, epoch } if ours(name) => return repairs(tables, *epoch),
         R::ForceFloor { name, .. } | R::DeleteGate { name } | R::Delete { name } if ours(name) => {
-            return Err(forbidden(format!(
+            return Err(ErrorBody::forbidden(format!(
                 "{name} is built in: its gate keeps managers out that could not read what the others write; \
                  `muster reconciler status {name}` says who is in the way: upgrade, demote or remove them"
             )));
@@ -39,7 +40,23 @@ pub fn judge(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -
     if is_manager(tables, caller) {
         return Ok(());
     }
-    Err(forbidden(format!("{name} is built in: only managers run it, and {caller} is none")))
+    Err(ErrorBody::forbidden(format!("{name} is built in: only managers run it, and {caller} is none")))
+}
+
+/// An unreadable gate is repaired; a sound one does not go back below what managers have been told.
+fn repairs(tables: &Tables, epoch: u64) -> Result<(), ErrorBody> {
+    let Some(gate) = tables.reconcilers.gates.get(LEVEL_RECONCILER).filter(|gate| gate.is_readable()) else {
+        return Ok(());
+    };
+    let falls = |entry: &&GateEntry| entry.epoch == epoch && entry.floor < gate.now.floor;
+    match gate.history.iter().find(falls) {
+        None => Ok(()),
+        Some(entry) => Err(ErrorBody::forbidden(format!(
+            "epoch {epoch} of {LEVEL_RECONCILER} has floor {}, below {}: managers of that level could not read what the others \
+             write by now; only a gate that cannot be read is repaired from it",
+            entry.floor, gate.now.floor
+        ))),
+    }
 }
 
 fn is_managers(scope: &str) -> bool {
@@ -54,7 +71,7 @@ fn defines(tables: &Tables, caller: &Principal, definition: &Definition) -> Resu
     let Definition { reconciler, scope, release, floor, .. } = definition;
     match (reconciler == LEVEL_RECONCILER, scope == MANAGERS_SCOPE) {
         (false, false) => Ok(()),
-        (false, true) => Err(forbidden(format!(
+        (false, true) => Err(ErrorBody::forbidden(format!(
             "the scope {scope} is the managers' own, and {LEVEL_RECONCILER} its only reconciler; take another scope"
         ))),
         (true, whole) => {
@@ -63,7 +80,9 @@ fn defines(tables: &Tables, caller: &Principal, definition: &Definition) -> Resu
             if sound && is_manager(tables, caller) {
                 return Ok(());
             }
-            Err(forbidden(format!("{reconciler} is built in: managers bring its definitions; take another name")))
+            Err(ErrorBody::forbidden(format!(
+                "{reconciler} is built in: managers bring its definitions; take another name"
+            )))
         }
     }
 }
@@ -75,11 +94,9 @@ fn takes_part(tables: &Tables, caller: &Principal, key: &ParticipantKey) -> Resu
         return Ok(());
     }
     let scope = &key.scope;
-    Err(forbidden(format!("the scope {scope} is the managers' own: each takes part by itself; take another scope")))
-}
-
-fn forbidden(text: String) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Forbidden, text)
+    Err(ErrorBody::forbidden(format!(
+        "the scope {scope} is the managers' own: each takes part by itself; take another scope"
+    )))
 }
 
 #[cfg(test)]
@@ -102,30 +119,9 @@ mod tests {
         let mut tables = Tables::default();
         for (n, role) in [(MANAGER, Role::Manager), (WORKER, Role::Worker)] {
             let id = NodeId::from_entropy(n);
-            tables.nodes.insert(id, Arc::new(record(id, role)));
+            tables.nodes.insert(id, Arc::new(NodeRecord::new(id, "n".parse().unwrap(), role, WallTime(0))));
         }
         tables
-    }
-
-    fn record(id: NodeId, role: Role) -> NodeRecord {
-        NodeRecord {
-            id,
-            name: "n".parse().unwrap(),
-            addr: String::new(),
-            release: String::new(),
-            labels: Default::default(),
-            desired_role: role,
-            role,
-            granted: Revision(0),
-            removing: None,
-            certificate: None,
-            last_not_after: WallTime(0),
-            liveness: Liveness::Ready,
-            liveness_since: WallTime(0),
-            created_at: WallTime(0),
-            generation: Generation(1),
-            revision: Revision(0),
-        }
     }
 
     fn definition(name: &str, scope: &str, release: &str, floor: &str) -> ReconcilerRequest {

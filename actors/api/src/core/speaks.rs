@@ -5,6 +5,8 @@
 //! What is judged here is who asks. Whether it is so still when it is applied, the store judges, by tokens that only their
 //! holders were given.
 
+use std::sync::Arc;
+
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{
     ErrorBody, ErrorCode, FencingToken, MEMBERS_NAMESPACE, NodeId, ObjectKey, Participant, ParticipantKey, Principal,
@@ -15,13 +17,6 @@ use muster_messages::{
 const LONGEST_MS: u64 = 60_000;
 /// Reconcilers that one participant needs.
 const MOST_NEEDS: usize = 32;
-
-fn forbidden(text: String) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Forbidden, text)
-}
-fn invalid(text: impl Into<String>) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Invalid, text)
-}
 
 /// Whether leases of this namespace are participants' and runners'.
 pub fn is_reserved(namespace: &str) -> bool {
@@ -35,11 +30,11 @@ pub fn lease(tables: &Tables, caller: &Principal, request: &LeaseRequest) -> Res
         L::Acquire { lease, holder, session, duration_ms } if is_reserved(&lease.namespace) => {
             let node = taking_part(caller, &lease.namespace)?;
             if *duration_ms > LONGEST_MS {
-                return Err(invalid(format!("leases in {} last a minute at most", lease.namespace)));
+                return Err(ErrorBody::invalid(format!("leases in {} last a minute at most", lease.namespace)));
             }
             match of_member(lease)? {
                 Some(key) if key.incarnation != *session => {
-                    Err(invalid(format!("{lease}: its name ends with the session that holds it")))
+                    Err(ErrorBody::invalid(format!("{lease}: its name ends with the session that holds it")))
                 }
                 Some(key) => member(tables, node, &key),
                 None => runs(tables, node, &lease.name, holder),
@@ -59,7 +54,9 @@ pub fn by_hand(caller: &Principal, namespace: &str) -> Result<(), ErrorBody> {
     if !is_reserved(namespace) || caller.is_operator() {
         return Ok(());
     }
-    Err(forbidden(format!("{namespace} is kept by Muster; `muster member` and `muster reconciler` show what is there")))
+    Err(ErrorBody::forbidden(format!(
+        "{namespace} is kept by Muster; `muster member` and `muster reconciler` show what is there"
+    )))
 }
 
 /// The node that asks, if it is one; an operator may ask for all of them.
@@ -76,7 +73,8 @@ fn of_member(lease: &LeaseRef) -> Result<Option<ParticipantKey>, ErrorBody> {
         return Ok(None);
     }
     let key = ParticipantKey::of_lease(&ObjectKey::lease(lease.namespace.clone(), lease.name.clone()));
-    key.map(Some).ok_or_else(|| invalid(format!("{lease} is not the lease of a member: SCOPE.MEMBER.SESSION")))
+    key.map(Some)
+        .ok_or_else(|| ErrorBody::invalid(format!("{lease} is not the lease of a member: SCOPE.MEMBER.SESSION")))
 }
 
 fn held(tables: &Tables, caller: &Principal, lease: &LeaseRef) -> Result<(), ErrorBody> {
@@ -89,7 +87,11 @@ fn held(tables: &Tables, caller: &Principal, lease: &LeaseRef) -> Result<(), Err
     }
     let object = tables.objects.get(&runner_lease(&lease.name));
     let holder = object.and_then(|object| object.lease()?.spec.held_by());
-    holder.map_or(Ok(()), |holder| runs(tables, node, &lease.name, holder))
+    match holder {
+        // Its candidate has gone before it: it still gives the lease back, by its own session.
+        Some(holder) if candidate(tables, &lease.name, holder).is_some() => runs(tables, node, &lease.name, holder),
+        _ => Ok(()),
+    }
 }
 
 /// A record that is there belongs to the node it names.
@@ -98,48 +100,59 @@ fn member(tables: &Tables, node: Option<NodeId>, key: &ParticipantKey) -> Result
     if there.node == Some(node) {
         return Ok(());
     }
-    Err(forbidden(format!("{key} is not on this node; it is asked for where it runs, or by an operator")))
+    Err(ErrorBody::forbidden(format!("{key} is not on this node; it is asked for where it runs, or by an operator")))
 }
 
-/// Whether a node may hold, or act under, the lease of a reconciler's runner by this name: a candidate of that name is there
-/// and on this node, or there is none any more.
+/// Whether a node may take, or act under, the lease of a reconciler's runner by this name: a candidate of that name is there
+/// and on this node. That the name is nobody else's, the store sees to.
 fn runs(tables: &Tables, node: Option<NodeId>, reconciler: &str, holder: &str) -> Result<(), ErrorBody> {
     let Some(node) = node else { return Ok(()) };
-    let scope = candidates_scope(reconciler);
-    let named = || tables.reconcilers.participants_of(&scope).filter(|p| p.key.member == holder);
-    if named().next().is_none() || named().any(|p| p.node == Some(node)) {
-        return Ok(());
+    match candidate(tables, reconciler, holder) {
+        Some(there) if there.node == Some(node) => Ok(()),
+        Some(_) => Err(ErrorBody::forbidden(format!("{holder} stands for {reconciler} on another node"))),
+        // It was, perhaps, and is announced again in a moment.
+        None => Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("{holder} does not stand for {reconciler}: whoever runs it is announced as its candidate first"),
+        )),
     }
-    Err(forbidden(format!("{holder} stands for {reconciler} on another node")))
+}
+
+fn candidate(tables: &Tables, reconciler: &str, member: &str) -> Option<Arc<Participant>> {
+    tables.reconcilers.participants_of(&candidates_scope(reconciler)).find(|p| p.key.member == member).cloned()
 }
 
 /// A participant as this caller announces it. A node announces who runs on it; an operator anybody.
 pub fn announced(mut participant: Participant, caller: &Principal) -> Result<Participant, ErrorBody> {
     let key = &participant.key;
     if let Some(fault) = key.fault() {
-        return Err(invalid(fault));
+        return Err(ErrorBody::invalid(fault));
     }
     if participant.needs.len() > MOST_NEEDS || !participant.needs.keys().all(|name| muster_messages::is_dns_label(name))
     {
-        return Err(invalid(format!("{key}: it needs {MOST_NEEDS} reconcilers at most, each by its name")));
+        return Err(ErrorBody::invalid(format!("{key}: it needs {MOST_NEEDS} reconcilers at most, each by its name")));
     }
+    let named_like = key.member.parse::<NodeId>().ok();
     match caller {
+        Principal::Node(id) if named_like.is_some_and(|like| like != *id) => {
+            Err(ErrorBody::forbidden(format!("{key} is named like another node; a node's id is no other's name")))
+        }
         Principal::Node(_) if key.is_external() => {
-            Err(forbidden(format!("{key} has no lease: only an operator vouches for one")))
+            Err(ErrorBody::forbidden(format!("{key} has no lease: only an operator vouches for one")))
         }
         Principal::Node(id) if participant.node.is_none_or(|node| node == *id) => {
             participant.node = Some(*id);
             Ok(participant)
         }
         Principal::Operator | Principal::Admin(_) => Ok(participant),
-        _ => Err(forbidden(format!("{caller} does not speak for {key}"))),
+        _ => Err(ErrorBody::forbidden(format!("{caller} does not speak for {key}"))),
     }
 }
 
 /// Whether this caller may speak for a participant that is there.
 pub fn for_participant(tables: &Tables, caller: &Principal, key: &ParticipantKey) -> Result<(), ErrorBody> {
     if let Some(fault) = key.fault() {
-        return Err(invalid(fault));
+        return Err(ErrorBody::invalid(fault));
     }
     match caller {
         Principal::Node(id) => member(tables, Some(*id), key),

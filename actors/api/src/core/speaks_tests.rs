@@ -75,7 +75,8 @@ fn the_leases_of_members_and_runners_are_their_own_nodes() {
         (renew(&member), theirs),
         (release(&key("db", "by-hand", 20).lease()), by_hand),
         (acquire(&runner, "r", 5, 15_000), theirs),
-        (acquire(&runner, "other", 5, 15_000), anybodys), // of no candidate: it gets it when nobody holds it
+        (acquire(&runner, "other", 5, 15_000), by_hand), // no candidate
+        (acquire(&runner_lease("nobody-stands"), "r", 5, 15_000), by_hand),
         (renew(&runner), theirs),
         (release(&runner), theirs),
         (LeaseRequest::Delete { lease: at(&runner) }, by_hand),
@@ -100,6 +101,16 @@ fn a_node_speaks_for_its_own_members_and_its_own_run() {
         [true, false, true],
         "6 is over: the store says so"
     );
+
+    // Its candidate has gone: nobody acts under its term, or takes it, until it is announced again; it gives it back.
+    let mut tables = world();
+    tables.reconcilers.participants.remove(&key(&candidates_scope("schema"), "r", 30));
+    let (runner, by) = (runner_lease("schema"), |n| for_runner(&tables, &node(n), "schema", FencingToken(7)));
+    assert_eq!([1, 2].map(|n| by(n).unwrap_err().code), [ErrorCode::Conflict; 2]);
+    let asks = |n, request: &LeaseRequest| lease(&tables, &node(n), request).map_err(|refused| refused.code);
+    assert_eq!(asks(1, &acquire(&runner, "r", 5, 15_000)), Err(ErrorCode::Conflict), "it asks again");
+    let back = LeaseRequest::Release { lease: at(&runner), session: SessionId(10), token: FencingToken(7) };
+    assert_eq!(asks(1, &back), Ok(()));
 }
 
 #[test]
@@ -108,6 +119,8 @@ fn who_is_announced_is_on_the_node_that_says_so() {
     let one = NodeId::from_entropy(1);
     assert_eq!(told(participant(key("db", "m", 5), None), node(1)).unwrap(), Some(one));
     assert!(told(participant(key("db", "m", 5), Some(2)), node(1)).is_err());
+    let like = |n| participant(key("candidates.schema", &NodeId::from_entropy(n).to_string(), 5), None);
+    assert!(told(like(1), node(1)).is_ok() && told(like(2), node(1)).is_err(), "named like another node");
     assert!(told(participant(key("db", "m", 0), None), node(1)).is_err(), "without a lease nobody ends it");
     assert_eq!(told(participant(key("db", "m", 0), None), Principal::Operator).unwrap(), None);
     let needy = Participant {

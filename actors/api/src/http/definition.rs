@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use muster_messages::{
     Action, CommandAction, Definition, DesiredObject, Finalize, ManagedKey, NodeId, Release, RunnerChoice, Triple,
+    millis,
 };
 use serde::{Deserialize, Deserializer, de};
 
@@ -153,11 +154,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             _ => return Err(rule()),
         };
     Duration::try_from_secs_f64(secs).map_err(|_| rule())
-}
-
-/// Whole milliseconds, as the wire carries them.
-pub fn millis(d: Duration) -> u64 {
-    u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 
 use axum::body::Bytes;
 use axum::extract::{Path, Query};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Method};
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Extension, Router};
 use muster_messages::wire::{ReconcilerRequest, Request};
-use muster_messages::{Definition, ErrorBody, ErrorCode, ManagedKey, RequestId, Revision, Triple};
+use muster_messages::{Definition, ErrorBody, ManagedKey, RequestId, Revision, Triple};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -37,6 +37,15 @@ pub(super) fn routes() -> Router {
         .route("/v1/members/{scope}/{member}/drain", post(drain_member))
         .route("/v1/objects", get(objects))
         .route("/v1/objects/{kind}/{namespace}/{name}", get(object).put(put_object).delete(delete_object))
+}
+
+/// Whether a body here is a list of definitions, or an object.
+pub(super) fn brings_definitions(method: &Method, path: &str) -> bool {
+    match *method {
+        Method::POST => path == "/v1/reconcilers",
+        Method::PUT => path.starts_with("/v1/objects/"),
+        _ => false,
+    }
 }
 
 #[derive(Deserialize)]
@@ -96,7 +105,7 @@ async fn write(Extension(peer): Extension<Peer>, headers: &HeaderMap, request: R
     answer(&peer, request_id(headers), Request::Reconciler(request)).await
 }
 fn invalid(text: String) -> Response {
-    error_response(&ErrorBody::new(ErrorCode::Invalid, text))
+    error_response(&ErrorBody::invalid(text))
 }
 
 /// The release that a query names.

@@ -1,164 +1,27 @@
 //! Every path beside the native request that it stands for, before a raft member that is a closure.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request as HttpRequest, StatusCode};
-use muster_gateway::Dialer;
-use muster_kernel::{Recipient, Tree, Undeliverable};
-use muster_messages::protocol::{Applied, RaftMemberMsg};
-use muster_messages::wire::{ApiCall, Request};
-use muster_messages::{
-    Action, Change, FencingToken, Gate, GateEntry, GateState, ManagedObject, NodeId, Participant, ParticipantKey,
-    ParticipantPhase, Principal, RaftStatus, Release, Replica, Role, RoleView, SessionId, Tables, WallTime,
-};
-use muster_raft_member::ObjectFeed;
+use muster_messages::Principal;
 use serde_json::json;
-use tokio::sync::watch;
 use tower_service::Service as _;
 
 use super::*;
-use crate::service::Service;
-use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
-
-/// A leader that writes down what is proposed to it.
-struct World {
-    service: Service,
-    copy: Arc<watch::Sender<Arc<Replica>>>,
-    proposed: Arc<Mutex<Vec<Change>>>,
-    _in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
-}
-
-fn nobody_there<P: Send + 'static>() -> Recipient<P> {
-    Recipient::new(|_| Err(Undeliverable::Down))
-}
-
-fn replica(tables: Tables) -> Arc<Replica> {
-    Arc::new(Replica { tables, raft: RaftStatus { leading: true, ..RaftStatus::default() } })
-}
-
-fn triple(text: &str) -> Triple {
-    text.parse().unwrap()
-}
+use crate::tests::{Proposal, REQUEST, World, leading, node, tables, triple, users};
 
 fn definition() -> Definition {
-    let release: Release = triple("2.0.0").into();
-    let definition = Definition::new("schema", release, "db", triple("2.0.0"), Action::Objects(vec![]));
-    muster_gates::sealed(definition).unwrap()
-}
-
-fn users() -> ManagedKey {
-    ManagedKey { kind: "table".into(), namespace: "default".into(), name: "users".into() }
-}
-
-/// A reconciler with a gate, a member that serves, an object.
-fn tables() -> Tables {
-    let mut tables = Tables { revision: Revision(10), ..Tables::default() };
-    let all = &mut tables.reconcilers;
-    let definition = definition();
-    let now = GateEntry {
-        epoch: 1,
-        state: GateState::Done,
-        reconciled: definition.release.clone(),
-        digest: definition.digest.clone(),
-        floor: definition.floor,
-        target: None,
-        term: FencingToken(1),
-        at: WallTime(0),
-        revision: Revision(9),
-        why: String::new(),
-    };
-    let gate = Gate { reconciler: "schema".into(), scope: "db".into(), format: 1, now, history: vec![] };
-    all.gates.insert("schema".into(), Arc::new(gate));
-    let member = Participant {
-        key: ParticipantKey { scope: "db".into(), member: "m1".into(), incarnation: SessionId(7) },
-        node: None,
-        release: definition.release.clone(),
-        needs: BTreeMap::new(),
-        phase: ParticipantPhase::Serving,
-        token: Some(FencingToken(2)),
-        since: WallTime(0),
-        revision: Revision(9),
-    };
-    all.participants.insert(member.key.clone(), Arc::new(member));
-    let object = ManagedObject {
-        key: users(),
-        labels: BTreeMap::new(),
-        body: r#"{"columns":["id"]}"#.into(),
-        owner: None,
-        term: FencingToken(0),
-        created: Revision(9),
-        revision: Revision(9),
-    };
-    all.objects.insert(object.key.clone(), Arc::new(object));
-    all.definitions.insert(definition.key(), Arc::new(definition));
-    all.changed = Revision(9);
-    tables
+    crate::tests::definition(vec![])
 }
 
 impl World {
-    fn new() -> Self {
-        let copy = Arc::new(watch::Sender::new(replica(tables())));
-        let proposed = Arc::new(Mutex::new(Vec::new()));
-        let raft = {
-            let (copy, proposed) = (Arc::clone(&copy), Arc::clone(&proposed));
-            Recipient::new(move |msg| {
-                let now = copy.borrow().clone();
-                match msg {
-                    RaftMemberMsg::Read { reply, .. } => drop(reply.send(Ok(now))),
-                    RaftMemberMsg::Propose { command, reply, .. } => {
-                        proposed.lock().unwrap().extend(command.changes);
-                        drop(reply.send(Ok(Applied { revision: now.tables.revision })));
-                    }
-                    _ => return Err(Undeliverable::Down),
-                }
-                Ok(())
-            })
-        };
-        let leader = LeaderPorts {
-            roles: nobody_there(),
-            authority: nobody_there(),
-            dispatcher: nobody_there(),
-            elections: nobody_there(),
-            view: watch::channel(Arc::new(RoleView::default())).1,
-            stale: watch::channel(Arc::default()).1,
-        };
-        let half = Arc::new(ManagerPorts {
-            node: NodeId::from_entropy(1),
-            replica: copy.subscribe(),
-            feed: ObjectFeed::default(),
-            raft,
-            mesh: nobody_there(),
-            sessions: nobody_there(),
-            peers: Arc::new(BTreeSet::new),
-            leader,
-        });
-        let in_force = watch::Sender::new(Some(half));
-        let facts = || NodeFacts {
-            id: NodeId::from_entropy(1),
-            name: "n1".parse().unwrap(),
-            role: Role::Manager,
-            managers: Vec::new(),
-            cluster: String::new(),
-            root_pem: String::new(),
-            trouble: None,
-        };
-        let service = Service::new(ApiPorts {
-            facts: Arc::new(facts),
-            manager: in_force.subscribe(),
-            tree: Tree::new(),
-            dialer: Dialer::anonymous(""),
-            crash_allowed: false,
-            limits: ApiLimits::default(),
-        });
-        Self { service, copy, proposed, _in_force: in_force }
-    }
-
     async fn respond(&self, caller: &Principal, method: &str, target: &str, body: &str) -> Response {
         let peer =
             Peer { service: self.service.clone(), caller: caller.clone(), refused: None, reading: Arc::default() };
         let request = HttpRequest::builder().method(method).uri(target).extension(peer);
+        let request = request.header("muster-request-id", format!("{REQUEST}"));
         let request = request.body(Body::from(body.to_owned())).unwrap();
         super::super::routes().call(request).await.unwrap()
     }
@@ -170,24 +33,12 @@ impl World {
         method: &str,
         target: &str,
         body: &str,
-    ) -> (StatusCode, Value, Vec<Change>) {
+    ) -> (StatusCode, Value, Vec<Proposal>) {
         let response = self.respond(caller, method, target, body).await;
         let status = response.status();
         let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
         let answer = serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{method} {target}: {e}: {text:?}"));
-        (status, answer, std::mem::take(&mut *self.proposed.lock().unwrap()))
-    }
-
-    /// The same for a native request.
-    async fn native(&self, caller: &Principal, request: ReconcilerRequest) -> (StatusCode, Value, Vec<Change>) {
-        let request = Request::Reconciler(request);
-        let call = ApiCall { id: 0, request_id: RequestId(5), timeout_ms: 5_000, request };
-        let (status, answer) = match self.service.answer(caller.clone(), call).await {
-            Ok(text) => (200, serde_json::from_str(&text).unwrap()),
-            Err(error) => (error.code.http_status(), error.to_json()),
-        };
-        let proposed = std::mem::take(&mut *self.proposed.lock().unwrap());
-        (StatusCode::from_u16(status).unwrap(), answer, proposed)
+        (status, answer, self.proposed())
     }
 }
 
@@ -258,17 +109,12 @@ fn unsealed(definition: Definition) -> Definition {
 #[tokio::test]
 async fn every_path_does_what_its_command_does_for_whoever_may() {
     let world = World::new();
-    let callers = [
-        Principal::Operator,
-        Principal::Node(NodeId::from_entropy(2)),
-        Principal::User("ann".parse().unwrap()),
-        Principal::Anonymous,
-    ];
+    let callers = [Principal::Operator, node(2), Principal::User("ann".parse().unwrap()), Principal::Anonymous];
     for (method, target, body, request) in rows() {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         for caller in &callers {
             let over_http = world.http(caller, method, target, &body).await;
-            let natively = world.native(caller, request.clone()).await;
+            let natively = world.reconciler(caller, request.clone()).await;
             assert_eq!(over_http, natively, "{method} {target} of {caller}");
             let reads = method == "GET";
             let expected = match caller {
@@ -278,6 +124,11 @@ async fn every_path_does_what_its_command_does_for_whoever_may() {
                 _ => 403,
             };
             assert_eq!(over_http.0, expected, "{method} {target} of {caller}: {}", over_http.1);
+            assert!(
+                over_http.2.iter().all(|(request, ..)| *request == REQUEST),
+                "{method} {target}: {:?}",
+                over_http.2
+            );
             let changes = over_http.0 == 200 && !reads && !over_http.1["changed"].eq(&json!(false));
             assert_eq!(!over_http.2.is_empty(), changes, "{method} {target}: {:?}", over_http.2);
         }
@@ -319,7 +170,7 @@ async fn a_status_that_is_watched_comes_with_the_next_change_and_without_one_aft
         let mut tables = tables();
         tables.revision = Revision(11);
         tables.reconcilers.changed = Revision(11);
-        world.copy.send_replace(replica(tables));
+        world.copy.send_replace(leading(tables));
     };
     let begun = tokio::time::Instant::now();
     let ((_, news, _), ()) = tokio::join!(world.http(&Principal::Operator, "GET", target, ""), changed);
@@ -376,4 +227,37 @@ async fn lists_that_nobody_reads_are_a_bounded_number() {
     }
     drop(unread);
     assert_eq!(world.respond(&Principal::Operator, "GET", "/v1/objects", "").await.status(), 200);
+}
+
+#[tokio::test]
+async fn an_operator_brings_whole_definitions_and_objects_and_nobody_else_more_than_a_usual_body() {
+    let world = World::new();
+    let text = |kib: usize| json!({"text": "x".repeat(kib * 1024)});
+    let object = json!({"kind": "table", "name": "users", "body": text(200)});
+    let other = json!({"kind": "table", "name": "groups", "body": text(200)});
+    let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0",
+                          "objects": [object, other]});
+    let usual = json!({"role": "worker", "padding": "x".repeat(64 * 1024)});
+    let (definitions, object) = ("/v1/reconcilers", "/v1/objects/table/default/users");
+    let (operator, admin, node) = (Principal::Operator, Principal::Admin("ann".parse().unwrap()), node(2));
+    for (caller, method, target, body, expected) in [
+        (&operator, "POST", definitions, document.clone(), 200),
+        (&admin, "POST", definitions, document.clone(), 200),
+        (&operator, "POST", definitions, json!([document, document]), 413),
+        (&node, "POST", definitions, document, 413),
+        (&operator, "PUT", object, json!({"body": text(400)}), 200),
+        (&operator, "PUT", object, json!({"body": text(650)}), 413),
+        (&node, "PUT", object, json!({"body": text(65)}), 413),
+        (&operator, "POST", "/v1/tokens", usual, 413),
+    ] {
+        let (status, answer, proposed) = world.http(caller, method, target, &body.to_string()).await;
+        assert_eq!(status.as_u16(), expected, "{method} {target} of {caller}: {answer}");
+        assert_eq!(proposed.len(), usize::from(expected == 200), "{method} {target} of {caller}");
+    }
+    let described: Value = serde_json::from_str(include_str!("../openapi.json")).unwrap();
+    for (path, method) in [(definitions, "post"), ("/v1/objects/{kind}/{namespace}/{name}", "put")] {
+        let said = described["paths"][path][method]["requestBody"]["description"].to_string();
+        let limit = format!("Up to {} KiB", world.service.ports.limits.definitions() / 1024);
+        assert!(said.contains(&limit), "{path}: {said}");
+    }
 }

@@ -19,7 +19,7 @@ use http_body_util::BodyExt;
 use muster_kernel::Clock;
 use muster_kubernetes::{Ask, Freshness, Head, Reason, Status, Takes, Verb};
 use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Request as Asked};
-use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables, WallTime};
+use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables, WallTime, millis};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
@@ -149,7 +149,7 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
             let call = ApiCall {
                 id: 0,
                 request_id: RequestId::fresh(Clock.wall(), rand::random()),
-                timeout_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+                timeout_ms: millis(left),
                 request: Asked::Kube(call),
             };
             let answer = service.answer(caller, call).await?;

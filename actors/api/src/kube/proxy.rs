@@ -67,7 +67,7 @@ pub(super) async fn pass_on(
                 tracing::debug!(%error, "a relayed request's connection ended");
             }
         });
-        let request = onward(addr, head, body).map_err(|e| ErrorBody::new(ErrorCode::Invalid, e.to_string()))?;
+        let request = onward(addr, head, body).map_err(|e| ErrorBody::invalid(e.to_string()))?;
         let answer = timeout_at(deadline, sender.send_request(request)).await;
         let answer = answer.map_err(|_| ended("it did not answer in time".to_owned()))?;
         let (mut head, body) = answer.map_err(|e| ended(e.to_string()))?.into_parts();

@@ -1,20 +1,12 @@
 //! Answers of one manager, before a raft member that is a closure.
 
-use std::collections::BTreeSet;
-
-use muster_gateway::Dialer;
-use muster_kernel::{Recipient, Tree, Undeliverable};
+use muster_kernel::{Recipient, Undeliverable};
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{
-    ClusterId, ClusterRecord, ConfigMap, Incarnation, Name, NodeId, Object, ObjectBody, ObjectMeta, Outcome, Revision,
-    Role, RoleView, Secret, Uid, User,
-};
-use muster_raft_member::ObjectFeed;
+use muster_messages::{ConfigMap, Name, Object, ObjectBody, ObjectMeta, Outcome, Revision, Uid, User};
 use tokio::sync::watch;
 
 use super::*;
 use crate::service::Asked as OnItsWay;
-use crate::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts};
 
 pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l";
 pub(super) const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
@@ -24,10 +16,6 @@ pub(super) struct Half {
     pub ports: Arc<ManagerPorts>,
     pub copy: watch::Sender<Arc<Replica>>,
     pub in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
-}
-
-fn nobody_there<P: Send + 'static>() -> Recipient<P> {
-    Recipient::new(|_| Err(Undeliverable::Down))
 }
 
 impl Half {
@@ -40,45 +28,12 @@ impl Half {
             }
             _ => Err(Undeliverable::Down),
         });
-        let leader = LeaderPorts {
-            roles: nobody_there(),
-            authority: nobody_there(),
-            dispatcher: nobody_there(),
-            elections: nobody_there(),
-            view: watch::channel(Arc::new(RoleView::default())).1,
-            stale: watch::channel(Arc::default()).1,
-        };
-        let ports = Arc::new(ManagerPorts {
-            node: NodeId::from_entropy(1),
-            replica,
-            feed: ObjectFeed::default(),
-            raft,
-            mesh: nobody_there(),
-            sessions: nobody_there(),
-            peers: Arc::new(BTreeSet::new),
-            leader,
-        });
+        let ports = crate::tests::half(replica, raft);
         let in_force = watch::Sender::new(Some(Arc::clone(&ports)));
         Self { ports, copy, in_force }
     }
     fn service(&self) -> Service {
-        let facts = || NodeFacts {
-            id: NodeId::from_entropy(1),
-            name: "n1".parse().unwrap(),
-            role: Role::Manager,
-            managers: Vec::new(),
-            cluster: String::new(),
-            root_pem: String::new(),
-            trouble: None,
-        };
-        Service::new(ApiPorts {
-            facts: Arc::new(facts),
-            manager: self.in_force.subscribe(),
-            tree: Tree::new(),
-            dialer: Dialer::anonymous(""),
-            crash_allowed: false,
-            limits: ApiLimits::default(),
-        })
+        crate::tests::service(self.in_force.subscribe())
     }
 }
 
@@ -127,17 +82,7 @@ async fn read_by_ann(service: &Service, half: &Half, target: &str) -> Result<Res
 /// KUBE-1.
 #[tokio::test]
 async fn a_copy_that_the_client_takes_unconfirmed_denies_nothing() {
-    let cluster = ClusterRecord {
-        id: ClusterId::from_entropy(1),
-        name: "c".parse().unwrap(),
-        incarnation: Incarnation(1),
-        feature_level: 1,
-        root_cert_pem: String::new(),
-        root_key_pem: Secret::new(String::new()),
-        founded_at: WallTime(0),
-        revision: Revision(1),
-    };
-    let stale = Tables { cluster: Some(Arc::new(cluster)), ..copy_with(1, 10) };
+    let stale = Tables { cluster: Some(Arc::new(crate::tests::cluster())), ..copy_with(1, 10) };
     for confirmed in [None, Some(stale.clone())] {
         let half = Half::with(stale.clone(), confirmed.clone());
         let service = half.service();

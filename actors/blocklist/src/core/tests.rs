@@ -1,7 +1,5 @@
 //! Stories of the blocklist, on states that the store made.
 
-use std::collections::BTreeMap;
-
 use muster_messages::*;
 use muster_store::{apply, apply_seat};
 
@@ -20,22 +18,10 @@ fn name(text: &str) -> Name {
 
 fn node(n: u8, role: Role) -> NodeRecord {
     NodeRecord {
-        id: id(n),
-        name: name(&format!("n{n}")),
         addr: format!("10.0.0.{n}:4400"),
         release: "0.1.0".to_owned(),
-        labels: BTreeMap::new(),
-        desired_role: role,
-        role,
-        granted: Revision(0),
-        removing: None,
-        certificate: None,
-        last_not_after: T0,
         liveness: Liveness::Ready,
-        liveness_since: T0,
-        created_at: T0,
-        generation: Generation(0),
-        revision: Revision(0),
+        ..NodeRecord::new(id(n), name(&format!("n{n}")), role, T0)
     }
 }
 

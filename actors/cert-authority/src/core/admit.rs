@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use muster_messages::{
-    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Generation, Guard, Liveness, Name, NodeRecord, Principal,
-    RequestId, Revision, Token, WallTime,
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Name, NodeRecord, Principal, RequestId, Revision,
+    Token, WallTime,
 };
 use muster_pki::secrets_equal;
 
@@ -151,22 +151,10 @@ fn round_of(wish: &JoinWish, round: u32) -> RequestId {
 
 fn creation(wish: &JoinWish, name: Name, token: &Token, wall: WallTime) -> Command {
     let record = NodeRecord {
-        id: wish.node,
-        name,
         addr: wish.addr.clone(),
         release: wish.release.clone(),
         labels: wish.labels.clone(),
-        desired_role: token.role,
-        role: token.role,
-        granted: Revision(0),
-        removing: None,
-        certificate: None,
-        last_not_after: wall,
-        liveness: Liveness::Unknown,
-        liveness_since: wall,
-        created_at: wall,
-        generation: Generation(0),
-        revision: Revision(0),
+        ..NodeRecord::new(wish.node, name, token.role, wall)
     };
     let reason = format!("joined with token {}", token.id);
     Command::idempotent(wall, Principal::Anonymous, reason)

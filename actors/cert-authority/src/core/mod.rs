@@ -147,10 +147,9 @@ impl CertAuthority {
         wall: WallTime,
         out: &mut Vec<Effect>,
     ) -> Result<(), ErrorBody> {
-        let (node, _) =
-            (wish.identity.node()).ok_or_else(|| ErrorBody::new(ErrorCode::Forbidden, "only nodes renew here"))?;
+        let (node, _) = (wish.identity.node()).ok_or_else(|| ErrorBody::forbidden("only nodes renew here"))?;
         if wish.identity.cluster != self.cluster()?.id {
-            return Err(ErrorBody::new(ErrorCode::Forbidden, "the certificate is of another cluster"));
+            return Err(ErrorBody::forbidden("the certificate is of another cluster"));
         }
         let ips = wish.observed.map(|o| o.ip()).into_iter().collect();
         self.sign_node(ask, node, ips, &wish.key, wall, out)

@@ -1,7 +1,9 @@
 //! Certificates for people and programs.
 
 use muster_messages::protocol::UserCertificate;
-use muster_messages::{Change, Command, ErrorBody, ErrorCode, Guard, RequestId, Revision, User, WallTime};
+use muster_messages::{
+    Change, Command, DNS_LABEL, ErrorBody, ErrorCode, Guard, RequestId, Revision, User, WallTime, is_dns_label,
+};
 use muster_pki::{Signed, UserProfile};
 
 use super::CertAuthority;
@@ -19,11 +21,8 @@ impl CertAuthority {
         out: &mut Vec<Effect>,
     ) -> Result<(), ErrorBody> {
         let cluster = self.cluster()?;
-        if wish.namespaces.len() > MAX_NAMESPACES || !wish.namespaces.iter().all(|n| is_namespace(n)) {
-            return Err(ErrorBody::new(
-                ErrorCode::Invalid,
-                format!("at most {MAX_NAMESPACES} namespaces, each 1 to 63 of [a-z0-9-]"),
-            ));
+        if wish.namespaces.len() > MAX_NAMESPACES || !wish.namespaces.iter().all(|n| is_dns_label(n)) {
+            return Err(ErrorBody::invalid(format!("at most {MAX_NAMESPACES} namespaces, each {DNS_LABEL}")));
         }
         self.guard_of(wish, wall)?;
         let profile = UserProfile {
@@ -105,9 +104,4 @@ fn replaces(user: &User) -> Guard {
 
 fn first_time(wish: &UserWish) -> RequestId {
     request_id(&[b"muster-user/1", &wish.request.0.to_be_bytes(), wish.name.as_str().as_bytes(), wish.key.spki()])
-}
-
-fn is_namespace(text: &str) -> bool {
-    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    (1..=63).contains(&text.len()) && text.bytes().all(legal)
 }

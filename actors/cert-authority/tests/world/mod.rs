@@ -235,22 +235,9 @@ impl World {
 
 pub fn node_record(id: NodeId, name: &str, role: Role) -> NodeRecord {
     NodeRecord {
-        id,
-        name: name.parse().unwrap(),
         addr: format!("{name}.example:4400"),
         release: "0.1.0".to_owned(),
-        labels: BTreeMap::new(),
-        desired_role: role,
-        role,
-        granted: Revision(0),
-        removing: None,
-        certificate: None,
-        last_not_after: NOW,
-        liveness: Liveness::Unknown,
-        liveness_since: NOW,
-        created_at: NOW,
-        generation: Generation(0),
-        revision: Revision(0),
+        ..NodeRecord::new(id, name.parse().unwrap(), role, NOW)
     }
 }
 

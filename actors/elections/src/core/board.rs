@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
-use muster_messages::{Object, ObjectKey, ObjectKind, Revision, Tables};
+use muster_messages::{Object, ObjectKey, ObjectKind, Revision, Tables, is_dns_subdomain};
 
 /// All that a contest is decided by, at one revision.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,14 +147,8 @@ impl Board {
 /// The lease that a candidate wants, if its name could be a lease's.
 fn contested(candidate: &Object) -> Option<ObjectKey> {
     let name = candidate.candidate()?.lease_name.as_str();
-    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let part = |part: &str| {
-        let mut bytes = part.bytes();
-        edge(bytes.clone().next()) && edge(bytes.clone().last()) && bytes.all(|b| b == b'-' || edge(Some(b)))
-    };
-    // A DNS subdomain: under any other name its holder could not write it.
-    let named = name.len() <= 253 && name.split('.').all(part);
-    named.then(|| ObjectKey::lease(candidate.namespace.clone(), name))
+    // Under any other name its holder could not write it.
+    is_dns_subdomain(name).then(|| ObjectKey::lease(candidate.namespace.clone(), name))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use muster_messages::{
     Change, ClientWrite, Command, Guard, Lease, LeaseSpec, MicroTime, Moment, Object, ObjectBody, ObjectKey,
-    ObjectKind, ObjectMeta, Principal, RequestId, Revision, Term, Uid, WallTime,
+    ObjectKind, ObjectMeta, Principal, RequestId, Revision, Term, Uid, WallTime, millis,
 };
 
 use self::candidate::Candidate;
@@ -368,7 +368,7 @@ impl Contest {
                 let transitions = spec.transitions.unwrap_or(0).saturating_add(i32::from(!first && !again));
                 spec = LeaseSpec {
                     holder: Some(name.clone()),
-                    duration_ms: Some(u64::try_from(self.config.elected_for.as_millis()).unwrap_or(u64::MAX)),
+                    duration_ms: Some(millis(self.config.elected_for)),
                     acquired: Some(renewed),
                     renewed: Some(renewed),
                     transitions: Some(transitions),

@@ -31,7 +31,7 @@ use imbl::ordmap::DiffItem;
 use muster_messages::protocol::Renewal;
 use muster_messages::{
     Command, ErrorBody, ErrorCode, FencingToken, Lease, Moment, Object, ObjectKey, ObjectKind, Replica, RequestId,
-    Revision, SessionId, Term, WallTime,
+    Revision, SessionId, Term, WallTime, millis,
 };
 
 use self::clocks::Clocks;
@@ -357,10 +357,6 @@ impl Keeper {
             None => {}
         }
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn not_leading() -> ErrorBody {

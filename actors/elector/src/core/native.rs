@@ -297,7 +297,7 @@ impl NativeElector {
         let yielded = matches!(ending, Ending::Yielded { .. });
         out.push(Effect::Over(ending.clone()));
         match ending {
-            Ending::Refused { why } => self.stop(Err(ErrorBody::new(ErrorCode::Forbidden, why)), out),
+            Ending::Refused { why } => self.stop(Err(ErrorBody::forbidden(why)), out),
             _ if gives_up => self.leave(now, token, yielded),
             _ => self.left(now, yielded, out),
         }

@@ -1,9 +1,8 @@
 //! Stories about who is current.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_messages::{Blocked, Generation, Liveness, NodeRecord, Principal, RaftId, Revision};
+use muster_messages::{Blocked, Liveness, NodeRecord, Principal, RaftId, Revision};
 
 use super::*;
 
@@ -62,22 +61,11 @@ impl Copy {
     }
     fn node(mut self, n: u128, role: Role, granted: u64) -> Self {
         let record = NodeRecord {
-            id: id(n),
-            name: Name::sanitized(&format!("n{n}")),
-            addr: String::new(),
-            release: String::new(),
-            labels: BTreeMap::new(),
-            desired_role: role,
-            role,
             granted: Revision(granted),
-            removing: None,
-            certificate: None,
             last_not_after: LATER,
             liveness: Liveness::Ready,
-            liveness_since: NOW,
-            created_at: NOW,
-            generation: Generation(1),
             revision: Revision(granted),
+            ..NodeRecord::new(id(n), Name::sanitized(&format!("n{n}")), role, NOW)
         };
         self.0.tables.nodes.insert(id(n), Arc::new(record));
         self

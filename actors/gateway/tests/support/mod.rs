@@ -91,22 +91,11 @@ pub fn copy_at(revision: u64) -> Replica {
 }
 pub fn with_node(mut replica: Replica, n: u128, role: Role, granted: u64) -> Replica {
     let record = NodeRecord {
-        id: id(n),
-        name: Name::sanitized(&format!("n{n}")),
         addr: format!("10.0.0.{n}:4400"),
-        release: String::new(),
-        labels: BTreeMap::new(),
-        desired_role: role,
-        role,
         granted: Revision(granted),
-        removing: None,
-        certificate: None,
-        last_not_after: WallTime(0),
         liveness: Liveness::Ready,
-        liveness_since: WallTime(0),
-        created_at: WallTime(0),
-        generation: Generation(1),
         revision: Revision(granted),
+        ..NodeRecord::new(id(n), Name::sanitized(&format!("n{n}")), role, WallTime(0))
     };
     replica.tables.nodes.insert(id(n), Arc::new(record));
     replica

@@ -1,18 +1,12 @@
 //! Rules for names, keys and values of labels. Each says what is wrong, or nothing.
 
-/// Characters of a name's beginning and end, and those also allowed between.
-fn framed(text: &str, end: fn(u8) -> bool, between: &[u8]) -> bool {
+use muster_messages::{is_dns_label, is_dns_subdomain};
+
+/// A letter or a digit at the beginning and the end; these also between.
+fn framed(text: &str, between: &[u8]) -> bool {
     let bytes = text.as_bytes();
-    let ends = bytes.first().is_some_and(|b| end(*b)) && bytes.last().is_some_and(|b| end(*b));
-    ends && bytes.iter().all(|b| end(*b) || between.contains(b))
-}
-
-fn lower(b: u8) -> bool {
-    b.is_ascii_lowercase() || b.is_ascii_digit()
-}
-
-fn alphanumeric(b: u8) -> bool {
-    b.is_ascii_alphanumeric()
+    let ends = [bytes.first(), bytes.last()].into_iter().all(|b| b.is_some_and(u8::is_ascii_alphanumeric));
+    ends && bytes.iter().all(|b| b.is_ascii_alphanumeric() || between.contains(b))
 }
 
 /// RFC 1123: `my-name`.
@@ -20,7 +14,7 @@ pub(crate) fn dns_label(name: &str) -> Option<&'static str> {
     if name.len() > 63 {
         return Some("must be no more than 63 bytes");
     }
-    (!framed(name, lower, b"-")).then_some(
+    (!is_dns_label(name)).then_some(
         "must consist of lower case letters, digits and '-', and must begin and end with a letter or a digit",
     )
 }
@@ -30,7 +24,7 @@ pub(crate) fn dns_subdomain(name: &str) -> Option<&'static str> {
     if name.len() > 253 {
         return Some("must be no more than 253 bytes");
     }
-    (!name.split('.').all(|part| framed(part, lower, b"-"))).then_some(
+    (!is_dns_subdomain(name)).then_some(
         "must consist of lower case letters, digits, '-' and '.', and each part between dots must begin and end with \
          a letter or a digit",
     )
@@ -44,7 +38,7 @@ pub(crate) fn config_key(name: &str) -> Option<&'static str> {
     if name == "." || name.starts_with("..") {
         return Some("must not be '.' or begin with '..'");
     }
-    let legal = !name.is_empty() && name.bytes().all(|b| alphanumeric(b) || b"-_.".contains(&b));
+    let legal = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     (!legal).then_some("must consist of letters, digits, '-', '_' and '.'")
 }
 
@@ -62,7 +56,7 @@ pub(crate) fn qualified(key: &str) -> Option<&'static str> {
     if name.len() > 63 {
         return Some("its name must be no more than 63 bytes");
     }
-    (!framed(name, alphanumeric, b"-_.")).then_some(
+    (!framed(name, b"-_.")).then_some(
         "its name must consist of letters, digits, '-', '_' and '.', and must begin and end with a letter or a digit",
     )
 }
@@ -72,7 +66,7 @@ pub(crate) fn label_value(value: &str) -> Option<&'static str> {
     if value.len() > 63 {
         return Some("must be no more than 63 bytes");
     }
-    (!value.is_empty() && !framed(value, alphanumeric, b"-_.")).then_some(
+    (!value.is_empty() && !framed(value, b"-_.")).then_some(
         "must be empty or consist of letters, digits, '-', '_' and '.', and must begin and end with a letter or a digit",
     )
 }

@@ -202,22 +202,10 @@ mod tests {
 
     fn record(role: Role) -> NodeRecord {
         NodeRecord {
-            id: node(2),
-            name: Name::sanitized("n2"),
-            addr: String::new(),
-            release: String::new(),
-            labels: Default::default(),
-            desired_role: role,
-            role,
             granted: Revision(50),
-            removing: None,
-            certificate: None,
-            last_not_after: WallTime(0),
             liveness: Liveness::Ready,
-            liveness_since: WallTime(0),
-            created_at: WallTime(0),
-            generation: Default::default(),
             revision: Revision(50),
+            ..NodeRecord::new(node(2), Name::sanitized("n2"), role, WallTime(0))
         }
     }
 

@@ -23,6 +23,7 @@ use std::time::Duration;
 use muster_messages::wire::RunnerView;
 use muster_messages::{
     Action, Definition, ErrorBody, FencingToken, GateStep, Moment, NodeId, Progress, Release, Revision, WallTime,
+    in_short,
 };
 use serde::Deserialize;
 
@@ -226,6 +227,8 @@ struct Job {
     attempt: u32,
     /// It has succeeded, and the gate is to be told.
     ran: bool,
+    /// The gate was not where we believed: a newer view says whether what has run counts.
+    refused: bool,
 }
 
 /// What has been applied in this term, or found so.
@@ -424,14 +427,6 @@ fn waves(view: &RunnerView) -> u32 {
 
 fn is_object_set(definition: &Definition) -> bool {
     matches!(definition.action, Action::Objects(_))
-}
-
-/// The beginning of a long text.
-fn in_short(text: &str) -> String {
-    match text.char_indices().nth(MOST_OF_AN_ERROR) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

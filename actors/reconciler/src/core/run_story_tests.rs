@@ -53,6 +53,7 @@ impl Story {
             readable: true,
             reconciled: (path != "first").then(|| "1.0.0".parse().unwrap()),
             term: FencingToken(20),
+            at_work: false,
         };
         let view = RunnerView {
             revision: Revision(41),

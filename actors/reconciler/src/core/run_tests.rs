@@ -179,6 +179,27 @@ fn a_refused_step_is_followed_by_a_look_and_not_by_an_action() {
     assert!(matches!(story.only(), Effect::Step { step: GateStep::Work, .. }));
 }
 
+/// RUN-4. An operator moves the floor while the action runs: the completion is refused for its epoch, and asked again for the
+/// new one. Where somebody else has led the gate on meanwhile, what was applied may be undone.
+#[test]
+fn what_has_run_is_not_run_again_for_a_floor_set_meanwhile() {
+    for (at_work, again) in [(true, false), (false, true)] {
+        let mut story = Story::new(command(), "open");
+        story.look();
+        story.grant(GateStep::Work, true);
+        story.pass(5_000);
+        let (number, _) = story.acts();
+        story.end(number, Outcome::Done);
+        story.refuse(ErrorCode::Conflict);
+        story.see(|view| (view.gate.epoch, view.gate.at_work) = (view.gate.epoch + 1, at_work));
+        story.grant(GateStep::Work, true);
+        match again {
+            false => assert!(matches!(story.only(), Effect::Step { step: GateStep::Complete, .. })),
+            true => drop(story.acts()),
+        }
+    }
+}
+
 /// RUN-4.
 #[test]
 fn a_view_from_before_its_completion_begins_no_second_run() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
-use muster_messages::{ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replica, Role, Tables, WaitReason};
+use muster_messages::{ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replica, Role, Tables, WaitReason, millis};
 
 use super::{Answer, AskId, Effect, Moment, Now, RoleManager, StepId};
 
@@ -70,7 +70,7 @@ pub(crate) fn judge(replica: &Replica, node: NodeId, request: &SeatRequest) -> S
     }
     if let Err(why) = dialable(&request.advertise) {
         let message = format!("{name} advertises {:?}: {why}", request.advertise);
-        return Standing::Answer(Box::new(Err(ErrorBody::new(ErrorCode::Invalid, message))));
+        return Standing::Answer(Box::new(Err(ErrorBody::invalid(message))));
     }
     match tables.seat_of(node) {
         Some(seat) => seated(replica, seat, request),
@@ -124,11 +124,7 @@ fn dialable(addr: &str) -> Result<(), &'static str> {
 
 /// "Not now", with the reason.
 pub(crate) fn wait(reason: WaitReason, message: impl Into<String>, again: std::time::Duration) -> SeatReply {
-    SeatReply::Wait {
-        reason,
-        message: message.into(),
-        retry_after_ms: u64::try_from(again.as_millis()).unwrap_or(u64::MAX),
-    }
+    SeatReply::Wait { reason, message: message.into(), retry_after_ms: millis(again) }
 }
 
 impl RoleManager {

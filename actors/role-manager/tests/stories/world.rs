@@ -149,22 +149,14 @@ impl World {
             state: CertificateState::Issued,
         };
         let record = NodeRecord {
-            id: node,
-            name: format!("n{n}").parse().unwrap(),
             addr: addr.clone(),
             release: "0.1.0".to_owned(),
-            labels: BTreeMap::new(),
-            desired_role: role,
-            role,
             granted: at,
-            removing: None,
             certificate: Some(certificate),
             last_not_after: not_after,
             liveness: Liveness::Ready,
-            liveness_since: self.now.wall,
-            created_at: self.now.wall,
-            generation: Generation(1),
             revision: at,
+            ..NodeRecord::new(node, format!("n{n}").parse().unwrap(), role, self.now.wall)
         };
         self.tables.nodes.insert(node, Arc::new(record));
         let mut held = None;

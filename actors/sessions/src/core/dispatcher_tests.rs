@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::{Blocked, Generation, Name, Role};
+use muster_messages::{Blocked, Name, Role};
 
 use super::super::testing::{fact, node};
 use super::*;
@@ -24,22 +24,12 @@ type Edit = Box<dyn Fn(&mut NodeRecord)>;
 fn record(n: u128, liveness: Liveness) -> NodeRecord {
     let f = fact(n);
     NodeRecord {
-        id: f.node,
-        name: f.name,
         addr: f.addr,
         release: f.release,
-        labels: BTreeMap::new(),
-        desired_role: Role::Worker,
-        role: Role::Worker,
         granted: Revision(1),
-        removing: None,
-        certificate: None,
-        last_not_after: WallTime(0),
         liveness,
-        liveness_since: WallTime(0),
-        created_at: WallTime(0),
-        generation: Generation(1),
         revision: Revision(1),
+        ..NodeRecord::new(f.node, f.name, Role::Worker, WallTime(0))
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use muster_messages::wire::{Refusal, SessionDigest, SessionFact};
-use muster_messages::{Moment, NodeId, RefusalReason, Term};
+use muster_messages::{Moment, NodeId, RefusalReason, Term, millis};
 
 use super::bucket::Bucket;
 use super::digest::Digests;
@@ -241,12 +241,7 @@ impl Host {
 const UNFOLLOWED_RETRY: Duration = Duration::from_millis(50);
 
 fn refusal(reason: RefusalReason, message: &str, after: Duration) -> Refusal {
-    Refusal {
-        reason,
-        message: message.to_owned(),
-        managers: Vec::new(),
-        retry_after_ms: Some(u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
-    }
+    Refusal { reason, message: message.to_owned(), managers: Vec::new(), retry_after_ms: Some(millis(after)) }
 }
 
 #[cfg(test)]

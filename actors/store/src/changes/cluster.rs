@@ -1,14 +1,9 @@
 //! Changes of what is not a node: the cluster itself, tokens, users.
-//!
-//! Keeps  LEVEL-1  the feature level never falls, and rises only where the gate of the managers' scope leads: no manager
-//!                 that takes part speaks less.
 
-use muster_messages::{
-    ClusterRecord, DefinitionKey, LEVEL_RECONCILER, Member, RECONCILERS_LEVEL, RaftId, level_release,
-};
+use muster_messages::{ClusterRecord, Member, RaftId};
 
 use super::*;
-use crate::guards::{believed, not_found, token};
+use crate::guards::token;
 
 pub(super) fn found(
     tables: &mut Tables,
@@ -39,27 +34,6 @@ pub(super) fn found(
     stamp.log(tables, EventKind::Cluster, None, None, Some(words));
     for token in tokens {
         put_token(tables, stamp, token);
-    }
-    Ok(())
-}
-
-pub(super) fn set_feature_level(tables: &mut Tables, stamp: &Stamp<'_>, level: u32) -> Result<(), CommandRefusal> {
-    let Some(cluster) = &tables.cluster else {
-        return Err(not_found("cluster", "of this member"));
-    };
-    let old = cluster.feature_level;
-    if level < old {
-        return Err(stale(format!("the feature level is {old} and never falls")));
-    }
-    if level > old {
-        // Below that there is no gate that could have a say, and nobody who asks: no release was ever made of level 1.
-        let key = DefinitionKey { reconciler: LEVEL_RECONCILER.to_owned(), release: level_release(level) };
-        let leads = old < RECONCILERS_LEVEL || reconcilers::leads(tables, &key)?;
-        believed(leads, || format!("the gate of {LEVEL_RECONCILER} does not lead to feature level {level}"))?;
-        tables.cluster =
-            Some(Arc::new(ClusterRecord { feature_level: level, revision: stamp.at, ..cluster.as_ref().clone() }));
-        let words = |level| Some(format!("feature level {level}"));
-        stamp.log(tables, EventKind::Cluster, None, words(old), words(level));
     }
     Ok(())
 }

@@ -7,11 +7,11 @@
 
 use muster_messages::{
     AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, Lease, LeaseSpec, MicroTime, Object,
-    ObjectBody, ObjectKey, ObjectMeta, SessionId, Uid,
+    ObjectBody, ObjectKey, ObjectMeta, SessionId, Uid, in_short,
 };
 
 use super::*;
-use crate::guards::{lease_of, object};
+use crate::guards::{NAMED, lease_of, object};
 
 pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, object: &Object) -> Result<(), CommandRefusal> {
     let key = object.key();
@@ -98,18 +98,8 @@ fn allowed(
 }
 
 fn held(key: &ObjectKey, lease: &Lease) -> CommandRefusal {
-    let holder = in_short(lease.spec.held_by().unwrap_or_default());
+    let holder = in_short(lease.spec.held_by().unwrap_or_default(), NAMED);
     CommandRefusal::LeaseHeld { key: key.clone(), holder, token: lease.holding.token }
-}
-
-/// Of a name that refusals and events carry: many thousands of them are kept, and a client may write a long one.
-const NAMED: usize = 128;
-
-fn in_short(holder: &str) -> String {
-    match holder.char_indices().nth(NAMED) {
-        Some((end, _)) => format!("{}…", &holder[..end]),
-        None => holder.to_owned(),
-    }
 }
 
 /// FENCE-1: what holding follows from a client's write.
@@ -252,7 +242,7 @@ fn put_lease(tables: &mut Tables, key: &ObjectKey, meta: ObjectMeta, lease: Leas
 /// Notes in the log of events who had it and who has it; renewals are no events.
 fn passed(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey, was: Option<&Lease>, is: &Lease) {
     let words = |lease: &Lease| {
-        let holder = in_short(lease.spec.held_by()?);
+        let holder = in_short(lease.spec.held_by()?, NAMED);
         let expired = if lease.holding.expired { ", expired" } else { "" };
         Some(format!("{}/{} held by {holder}, token {}{expired}", key.namespace, key.name, lease.holding.token))
     };

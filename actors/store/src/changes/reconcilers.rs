@@ -12,7 +12,7 @@
 
 use muster_messages::wire::MOST_BLOCKERS;
 use muster_messages::{
-    Controls, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, GATE_HISTORY, Gate, GateEntry, GatePath,
+    CANDIDATES_SCOPE, Controls, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, Gate, GateEntry, GatePath,
     GateState, GateStep, MEMBERS_NAMESPACE, ManagedKey, ManagedObject, ObjectKey, Participant, ParticipantKey,
     ParticipantPhase, Progress, RECONCILER_LABEL, RECONCILERS_LEVEL, RUNNERS_NAMESPACE, ReconcilerChange, Triple,
     runner_lease,
@@ -20,6 +20,8 @@ use muster_messages::{
 
 use super::*;
 use crate::guards::{believed, lease_of, not_found, object};
+
+mod operators;
 
 /// Releases of one reconciler whose definitions are kept.
 const MOST_RELEASES: usize = 64;
@@ -60,17 +62,17 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerCh
             }
         },
         R::Progress(progress) => report(tables, stamp, progress),
-        R::Pause { reconciler, paused } => control(tables, stamp, reconciler, |c| c.paused = *paused),
+        R::Pause { reconciler, paused } => operators::control(tables, stamp, reconciler, |c| c.paused = *paused),
         R::Finalize { reconciler, digest } => {
-            control(tables, stamp, reconciler, |c| c.finalized = Some(digest.clone()))
+            operators::control(tables, stamp, reconciler, |c| c.finalized = Some(digest.clone()))
         }
-        R::Retry { reconciler, digest } => control(tables, stamp, reconciler, |c| {
+        R::Retry { reconciler, digest } => operators::control(tables, stamp, reconciler, |c| {
             c.retries += 1;
             c.retried.clone_from(digest);
         }),
-        R::Repair { reconciler, epoch } => repair(tables, stamp, reconciler, *epoch),
-        R::ForceFloor { reconciler, floor } => force_floor(tables, stamp, reconciler, *floor),
-        R::DeleteGate { reconciler } => delete_gate(tables, stamp, reconciler),
+        R::Repair { reconciler, epoch } => operators::repair(tables, stamp, reconciler, *epoch),
+        R::ForceFloor { reconciler, floor } => operators::force_floor(tables, stamp, reconciler, *floor),
+        R::DeleteGate { reconciler } => operators::delete_gate(tables, stamp, reconciler),
     }
 }
 
@@ -100,18 +102,20 @@ fn define(
     let is = words(&new);
     let name = key.reconciler.clone();
     all.definitions.insert(key, Arc::new(new));
-    forget_old(all, &name);
+    forget_old(all, &name, definition.release.triple);
     all.changed = stamp.at;
     stamp.log(tables, EventKind::Gate, None, old.map(|d| words(&d)), Some(is));
     Ok(())
 }
 
-/// Of many releases the oldest go, but for what has been applied.
-fn forget_old(all: &mut muster_messages::Reconcilers, reconciler: &str) {
-    let applied = all.gates.get(reconciler).map(|gate| gate.now.reconciled.triple);
+/// Of many releases the oldest go, but for the new one, what has been applied, and what is on the way.
+fn forget_old(all: &mut muster_messages::Reconcilers, reconciler: &str, new: Triple) {
+    let gate = all.gates.get(reconciler).map(|gate| &gate.now);
+    let target = gate.and_then(|now| now.target.as_ref()).map(|target| target.release.triple);
+    let kept = [Some(new), gate.map(|now| now.reconciled.triple), target];
     let keys: Vec<_> = all.definitions_of(reconciler).map(|d| d.key()).collect();
     let too_many = keys.len().saturating_sub(MOST_RELEASES);
-    for key in keys.into_iter().filter(|key| Some(key.release) != applied).take(too_many) {
+    for key in keys.into_iter().filter(|key| !kept.contains(&Some(key.release))).take(too_many) {
         all.definitions.remove(&key);
     }
 }
@@ -127,13 +131,13 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<()
     for key in &keys {
         all.definitions.remove(key);
     }
-    let gate = all.gates.remove(reconciler);
+    let last_epoch = all.epoch_of(reconciler);
+    all.gates.remove(reconciler);
     all.progress.remove(reconciler);
     all.controls.remove(reconciler);
-    if let Some(gate) = &gate {
+    if last_epoch > 0 {
         // Epochs go on where they stopped, should the name come back.
-        let controls = Controls { last_epoch: gate.now.epoch, ..Controls::default() };
-        all.controls.insert(reconciler.to_owned(), controls);
+        all.controls.insert(reconciler.to_owned(), Controls { last_epoch, ..Controls::default() });
     }
     let theirs = |(key, object): (&ManagedKey, &Arc<ManagedObject>)| {
         (object.owner.as_deref() == Some(reconciler)).then(|| key.clone())
@@ -167,6 +171,13 @@ fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -
         return believed(said(there) == said(participant), || {
             format!("{key} has announced {} already, with other needs or another lease", there.release)
         });
+    }
+    if key.scope.starts_with(CANDIDATES_SCOPE) {
+        // The runner's lease says no more than a member's name: it means one node.
+        let named = tables.reconcilers.participants_of(&key.scope).find(|p| p.key.member == key.member);
+        believed(named.is_none_or(|there| there.node == participant.node), || {
+            format!("{} stands for {} on another node; take another name", key.member, key.scope)
+        })?;
     }
     match participant.token {
         Some(token) => leased(tables, key, token)?,
@@ -387,7 +398,9 @@ fn step(
             blocked()?;
             done("applied for the first time")
         }
-        (GateStep::Complete, _, Some(_)) if at_work => done("applied"),
+        (GateStep::Complete, _, Some(gate)) if at_work => {
+            GateEntry { floor: gate.floor_of_outcome(&target), ..done("applied") }
+        }
         _ => return Err(stale(format!("the gate of {reconciler} is not where {step:?} would lead on from"))),
     };
     write_gate(tables, stamp, reconciler, &definition.scope, entry);
@@ -418,7 +431,7 @@ fn write_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, scope: &
     // Runners that take one another's place on the same way leave one entry: what was done before stays in sight.
     let goes_on = |now: &GateEntry| entry.target.is_some() && now.target == entry.target && now.floor == entry.floor;
     history.extend(old.as_ref().map(|g| g.now.clone()).filter(|now| !goes_on(now)));
-    history.drain(..history.len().saturating_sub(GATE_HISTORY));
+    Gate::remember(&mut history);
     let is = words(reconciler, &entry);
     let gate =
         Gate { reconciler: reconciler.to_owned(), scope: scope.to_owned(), format: GATE_FORMAT, now: entry, history };
@@ -508,84 +521,5 @@ fn report(tables: &mut Tables, stamp: &Stamp<'_>, progress: &Progress) -> Result
     let all = &mut tables.reconcilers;
     all.progress.insert(progress.reconciler.clone(), Arc::new(progress.clone()));
     all.progressed = stamp.at;
-    Ok(())
-}
-
-fn control(
-    tables: &mut Tables,
-    stamp: &Stamp<'_>,
-    reconciler: &str,
-    set: impl FnOnce(&mut Controls),
-) -> Result<(), CommandRefusal> {
-    known(tables, reconciler)?;
-    let all = &mut tables.reconcilers;
-    let old = all.controls.get(reconciler).cloned().unwrap_or_default();
-    let mut new = old.clone();
-    set(&mut new);
-    if new != old {
-        let words = |c: &Controls| {
-            let (paused, finalized) = (c.paused, c.finalized.as_deref().map_or("nothing", short));
-            format!("{reconciler}: paused {paused}, finalized {finalized}, retries {}", c.retries)
-        };
-        let (was, is) = (words(&old), words(&new));
-        all.controls.insert(reconciler.to_owned(), new);
-        all.changed = stamp.at;
-        stamp.log(tables, EventKind::Gate, None, Some(was), Some(is));
-    }
-    Ok(())
-}
-
-fn gate(tables: &Tables, reconciler: &str) -> Result<Arc<Gate>, CommandRefusal> {
-    tables.reconcilers.gates.get(reconciler).cloned().ok_or_else(|| not_found("gate", reconciler))
-}
-
-fn repair(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, epoch: u64) -> Result<(), CommandRefusal> {
-    let gate = gate(tables, reconciler)?;
-    let entry = gate.history.iter().chain([&gate.now]).find(|entry| entry.epoch == epoch);
-    let entry = entry.ok_or_else(|| not_found("epoch", epoch))?.clone();
-    let why = format!("repaired from epoch {epoch}");
-    let entry = GateEntry { term: gate.now.term, at: stamp.wall, revision: stamp.at, why, ..entry };
-    write_gate(tables, stamp, reconciler, &gate.scope, entry);
-    exclude(tables, stamp, &gate.scope);
-    Ok(())
-}
-
-fn force_floor(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, floor: Triple) -> Result<(), CommandRefusal> {
-    let gate = gate(tables, reconciler)?;
-    if !gate.is_readable() {
-        let reconciler = reconciler.to_owned();
-        return Err(CommandRefusal::Held(muster_messages::Hold::GateUnreadable { reconciler }));
-    }
-    // Never below where the run that is at work leads.
-    let floor = gate.now.target.as_ref().map_or(floor, |target| floor.max(target.floor));
-    let why = "floor set by hand".to_owned();
-    let entry = GateEntry { floor, at: stamp.wall, revision: stamp.at, why, ..gate.now.clone() };
-    write_gate(tables, stamp, reconciler, &gate.scope, entry);
-    exclude(tables, stamp, &gate.scope);
-    Ok(())
-}
-
-/// RELEASE-1, where an operator moved the gate.
-fn exclude(tables: &mut Tables, stamp: &Stamp<'_>, scope: &str) {
-    let serving = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving;
-    let all = &tables.reconcilers;
-    let out = all.participants_of(scope).filter(serving).filter(|p| all.admission(p).is_err());
-    let out: Vec<_> = out.map(|p| (**p).clone()).collect();
-    for mut participant in out {
-        participant.phase = ParticipantPhase::Draining;
-        (participant.since, participant.revision) = (stamp.wall, stamp.at);
-        put_participant(tables, stamp, participant);
-    }
-}
-
-fn delete_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<(), CommandRefusal> {
-    let gate = gate(tables, reconciler)?;
-    let all = &mut tables.reconcilers;
-    all.gates.remove(reconciler);
-    let mut controls = all.controls.get(reconciler).cloned().unwrap_or_default();
-    controls.last_epoch = gate.now.epoch;
-    all.controls.insert(reconciler.to_owned(), controls);
-    all.changed = stamp.at;
-    stamp.log(tables, EventKind::Gate, None, Some(words(reconciler, &gate.now)), None);
     Ok(())
 }

@@ -47,9 +47,9 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> Verdict {
             by_a_runner(name, old, gate)?;
         }
     }
-    for (name, old) in &was.gates {
-        let remembered = || is.controls.get(name).map_or(0, |c| c.last_epoch) >= old.now.epoch;
-        holds(is.gates.contains_key(name) || remembered(), RELEASE_4, || format!("{name}: epochs are forgotten"))?;
+    for name in was.gates.keys().chain(was.controls.keys()) {
+        let (old, new) = (was.epoch_of(name), is.epoch_of(name));
+        holds(new >= old, RELEASE_4, || format!("{name}: epoch {new} after {old}: it was forgotten"))?;
     }
     if single { admissions(was, is) } else { Ok(()) }
 }

@@ -11,12 +11,16 @@ fn definition(level: u32) -> Definition {
     definition
 }
 
-/// A cluster at level 2, whose managers know how to get to 3.
+/// Managers with seats of their own, at level 2, who know how to get to 3.
 struct Managers(World);
 
 impl Managers {
-    fn new() -> Self {
-        let mut world = World::founded();
+    fn new(managers: u8) -> Self {
+        let mut world = World::founded().with((2..=managers).map(|n| (n, Role::Manager)));
+        for n in 2..=managers {
+            world.learner(n, n.into()).unwrap();
+            world.promote(n, n.into()).unwrap();
+        }
         world.must(command([Change::SetFeatureLevel(RECONCILERS_LEVEL)]));
         let mut managers = Self(world);
         for level in [2, 3] {
@@ -39,13 +43,14 @@ impl Managers {
         self.0.must(command([lease]));
         self.0.tables.objects[key].lease().unwrap().holding.token
     }
-    fn announce(&mut self, member: &str, incarnation: u128, level: u32) -> ParticipantKey {
+    fn announce(&mut self, n: u8, incarnation: u128, level: u32) -> ParticipantKey {
         let (scope, incarnation) = (MANAGERS_SCOPE.to_owned(), SessionId(incarnation));
-        let key = ParticipantKey { scope, member: member.to_owned(), incarnation };
-        let token = Some(self.acquire(&key.lease(), member, incarnation.0));
+        let member = format!("n{n}");
+        let key = ParticipantKey { scope, member: member.clone(), incarnation };
+        let token = Some(self.acquire(&key.lease(), &member, incarnation.0));
         self.must(ReconcilerChange::Announce(Box::new(Participant {
             key: key.clone(),
-            node: None,
+            node: Some(id(n)),
             release: level_release(level).into(),
             needs: Default::default(),
             phase: ParticipantPhase::Announced,
@@ -55,8 +60,8 @@ impl Managers {
         })));
         key
     }
-    fn serve(&mut self, member: &str, incarnation: u128, level: u32) -> ParticipantKey {
-        let key = self.announce(member, incarnation, level);
+    fn serve(&mut self, n: u8, incarnation: u128, level: u32) -> ParticipantKey {
+        let key = self.announce(n, incarnation, level);
         self.must(ReconcilerChange::Admit(key.clone()));
         key
     }
@@ -76,15 +81,15 @@ impl Managers {
 
 #[test]
 fn the_level_rises_once_no_manager_that_takes_part_speaks_less() {
-    let mut m = Managers::new();
-    let (n1, n2) = (m.serve("n1", 1, 2), m.serve("n2", 2, 2));
+    let mut m = Managers::new(2);
+    let (n1, n2) = (m.serve(1, 1, 2), m.serve(2, 2, 2));
     let old = m.acquire(&runner_lease(LEVEL_RECONCILER), "n1", 11);
     let early = m.raise(3, old);
     assert!(matches!(m.0.refused(early), CommandRefusal::Stale { .. }), "no gate, and two are in the way");
     m.must(m.step(2, old, GateStep::Complete));
 
     m.must(ReconcilerChange::Leave(n1));
-    m.serve("n1", 3, 3);
+    m.serve(1, 3, 3);
     m.0.must(command([Change::ExpireLease(runner_lease(LEVEL_RECONCILER))]));
     let term = m.acquire(&runner_lease(LEVEL_RECONCILER), "n1", 12);
     let CommandRefusal::InTheWay { blockers, .. } = m.refused(m.step(3, term, GateStep::Restrict)) else { panic!() };
@@ -96,12 +101,13 @@ fn the_level_rises_once_no_manager_that_takes_part_speaks_less() {
     m.must(m.step(3, term, GateStep::Restrict));
     let late = m.raise(3, old);
     assert!(matches!(m.0.refused(late), CommandRefusal::Stale { .. }), "a runner whose term is over");
+    m.serve(2, 4, 3);
     assert_eq!(m.level(), 2);
     m.0.must(m.raise(3, term));
     assert_eq!(m.level(), 3);
     m.must(m.step(3, term, GateStep::Complete));
 
-    let back = m.announce("n2", 4, 2);
+    let back = m.announce(2, 5, 2);
     let refusal = m.refused(ReconcilerChange::Admit(back));
     assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::BelowFloor { .. })), "{refusal}");
     let revision = m.0.tables.cluster.as_ref().unwrap().revision;
@@ -109,9 +115,73 @@ fn the_level_rises_once_no_manager_that_takes_part_speaks_less() {
     assert_eq!(m.0.tables.cluster.as_ref().unwrap().revision, revision, "the same again is no news");
 }
 
+/// All others speak 3, their gate is restricted, and `away` was not there: what it finds when it is back.
+fn restricted(managers: u8, away: u8) -> (Managers, FencingToken) {
+    let mut m = Managers::new(managers);
+    let n1 = m.serve(1, 1, 2);
+    let first = m.acquire(&runner_lease(LEVEL_RECONCILER), "n1", 11);
+    m.must(m.step(2, first, GateStep::Complete));
+    m.must(ReconcilerChange::Leave(n1));
+    for n in (1..=managers).filter(|n| *n != away) {
+        m.serve(n, 20 + u128::from(n), 3);
+    }
+    m.must(m.step(3, first, GateStep::Restrict));
+    (m, first)
+}
+
+fn why(refusal: CommandRefusal) -> String {
+    assert!(matches!(refusal, CommandRefusal::Stale { .. }), "{refusal:?}");
+    refusal.to_string()
+}
+
+/// LEVEL-3. It was stopped for a moment while the gate was restricted, and has its vote again: one of two.
+#[test]
+fn an_older_manager_that_came_back_before_the_raise_is_waited_for_though_it_is_never_admitted() {
+    for managers in [2, 3] {
+        let (mut m, term) = restricted(managers, 2);
+        let raise = m.raise(3, term);
+        assert!(why(m.0.refused(raise.clone())).contains("n2 has a seat"), "it has not said what it speaks");
+        let back = m.announce(2, 40, 2);
+        assert!(matches!(m.refused(ReconcilerChange::Admit(back.clone())), CommandRefusal::NotAdmitted(_)));
+        assert!(why(m.0.refused(raise.clone())).contains("n2 would read nothing of feature level 3"));
+        m.must(ReconcilerChange::Leave(back));
+        m.announce(2, 41, 3);
+        m.0.must(raise);
+        assert_eq!(m.level(), 3);
+    }
+}
+
+/// LEVEL-3. Whoever is down is not waited for, as long as the others are a majority.
+#[test]
+fn the_level_does_not_rise_without_a_majority_that_takes_part_at_it() {
+    for (managers, rises) in [(2, false), (3, true)] {
+        let (mut m, term) = restricted(managers, 2);
+        let down = Change::SetLiveness { node: id(2), liveness: Liveness::Down };
+        m.0.must(command([down]));
+        let raise = m.raise(3, term);
+        if rises {
+            m.0.must(raise);
+        } else {
+            assert!(why(m.0.refused(raise)).contains("1 of 2 voters"));
+        }
+    }
+}
+
+#[test]
+fn a_pause_keeps_the_level_where_it_is_also_half_way() {
+    let (mut m, term) = restricted(1, 0);
+    let pause = |paused| ReconcilerChange::Pause { reconciler: LEVEL_RECONCILER.to_owned(), paused };
+    m.must(pause(true));
+    let raise = m.raise(3, term);
+    assert!(matches!(m.0.refused(raise.clone()), CommandRefusal::Held(Hold::Paused { .. })));
+    m.must(pause(false));
+    m.0.must(raise);
+}
+
 #[test]
 fn the_level_never_falls() {
-    let mut m = Managers::new();
+    let mut m = Managers::new(1);
+    m.serve(1, 1, 3);
     let term = m.acquire(&runner_lease(LEVEL_RECONCILER), "n1", 1);
     m.must(m.step(3, term, GateStep::Complete));
     m.0.must(m.raise(3, term));

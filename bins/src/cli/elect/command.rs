@@ -78,6 +78,9 @@ pub async fn guard(
                 None if lapsed && guarded.group().is_none() => return End::Lapsed, // it was never started
                 None => {
                     guarded.end_orphans().await;
+                    if guarded.has_hung() {
+                        return End::Lapsed;
+                    }
                     return End::Failed(Failure::internal("the guardian was killed, and the command with it"));
                 }
             }

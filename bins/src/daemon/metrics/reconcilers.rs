@@ -17,6 +17,8 @@ use crate::daemon::node::Shared;
 
 /// Reconcilers with series of their own, by name; how many there are in all is told too.
 const MOST_NAMES: usize = 200;
+/// Where this node's runs are: its own, and the managers'.
+const RUN_HERE: [&str; 2] = ["node/reconcilers", "node/manager/feature-level/reconcilers"];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Name {
@@ -50,9 +52,11 @@ pub(super) async fn register(registry: &mut Registry, shared: &Shared) {
             seen(registry, all, &told);
         }
     }
-    if let Ok(reconcilers) = shared.tree.inspect("node/reconcilers").await {
-        run_here(registry, &reconcilers);
+    let mut here = Vec::new();
+    for group in RUN_HERE {
+        here.extend(shared.tree.inspect(group).await.map(|group| group.children).unwrap_or_default());
     }
+    run_here(registry, &here);
 }
 
 /// How many reconcilers there are, and what is told of those with series.
@@ -113,10 +117,10 @@ fn seen(registry: &mut Registry, all: usize, statuses: &[Value]) {
 }
 
 /// Of the groups below `node/reconcilers`, one for each reconciler that this node may run.
-fn run_here(registry: &mut Registry, reconcilers: &ActorNode) {
+fn run_here(registry: &mut Registry, reconcilers: &[ActorNode]) {
     let [attempts, failures] = [(); 2].map(|()| Family::<Name, Counter>::default());
     let last = ByName::default();
-    for group in reconcilers.children.iter().take(MOST_NAMES) {
+    for group in reconcilers.iter().take(MOST_NAMES) {
         let Some(reconciler) = group.path.rsplit('/').next().map(str::to_owned) else { continue };
         let run = group.children.iter().find(|child| child.path.ends_with("/run"));
         let Some(runs) = run.map(|run| &run.view["runs"]).filter(|runs| runs.is_object()) else { continue };
@@ -265,9 +269,9 @@ mod tests {
         let ran = actor("node/reconcilers/schema/run", runs, Vec::new());
         let never = actor("node/reconcilers/other/run", json!({"term": null, "runs": null}), Vec::new());
         let groups = [("node/reconcilers/schema", ran), ("node/reconcilers/other", never)];
-        let groups = groups.map(|(path, run)| actor(path, Value::Null, vec![run])).into();
+        let groups = groups.map(|(path, run)| actor(path, Value::Null, vec![run]));
         let mut registry = Registry::with_prefix("muster");
-        run_here(&mut registry, &actor("node/reconcilers", Value::Null, groups));
+        run_here(&mut registry, &groups);
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         says(&text, r#"muster_reconciler_attempts_total{reconciler="schema"} 7"#);

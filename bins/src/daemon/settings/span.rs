@@ -37,7 +37,7 @@ impl std::str::FromStr for Span {
 impl std::fmt::Display for Span {
     /// In the largest unit that it is a whole number of.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let millis = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
+        let millis = muster_messages::millis(self.0);
         let whole = |(_, unit): &&(&str, u64)| millis > 0 && millis.is_multiple_of(*unit);
         let (unit, size) = UNITS.iter().rev().find(whole).unwrap_or(&UNITS[0]);
         write!(f, "{}{unit}", millis / size)

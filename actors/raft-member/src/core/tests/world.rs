@@ -6,8 +6,8 @@ use std::time::Duration;
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
 use muster_messages::wire::RaftPacket;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, Dice, Generation, Incarnation, Liveness, Moment, Name, NodeId,
-    NodeRecord, Principal, RaftId, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
+    Change, ClusterId, ClusterRecord, Command, Dice, Incarnation, Liveness, Moment, Name, NodeId, NodeRecord,
+    Principal, RaftId, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
 };
 
 use crate::core::{Answer, AskId, Input, LogPoint, Notice, RaftConfig, RaftCore, Recovered};
@@ -23,22 +23,10 @@ pub fn node_id(n: usize) -> NodeId {
 
 pub fn record(n: usize, role: Role) -> NodeRecord {
     NodeRecord {
-        id: node_id(n),
-        name: format!("n{n}").parse::<Name>().unwrap(),
         addr: format!("10.0.0.{n}:4400"),
         release: "0.1.0".into(),
-        labels: BTreeMap::new(),
-        desired_role: role,
-        role,
-        granted: Revision(0),
-        removing: None,
-        certificate: None,
-        last_not_after: WallTime(0),
         liveness: Liveness::Ready,
-        liveness_since: WallTime(0),
-        created_at: WallTime(0),
-        generation: Generation(1),
-        revision: Revision(0),
+        ..NodeRecord::new(node_id(n), format!("n{n}").parse::<Name>().unwrap(), role, WallTime(0))
     }
 }
 

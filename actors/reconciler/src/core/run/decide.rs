@@ -8,6 +8,12 @@ use super::*;
 impl Run {
     /// The only reader of holds, paths and blockers.
     pub(super) fn decide(&mut self, now: Moment, view: &Arc<RunnerView>, out: &mut Out) {
+        if let Some(job) = &mut self.job {
+            // What has run is not run again, as long as the gate is on its way there under our own term: an operator may
+            // have moved its floor meanwhile.
+            job.ran &= !job.refused || view.gate.at_work && view.gate.term == self.who.term;
+            job.refused = false;
+        }
         let Some(definition) = &view.definition else {
             let message = format!("there is no definition of {} any more", self.who.release);
             return self.wait("waiting", "no-definition", message);
@@ -72,6 +78,7 @@ impl Run {
             wave: 0,
             attempt: 0,
             ran: false,
+            refused: false,
         }))
     }
 

@@ -105,7 +105,7 @@ impl Run {
             }
             (Outcome::Later(why), None) => self.trouble(now, wall, why, out),
             (Outcome::Failed(why), None) => self.failed(now, wall, why, out),
-            (Outcome::Permanent(why), None) => self.given_up(now, &in_short(&why), out),
+            (Outcome::Permanent(why), None) => self.given_up(now, &in_short(&why, MOST_OF_AN_ERROR), out),
         }
     }
 
@@ -140,7 +140,7 @@ impl Run {
     /// RUN-2. The gate is not where we believed, or somebody is in the way after all: a newer view says what there is.
     fn refused(&mut self, now: Moment, view: &RunnerView) {
         if let Some(job) = &mut self.job {
-            (job.stepped, job.ran, job.wave) = (None, false, 0);
+            (job.stepped, job.refused, job.wave) = (None, true, 0);
         }
         self.phase = Phase::Deciding { after: view.revision, until: now + LOOK_AGAIN };
     }
@@ -163,7 +163,7 @@ impl Run {
             None => self.backoff.pause(),
         };
         self.retry(now, wall, pause, why, out);
-        let enough = definition.is_some_and(|d| d.resign_after > 0 && self.failures >= d.resign_after);
+        let enough = definition.is_some_and(|d| self.failures >= d.resign_after);
         if enough && self.has_equal() {
             let (name, n) = (&self.who.reconciler, self.failures);
             out.push(Effect::Say(Line::Warn(format!("{name} has failed {n} times here; another node may try"))));
@@ -172,7 +172,7 @@ impl Run {
     }
 
     fn retry(&mut self, now: Moment, wall: WallTime, pause: Duration, why: String, out: &mut Out) {
-        let why = in_short(&why);
+        let why = in_short(&why, MOST_OF_AN_ERROR);
         if self.log.says(now, &why) {
             out.push(Effect::Say(Line::Error(format!("{}: {why}", self.who.reconciler))));
         }

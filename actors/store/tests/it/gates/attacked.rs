@@ -73,6 +73,84 @@ fn a_floor_set_by_hand_stays_and_nothing_is_applied_again_for_it() {
 }
 
 #[test]
+fn a_floor_set_by_hand_on_the_way_is_kept_by_the_outcome_and_no_other_is() {
+    let mut world = Gated::new();
+    let mut term = world.applied("2.0.0", "2.0.0");
+    world.define("1.0.0", "1.0.0");
+    world.steps("1.0.0", term, GateStep::Restrict);
+    assert_eq!(world.gate().2, "2.0.0", "both ends are lived with");
+    world.steps("1.0.0", term, GateStep::Complete);
+    assert_eq!(world.gate().2, "1.0.0", "that was the way's, and nobody's wish");
+
+    world.define("3.0.0", "2.5.0");
+    world.steps("3.0.0", term, GateStep::Restrict);
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("2.7.0") });
+    // Another runner takes over, and the way leads on to a newer release.
+    world.expires(runner_lease(NAME));
+    term = world.runs("n2", 9);
+    world.define("3.1.0", "2.6.0");
+    world.steps("3.1.0", term, GateStep::Work);
+    world.steps("3.1.0", term, GateStep::Complete);
+    assert_eq!(world.gate(), (GateState::Done, "3.1.0".to_owned(), "2.7.0".to_owned()));
+}
+
+/// Step by step, so also with the gate deleted first: [`check_step`](super::check_step) looks at the epochs each time.
+#[test]
+fn epochs_go_on_however_the_name_came_back() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.5.0") });
+    world.must(ReconcilerChange::DeleteGate { reconciler: NAME.to_owned() });
+    world.must(ReconcilerChange::Forget { reconciler: NAME.to_owned() });
+    assert_eq!(world.all().epoch_of(NAME), 2);
+    world.define("1.0.0", "1.0.0");
+    world.steps("1.0.0", term, GateStep::Complete);
+    assert_eq!(world.all().gates[NAME].now.epoch, 3);
+}
+
+#[test]
+fn of_many_releases_the_new_one_and_those_of_the_gate_are_kept() {
+    let mut world = Gated::new();
+    let term = world.applied("1.0.0", "1.0.0");
+    world.define("1.1.0", "1.0.0");
+    world.steps("1.1.0", term, GateStep::Work);
+    for n in 0..80 {
+        world.define(&format!("2.{n}.0"), "1.0.0");
+    }
+    world.define("0.1.0", "0.1.0");
+    let kept: Vec<_> = world.all().definitions_of(NAME).map(|d| d.release.to_string()).collect();
+    assert_eq!(kept.len(), 64);
+    for of in ["0.1.0", "1.0.0", "1.1.0", "2.79.0"] {
+        assert!(kept.iter().any(|kept| kept == of), "{of} of {kept:?}");
+    }
+}
+
+#[test]
+fn a_candidates_name_means_one_node() {
+    let mut world = Gated::new();
+    let mut stands = |n: u8, session: u128| {
+        let key =
+            ParticipantKey { scope: candidates_scope(NAME), member: "r".to_owned(), incarnation: SessionId(session) };
+        let token = Some(world.acquire(&key.lease(), "r", session));
+        let participant = Participant {
+            key,
+            node: Some(crate::world::id(n)),
+            release: release("1.0.0"),
+            needs: BTreeMap::new(),
+            phase: ParticipantPhase::Announced,
+            token,
+            since: WallTime(0),
+            revision: Revision(0),
+        };
+        super::change(ReconcilerChange::Announce(Box::new(participant)))
+    };
+    let (first, second, again) = (stands(1, 5), stands(2, 6), stands(1, 7));
+    world.0.must(first);
+    assert!(matches!(world.0.refused(second), CommandRefusal::Stale { .. }), "its runner's term would be anybody's");
+    world.0.must(again);
+}
+
+#[test]
 fn without_the_gate_of_what_was_applied_nobody_is_admitted_whatever_they_need() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "2.0.0");
@@ -102,6 +180,36 @@ fn half_way_up_a_release_that_may_not_go_back_does_not() {
     let older = Definition { downgrade: false, digest: "again".to_owned(), ..definition("2.0.0", "2.0.0") };
     world.must(ReconcilerChange::Define { definition: Box::new(older), replace: true });
     assert!(matches!(world.way("2.0.0"), Err(Hold::DowngradeDenied { .. })));
+}
+
+/// The way down, begun and not ended: something of the release it leads away from is there still.
+#[test]
+fn half_way_down_a_release_that_may_not_go_back_does_not_either() {
+    let mut world = Gated::new();
+    let term = world.applied("3.0.0", "1.0.0");
+    for (of, step) in [("1.0.0", GateStep::Restrict), ("1.1.0", GateStep::Work), ("1.2.0", GateStep::Work)] {
+        world.define(of, "1.0.0");
+        world.steps(of, term, step);
+    }
+    let between = Definition { downgrade: false, ..definition("2.0.0", "1.0.0") };
+    world.must(ReconcilerChange::Define { definition: Box::new(between), replace: false });
+    let Err(Hold::DowngradeDenied { reconciled, .. }) = world.way("2.0.0") else { panic!("it would go back") };
+    assert_eq!(reconciled, release("3.0.0"));
+    world.steps("1.2.0", term, GateStep::Complete);
+    assert!(world.way("2.0.0").is_ok(), "by now it goes up");
+}
+
+#[test]
+fn a_way_that_was_changed_often_still_knows_where_it_began() {
+    let mut world = Gated::new();
+    let term = world.applied("3.0.0", "1.0.0");
+    for n in 0..40 {
+        let of = format!("1.{n}.0");
+        world.define(&of, "1.0.0");
+        world.steps(&of, term, if n == 0 { GateStep::Restrict } else { GateStep::Work });
+    }
+    let gate = &world.all().gates[NAME];
+    assert_eq!((gate.history.len(), gate.highest().triple), (GATE_HISTORY, triple("3.0.0")));
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! What is asked of the leader by whom, and a wave's writes, before a raft member that is a closure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
+use muster_messages::{
+    Action, FencingToken, GateStep, MANAGERS_SCOPE, ManagedKey, NodeId, Participant, Release, WallTime,
+    candidates_scope, level_release,
+};
+
+use super::*;
+use crate::tests::{REQUEST, TERM, World, candidate, definition, node, participant, tables_of, triple};
+
+fn progress() -> Progress {
+    Progress {
+        reconciler: "schema".into(),
+        term: TERM,
+        node: NodeId::from_entropy(1),
+        release: triple("2.0.0").into(),
+        phase: "running".into(),
+        reason: String::new(),
+        message: String::new(),
+        since: WallTime(0),
+        attempt: 1,
+        consecutive_failures: 0,
+        last_error: None,
+        next_retry_at: None,
+        wave: None,
+        output: String::new(),
+    }
+}
+
+fn step(name: &str) -> ReconcilerRequest {
+    let (name, digest, step) = (name.to_owned(), definition(vec![]).digest, GateStep::Complete);
+    ReconcilerRequest::Step { name, release: triple("2.0.0"), digest, term: TERM, epoch: 1, step }
+}
+fn wave(definition: &Definition) -> ReconcilerRequest {
+    let (name, digest) = (definition.reconciler.clone(), definition.digest.clone());
+    ReconcilerRequest::Wave { name, release: definition.release.triple, digest, term: TERM, wave: 0 }
+}
+
+/// API-4. Each of these would be in order on node 1, where the candidate and the run are.
+#[tokio::test(start_paused = true)]
+async fn another_node_does_nothing_for_a_candidate_a_participant_or_a_run() {
+    use ReconcilerRequest as R;
+    let world = World::new();
+    let key = || candidate().key;
+    let announced = Participant { phase: ParticipantPhase::Announced, ..participant("db", "m9", 9, Some(1)) };
+    let lease = || LeaseRef { namespace: key().lease().namespace, name: key().lease().name };
+    let renew = LeaseRequest::Renew { session: key().incarnation, held: vec![(lease(), FencingToken(2))] };
+    let release = LeaseRequest::Release { lease: lease(), session: key().incarnation, token: FencingToken(2) };
+    let reconcilers = [
+        R::Announce { participant: announced },
+        R::Admit { key: key() },
+        R::Leave { key: key() },
+        step("schema"),
+        wave(&definition(vec![])),
+        R::Progress { progress: progress() },
+    ];
+    for request in reconcilers.map(Request::Reconciler).into_iter().chain([renew, release].map(Request::Lease)) {
+        let (status, answer, proposed) = world.native(&node(2), request.clone()).await;
+        assert_eq!((status.as_u16(), proposed.len()), (403, 0), "{request:?}: {answer}");
+        let (status, answer, _) = world.native(&node(1), request.clone()).await;
+        assert_ne!(status, 403, "{request:?}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_report_is_of_the_node_that_sends_it() {
+    let claimed = Progress { node: NodeId::from_entropy(2), ..progress() };
+    let (status, _, proposed) =
+        World::new().reconciler(&node(1), ReconcilerRequest::Progress { progress: claimed }).await;
+    let told = vec![Change::Reconciler(ReconcilerChange::Progress(Box::new(progress())))];
+    assert_eq!((status.as_u16(), proposed), (200, vec![(REQUEST, node(1), told)]));
+}
+
+/// API-3. What is left to this module is to ask.
+#[tokio::test]
+async fn what_is_reserved_for_managers_is_refused_to_everybody_else() {
+    use ReconcilerRequest as R;
+    let world = World::new();
+    let name = || LEVEL_RECONCILER.to_owned();
+    let own = |n: u128| {
+        let (member, release) = (NodeId::from_entropy(n).to_string(), Release::from(level_release(2)));
+        let there = participant(MANAGERS_SCOPE, &member, 3, Some(n));
+        Participant { release, phase: ParticipantPhase::Announced, ..there }
+    };
+    let level = level_release(2);
+    let built_in = Definition::new(&name(), level.into(), MANAGERS_SCOPE, level, Action::Handler);
+    let apply = || R::Apply { definitions: vec![built_in.clone()], replace: false };
+    let raise = || R::RaiseLevel { level: 2, term: TERM };
+    let mut told = progress();
+    told.reconciler = name();
+    for (manager, worker) in [
+        (R::Announce { participant: own(1) }, R::Announce { participant: own(2) }),
+        (R::Leave { key: own(1).key }, R::Leave { key: own(2).key }),
+        (apply(), apply()),
+        (raise(), raise()),
+        (step(LEVEL_RECONCILER), step(LEVEL_RECONCILER)),
+        (R::Progress { progress: told.clone() }, R::Progress { progress: told }),
+    ] {
+        let (status, answer, proposed) = world.reconciler(&node(2), worker.clone()).await;
+        assert_eq!((status.as_u16(), proposed.len()), (403, 0), "{worker:?}: {answer}");
+        let (status, answer, proposed) = world.reconciler(&node(1), manager.clone()).await;
+        assert_eq!((status.as_u16(), proposed.len()), (200, 1), "{manager:?}: {answer}");
+    }
+    let (scope, member) = (|| MANAGERS_SCOPE.to_owned(), NodeId::from_entropy(1).to_string());
+    let own_scope = Definition::new("schema", triple("3.0.0").into(), MANAGERS_SCOPE, triple("3.0.0"), Action::Handler);
+    for request in [
+        R::DeleteGate { name: name() },
+        R::Delete { name: name() },
+        R::ForceFloor { name: name(), floor: level, dry_run: false },
+        R::MemberForget { scope: scope(), member: member.clone() },
+        R::MemberDrain { scope: candidates_scope(LEVEL_RECONCILER), member },
+        R::Apply { definitions: vec![own_scope], replace: false },
+    ] {
+        let (status, answer, proposed) = world.reconciler(&Principal::Operator, request.clone()).await;
+        assert_eq!((status.as_u16(), proposed.len()), (403, 0), "{request:?}: {answer}");
+    }
+}
+
+/// Objects of one wave.
+fn three() -> Definition {
+    let object = |name: &str| DesiredObject {
+        key: ManagedKey { kind: "table".into(), namespace: "default".into(), name: name.into() },
+        labels: BTreeMap::new(),
+        body: "{}".into(),
+        wave: 0,
+    };
+    definition(["orders", "items", "prices"].map(object).into())
+}
+
+/// The log takes each write once under its own id, whoever proposes it again; and what was written already is no work of a
+/// wave that is asked for again.
+#[tokio::test(start_paused = true)]
+async fn a_wave_whose_answer_was_lost_half_way_is_done_once() {
+    let definition = three();
+    let mut nth = 0;
+    let world = World::with(tables_of(definition.clone()), move |tables, command| {
+        nth += 1;
+        match nth {
+            1 => None, // lost before it was applied
+            2 => {
+                muster_store::apply(tables, tables.revision.next(), command).unwrap();
+                None // and after
+            }
+            _ => Some(muster_store::apply(tables, tables.revision.next(), command)),
+        }
+    });
+    let (status, answer, proposed) = world.reconciler(&node(1), wave(&definition)).await;
+    assert_eq!(status, 200, "{answer}");
+    let ids: BTreeSet<RequestId> = proposed.iter().map(|(request, ..)| *request).collect();
+    assert_eq!(ids.len(), proposed.len(), "a request of its own each: {proposed:?}");
+    assert!(!ids.contains(&RequestId(0)) && !ids.contains(&REQUEST), "{ids:?}");
+    let tables = world.copy.borrow().tables.clone();
+    assert!(tables.outcomes.keys().all(|id| ids.contains(id)) && tables.outcomes.len() < ids.len());
+    let made: Vec<_> = tables.reconcilers.objects.values().filter(|o| o.owner.is_some()).collect();
+    assert_eq!(made.len(), 3);
+    assert!(made.iter().all(|object| object.term == TERM && object.created == object.revision), "written once each");
+    // The client asks again, for want of an answer.
+    let (status, answer, proposed) = world.reconciler(&node(1), wave(&definition)).await;
+    let counts = ["created", "updated", "deleted", "unchanged"].map(|count| answer[count].as_u64().unwrap());
+    assert_eq!((status.as_u16(), counts, proposed), (200, [0, 0, 0, 3], vec![]));
+}

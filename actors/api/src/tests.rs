@@ -1,0 +1,247 @@
+//! For tests: a manager half whose raft member is a closure, and the API before it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use axum::http::StatusCode;
+use muster_gateway::Dialer;
+use muster_kernel::{Recipient, Tree, Undeliverable};
+use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg};
+use muster_messages::wire::{ApiCall, ReconcilerRequest, Request};
+use muster_messages::*;
+use muster_raft_member::ObjectFeed;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::service::Service;
+use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
+
+fn nobody_there<P: Send + 'static>() -> Recipient<P> {
+    Recipient::new(|_| Err(Undeliverable::Down))
+}
+
+/// The manager half of node 1, none of whose actors is there but this raft member.
+pub fn half(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMemberMsg>) -> Arc<ManagerPorts> {
+    let leader = LeaderPorts {
+        roles: nobody_there(),
+        authority: nobody_there(),
+        dispatcher: nobody_there(),
+        elections: nobody_there(),
+        view: watch::channel(Arc::new(RoleView::default())).1,
+        stale: watch::channel(Arc::default()).1,
+    };
+    Arc::new(ManagerPorts {
+        node: NodeId::from_entropy(1),
+        replica,
+        feed: ObjectFeed::default(),
+        raft,
+        mesh: nobody_there(),
+        sessions: nobody_there(),
+        peers: Arc::new(BTreeSet::new),
+        leader,
+    })
+}
+
+/// The API of node 1, whose manager half this is.
+pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
+    let facts = || NodeFacts {
+        id: NodeId::from_entropy(1),
+        name: "n1".parse().unwrap(),
+        role: Role::Manager,
+        managers: Vec::new(),
+        cluster: String::new(),
+        root_pem: String::new(),
+        trouble: None,
+    };
+    Service::new(ApiPorts {
+        facts: Arc::new(facts),
+        manager,
+        tree: Tree::new(),
+        dialer: Dialer::anonymous(""),
+        crash_allowed: false,
+        limits: ApiLimits::default(),
+    })
+}
+
+/// A proposed command, but for what its moment decides.
+pub type Proposal = (RequestId, Principal, Vec<Change>);
+/// What becomes of a proposal; `None`: nobody hears of it.
+pub type Outcome = Option<Result<(), CommandRefusal>>;
+
+/// Under which all that is natively asked of a [`World`] is asked.
+pub const REQUEST: RequestId = RequestId(5);
+
+/// A leader that writes down what is proposed to it.
+pub struct World {
+    pub service: Service,
+    pub copy: Arc<watch::Sender<Arc<Replica>>>,
+    proposed: Arc<Mutex<Vec<Proposal>>>,
+    _in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
+}
+
+/// As a leader has it.
+pub fn leading(tables: Tables) -> Arc<Replica> {
+    Arc::new(Replica { tables, raft: RaftStatus { leading: true, ..RaftStatus::default() } })
+}
+
+impl World {
+    /// Everything proposed is answered as applied, and changes nothing.
+    pub fn new() -> Self {
+        Self::with(tables(), |_, _| Some(Ok(())))
+    }
+    /// A leader with these tables, on which it applies proposals like this.
+    pub fn with(tables: Tables, apply: impl FnMut(&mut Tables, &Command) -> Outcome + Send + 'static) -> Self {
+        let copy = Arc::new(watch::Sender::new(leading(tables)));
+        let (proposed, apply) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(apply));
+        let raft = {
+            let (copy, proposed) = (Arc::clone(&copy), Arc::clone(&proposed));
+            Recipient::new(move |msg| {
+                let now = copy.borrow().clone();
+                match msg {
+                    RaftMemberMsg::Read { reply, .. } => drop(reply.send(Ok(now))),
+                    RaftMemberMsg::Propose { command, reply, .. } => {
+                        let mut tables = now.tables.clone();
+                        let outcome = (apply.lock().unwrap())(&mut tables, &command);
+                        let revision = tables.revision;
+                        copy.send_replace(leading(tables));
+                        proposed.lock().unwrap().push((command.request, command.by, command.changes));
+                        match outcome {
+                            Some(Ok(())) => drop(reply.send(Ok(Applied { revision }))),
+                            Some(Err(refusal)) => drop(reply.send(Err(ProposeError::Refused(refusal)))),
+                            None => drop(reply),
+                        }
+                    }
+                    _ => return Err(Undeliverable::Down),
+                }
+                Ok(())
+            })
+        };
+        let in_force = watch::Sender::new(Some(half(copy.subscribe(), raft)));
+        Self { service: service(in_force.subscribe()), copy, proposed, _in_force: in_force }
+    }
+
+    /// What was proposed since it was asked last.
+    pub fn proposed(&self) -> Vec<Proposal> {
+        std::mem::take(&mut *self.proposed.lock().unwrap())
+    }
+
+    /// The answer to a request of `muster-api/1`, with the status that it has over HTTP, and what was proposed for it.
+    pub async fn native(&self, caller: &Principal, request: Request) -> (StatusCode, Value, Vec<Proposal>) {
+        let call = ApiCall { id: 0, request_id: REQUEST, timeout_ms: 5_000, request };
+        let (status, answer) = match self.service.answer(caller.clone(), call).await {
+            Ok(text) => (200, serde_json::from_str(&text).unwrap()),
+            Err(error) => (error.code.http_status(), error.to_json()),
+        };
+        (StatusCode::from_u16(status).unwrap(), answer, self.proposed())
+    }
+    /// The same for reconcilers.
+    pub async fn reconciler(
+        &self,
+        caller: &Principal,
+        request: ReconcilerRequest,
+    ) -> (StatusCode, Value, Vec<Proposal>) {
+        self.native(caller, Request::Reconciler(request)).await
+    }
+}
+
+pub fn node(n: u128) -> Principal {
+    Principal::Node(NodeId::from_entropy(n))
+}
+pub fn triple(text: &str) -> Triple {
+    text.parse().unwrap()
+}
+
+/// Of the reconciler `schema`.
+pub fn definition(objects: Vec<DesiredObject>) -> Definition {
+    let release: Release = triple("2.0.0").into();
+    let definition = Definition::new("schema", release, "db", triple("2.0.0"), Action::Objects(objects));
+    muster_gates::sealed(definition).unwrap()
+}
+
+pub fn users() -> ManagedKey {
+    ManagedKey { kind: "table".into(), namespace: "default".into(), name: "users".into() }
+}
+
+pub fn participant(scope: &str, member: &str, incarnation: u128, on: Option<u128>) -> Participant {
+    Participant {
+        key: ParticipantKey { scope: scope.into(), member: member.into(), incarnation: SessionId(incarnation) },
+        node: on.map(NodeId::from_entropy),
+        release: triple("2.0.0").into(),
+        needs: BTreeMap::new(),
+        phase: ParticipantPhase::Serving,
+        token: Some(FencingToken(2)),
+        since: WallTime(0),
+        revision: Revision(9),
+    }
+}
+
+/// The term of [`candidate`] as the runner of `schema`.
+pub const TERM: FencingToken = FencingToken(7);
+/// It stands for `schema`, on node 1.
+pub fn candidate() -> Participant {
+    participant(&candidates_scope("schema"), "r", 30, Some(1))
+}
+
+pub fn cluster() -> ClusterRecord {
+    ClusterRecord {
+        id: ClusterId::from_entropy(1),
+        name: "c".parse().unwrap(),
+        incarnation: Incarnation(1),
+        feature_level: FEATURE_LEVEL,
+        root_cert_pem: String::new(),
+        root_key_pem: Secret::new(String::new()),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    }
+}
+
+/// A reconciler with a gate that is done, and a runner; a member that serves; an object by hand; a manager, node 1, and a
+/// worker, node 2.
+pub fn tables() -> Tables {
+    tables_of(definition(vec![]))
+}
+pub fn tables_of(definition: Definition) -> Tables {
+    let mut tables = Tables { revision: Revision(10), cluster: Some(Arc::new(cluster())), ..Tables::default() };
+    for (n, role) in [(1, Role::Manager), (2, Role::Worker)] {
+        let name = Name::sanitized(&format!("n{n}"));
+        let record = NodeRecord::new(NodeId::from_entropy(n), name, role, WallTime(0));
+        tables.nodes.insert(record.id, Arc::new(record));
+    }
+    let lease = runner_lease("schema");
+    let spec = LeaseSpec { holder: Some(candidate().key.member), ..LeaseSpec::default() };
+    let body = ObjectBody::Lease(Lease { spec, holding: Holding { token: TERM, ..Holding::default() } });
+    let object =
+        Object { namespace: lease.namespace.clone(), name: lease.name.clone(), meta: ObjectMeta::fresh(Uid(1)), body };
+    tables.objects.insert(lease, Arc::new(object));
+    let all = &mut tables.reconcilers;
+    let now = GateEntry {
+        epoch: 1,
+        state: GateState::Done,
+        reconciled: definition.release.clone(),
+        digest: definition.digest.clone(),
+        floor: definition.floor,
+        target: None,
+        term: FencingToken(1),
+        at: WallTime(0),
+        revision: Revision(9),
+        why: String::new(),
+    };
+    let gate = Gate { reconciler: "schema".into(), scope: "db".into(), format: 1, now, history: vec![] };
+    all.gates.insert("schema".into(), Arc::new(gate));
+    for there in [participant("db", "m1", 7, None), candidate()] {
+        all.participants.insert(there.key.clone(), Arc::new(there));
+    }
+    let object = ManagedObject {
+        key: users(),
+        labels: BTreeMap::new(),
+        body: r#"{"columns":["id"]}"#.into(),
+        owner: None,
+        term: FencingToken(0),
+        created: Revision(9),
+        revision: Revision(9),
+    };
+    all.objects.insert(object.key.clone(), Arc::new(object));
+    all.definitions.insert(definition.key(), Arc::new(definition));
+    all.changed = Revision(9);
+    tables
+}

@@ -1,0 +1,94 @@
+//! What operators say of a reconciler and its gate.
+
+use muster_messages::{Controls, Gate, GateEntry, Participant, ParticipantPhase, Triple};
+
+use super::*;
+
+pub(super) fn control(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    reconciler: &str,
+    set: impl FnOnce(&mut Controls),
+) -> Result<(), CommandRefusal> {
+    known(tables, reconciler)?;
+    let all = &mut tables.reconcilers;
+    let old = all.controls.get(reconciler).cloned().unwrap_or_default();
+    let mut new = old.clone();
+    set(&mut new);
+    if new != old {
+        let words = |c: &Controls| {
+            let (paused, finalized) = (c.paused, c.finalized.as_deref().map_or("nothing", short));
+            format!("{reconciler}: paused {paused}, finalized {finalized}, retries {}", c.retries)
+        };
+        let (was, is) = (words(&old), words(&new));
+        all.controls.insert(reconciler.to_owned(), new);
+        all.changed = stamp.at;
+        stamp.log(tables, EventKind::Gate, None, Some(was), Some(is));
+    }
+    Ok(())
+}
+
+pub(super) fn gate(tables: &Tables, reconciler: &str) -> Result<Arc<Gate>, CommandRefusal> {
+    tables.reconcilers.gates.get(reconciler).cloned().ok_or_else(|| not_found("gate", reconciler))
+}
+
+pub(super) fn repair(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    reconciler: &str,
+    epoch: u64,
+) -> Result<(), CommandRefusal> {
+    let gate = gate(tables, reconciler)?;
+    let entry = gate.history.iter().chain([&gate.now]).find(|entry| entry.epoch == epoch);
+    let entry = entry.ok_or_else(|| not_found("epoch", epoch))?.clone();
+    let why = format!("repaired from epoch {epoch}");
+    let entry = GateEntry { term: gate.now.term, at: stamp.wall, revision: stamp.at, why, ..entry };
+    write_gate(tables, stamp, reconciler, &gate.scope, entry);
+    exclude(tables, stamp, &gate.scope);
+    Ok(())
+}
+
+pub(super) fn force_floor(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    reconciler: &str,
+    floor: Triple,
+) -> Result<(), CommandRefusal> {
+    let gate = gate(tables, reconciler)?;
+    if !gate.is_readable() {
+        let reconciler = reconciler.to_owned();
+        return Err(CommandRefusal::Held(muster_messages::Hold::GateUnreadable { reconciler }));
+    }
+    // Never below where the run that is at work leads.
+    let floor = gate.now.target.as_ref().map_or(floor, |target| floor.max(target.floor));
+    let why = "floor set by hand".to_owned();
+    let entry = GateEntry { floor, at: stamp.wall, revision: stamp.at, why, ..gate.now.clone() };
+    write_gate(tables, stamp, reconciler, &gate.scope, entry);
+    exclude(tables, stamp, &gate.scope);
+    Ok(())
+}
+
+/// RELEASE-1, where an operator moved the gate.
+pub(super) fn exclude(tables: &mut Tables, stamp: &Stamp<'_>, scope: &str) {
+    let serving = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving;
+    let all = &tables.reconcilers;
+    let out = all.participants_of(scope).filter(serving).filter(|p| all.admission(p).is_err());
+    let out: Vec<_> = out.map(|p| (**p).clone()).collect();
+    for mut participant in out {
+        participant.phase = ParticipantPhase::Draining;
+        (participant.since, participant.revision) = (stamp.wall, stamp.at);
+        put_participant(tables, stamp, participant);
+    }
+}
+
+pub(super) fn delete_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<(), CommandRefusal> {
+    let gate = gate(tables, reconciler)?;
+    let all = &mut tables.reconcilers;
+    all.gates.remove(reconciler);
+    let mut controls = all.controls.get(reconciler).cloned().unwrap_or_default();
+    controls.last_epoch = gate.now.epoch;
+    all.controls.insert(reconciler.to_owned(), controls);
+    all.changed = stamp.at;
+    stamp.log(tables, EventKind::Gate, None, Some(words(reconciler, &gate.now)), None);
+    Ok(())
+}
