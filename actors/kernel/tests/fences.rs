@@ -137,6 +137,8 @@ async fn a_stuck_incarnation_starts_no_children_beside_those_of_its_successor() 
     let release = a
         .blocks(&yard, "node/a", move |cx| {
             cx.children().start(child);
+            // A worker keeps what it spawned last to itself: with this, another one is free to run the group.
+            tokio::spawn(async {});
             let _heard = started.send(());
             let _dropped = held.recv();
         })

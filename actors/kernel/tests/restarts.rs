@@ -320,8 +320,10 @@ async fn however_many_children_fail_before_their_launch_was_reported_each_is_sta
     turns(|| hands.iter().all(|hand| hand.dropped.load(Ordering::SeqCst) == 1)).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     for hand in &hands {
-        yard.lives(&format!("node/g/{}", hand.name), 2).await;
-        assert!(hand.who().await.is_some());
+        let path = format!("node/g/{}", hand.name);
+        yard.lives(&path, 2).await;
+        let exits = yard.find(&path).unwrap().last_exits;
+        assert_eq!(exits.iter().map(|exit| exit.text.as_str()).collect::<Vec<_>>(), ["a bad start"]);
     }
     yard.root.shut_down().await;
 }
