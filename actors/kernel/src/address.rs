@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fence::speaks_too_late;
 
+use crate::vitals::Mailbox;
+
 /// Why a message was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Undeliverable {
@@ -194,6 +196,16 @@ impl<M: Send + 'static> Address<M> {
     /// Messages of older incarnations that were dropped.
     pub fn stale(&self) -> u64 {
         self.shared.stale.load(Ordering::Relaxed)
+    }
+
+    /// All of that, and how many it holds.
+    pub(crate) fn mailbox(&self) -> Mailbox {
+        Mailbox {
+            depth: self.depth() as u64,
+            limit: self.shared.capacity as u64,
+            refused: self.refused(),
+            stale: self.stale(),
+        }
     }
 
     /// The right to move in, for an incarnation that is being made. Whoever was granted one before has lost it.

@@ -11,6 +11,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
+use crate::beside::Beside;
 use crate::fence::Fence;
 use crate::host::panic_text;
 use crate::supervisor::{Children, Report};
@@ -145,6 +146,11 @@ impl<M: Send + 'static> Cx<M> {
                 }
             }
         });
+    }
+
+    /// Shows something below this actor that works beside it and may block, such as a thread that owns a disk.
+    pub fn beside(&self, name: &str, kind: &'static str) -> Beside {
+        Beside::show(&self.inner.tree, &self.inner.path, name, kind, self.inner.incarnation)
     }
 
     /// This actor's children: a supervised group of its own, one level below its path. They stop before it does.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::address::Letter;
 use crate::fence::{Fence, at_work};
 use crate::supervisor::{Children, Report};
-use crate::vitals::{Handle, Pulse};
+use crate::vitals::{Handle, Mailbox, Pulse};
 use crate::{Address, Cx, Fault, Shell, Tree};
 
 /// What a supervisor gives to a new incarnation.
@@ -113,11 +113,8 @@ impl<M: Send + 'static> Handle for ActorHandle<M> {
     fn restart(&self) {
         self.siblings.restart(&self.name);
     }
-    fn depth(&self) -> u64 {
-        self.tenancy.address.depth() as u64
-    }
-    fn stale(&self) -> u64 {
-        self.tenancy.address.stale()
+    fn mailbox(&self) -> Option<Mailbox> {
+        Some(self.tenancy.address.mailbox())
     }
 }
 
@@ -220,7 +217,7 @@ impl<S: Shell> Actor for Hosted<S> {
                 done.map_err(|fault| ActorProcessingErr::from(fault.0))
             }
             Letter::Refresh => {
-                body.pulse.publish(body.view());
+                body.pulse.answer(body.view());
                 Ok(())
             }
             Letter::TaskPanicked(text) => Err(Panicked(text).into()),

@@ -110,6 +110,7 @@ pub struct Spec {
     pub(crate) contained: bool,
     pub(crate) says_ready: bool,
     pub(crate) requires: Vec<String>,
+    pub(crate) counted_as: Option<&'static str>,
     pub(crate) launch: Arc<dyn Launch>,
 }
 
@@ -125,6 +126,7 @@ impl Spec {
             contained: false,
             says_ready: false,
             requires: Vec::new(),
+            counted_as: None,
             launch,
         }
     }
@@ -190,6 +192,13 @@ impl Spec {
     #[must_use]
     pub fn requires(mut self, sibling: impl Into<String>) -> Self {
         self.requires.push(sibling.into());
+        self
+    }
+    /// It is one of many: metrics tell of it, and of what is below it, together with all children that are counted as the same,
+    /// such as `session-*`. For children whose number others decide.
+    #[must_use]
+    pub fn counted_as(mut self, label: &'static str) -> Self {
+        self.counted_as = Some(label);
         self
     }
     /// How long starting may take, to the moment when it is healthy. After that it is stopped as one that failed.

@@ -155,7 +155,7 @@ fn group(wiring: Wiring) -> Spec {
         children.start(candidates_spec(wiring.clone(), children.clone()));
         Ok(())
     };
-    Spec::group(path, Intensity::default(), fill).backoff(Backoff::SLOW).contained()
+    Spec::group(path, Intensity::default(), fill).backoff(Backoff::SLOW).contained().counted_as("*")
 }
 
 impl Shell for ReconcilersShell {

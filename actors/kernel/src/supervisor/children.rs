@@ -11,6 +11,7 @@ use super::core::Timer;
 use super::shell::{SupervisorActor, SupervisorArgs};
 use crate::fence::Fence;
 use crate::spec::SHUTDOWN_LIMIT;
+use crate::vitals::Pulse;
 use crate::{Fault, Group, Spec, Tree};
 
 pub(crate) enum SupervisorMsg {
@@ -42,6 +43,21 @@ pub(crate) enum SupervisorMsg {
     Crash(CrashHow),
 }
 impl ractor::Message for SupervisorMsg {}
+impl SupervisorMsg {
+    /// What the live tree calls it while it is handled.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Start(_) => "start",
+            Self::Stop { .. } => "stop",
+            Self::Restart { .. } => "restart",
+            Self::Launched { .. } => "launched",
+            Self::Healthy { .. } => "healthy",
+            Self::Filled(_) => "filled",
+            Self::Timer { .. } => "timer",
+            Self::Crash(_) => "crash",
+        }
+    }
+}
 
 /// A supervisor's children, from outside.
 #[derive(Clone)]
@@ -84,7 +100,7 @@ impl Children {
 
     /// An actor's own group of children.
     pub(crate) fn launch(path: String, tree: Tree, group: Group, fence: Fence, parent: ActorCell) -> Self {
-        let args = SupervisorArgs { path, tree, group, fence };
+        let args = SupervisorArgs { path, tree, group, fence, pulse: None };
         let (supervisor, _starting) = ActorRuntime::spawn_linked_instant(None, SupervisorActor, args, parent)
             .expect("an unnamed actor can always be spawned");
         Self { supervisor }
@@ -94,9 +110,10 @@ impl Children {
         tree: Tree,
         group: Group,
         fence: Fence,
+        pulse: Pulse,
         parent: Option<ActorCell>,
     ) -> Result<Self, Fault> {
-        let args = SupervisorArgs { path, tree, group, fence };
+        let args = SupervisorArgs { path, tree, group, fence, pulse: Some(pulse) };
         let spawned = match parent {
             Some(parent) => Actor::spawn_linked(None, SupervisorActor, args, parent).await,
             None => Actor::spawn(None, SupervisorActor, args).await,

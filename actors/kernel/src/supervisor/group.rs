@@ -8,7 +8,7 @@ use muster_messages::CrashHow;
 
 use super::Children;
 use crate::host::{Launch, Start, panic_text};
-use crate::vitals::Handle;
+use crate::vitals::{Handle, Mailbox};
 use crate::{Fault, Group};
 
 struct GroupLaunch<F> {
@@ -27,8 +27,8 @@ impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for G
     fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>> {
         let (group, fill) = (self.group, Arc::clone(&self.fill));
         Box::pin(async move {
-            let parent = Some(start.supervisor);
-            let children = Children::spawn(start.path, start.tree, group, start.fence, parent).await?;
+            let (pulse, parent) = (start.pulse.clone(), Some(start.supervisor));
+            let children = Children::spawn(start.path, start.tree, group, start.fence, pulse, parent).await?;
             let handle = GroupHandle { children: children.clone(), siblings: start.siblings, name: start.name };
             start.pulse.set_handle(Arc::new(handle));
             let filled = catch_unwind(AssertUnwindSafe(|| fill(&children)))
@@ -62,10 +62,7 @@ impl Handle for GroupHandle {
     fn restart(&self) {
         self.siblings.restart(&self.name);
     }
-    fn depth(&self) -> u64 {
-        0
-    }
-    fn stale(&self) -> u64 {
-        0
+    fn mailbox(&self) -> Option<Mailbox> {
+        None
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct SupervisorArgs {
     pub tree: Tree,
     pub group: Group,
     pub fence: Fence,
+    /// Where it shows what it is at. An actor's own group of children has no path of its own, and shows nothing.
+    pub pulse: Option<Pulse>,
 }
 
 struct Child {
@@ -94,6 +96,7 @@ impl Actor for SupervisorActor {
         if s.args.fence.is_closed() {
             return Err("whom it belongs to has ended".into());
         }
+        s.begin(msg.name());
         match msg {
             SupervisorMsg::Start(spec) => s.start(*spec),
             SupervisorMsg::Stop { name, done } => {
@@ -120,6 +123,7 @@ impl Actor for SupervisorActor {
             }
             SupervisorMsg::Crash(CrashHow::Hang) => tokio::time::sleep(Duration::from_secs(30)).await,
         }
+        s.end();
         Ok(())
     }
 
@@ -129,6 +133,7 @@ impl Actor for SupervisorActor {
         event: SupervisionEvent,
         s: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        s.begin("child_ended");
         let (cell, kind, text) = match event {
             SupervisionEvent::ActorFailed(cell, error) => {
                 let text = error.to_string();
@@ -143,16 +148,21 @@ impl Actor for SupervisorActor {
                 let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
                 (cell, kind, text)
             }
-            _ => return Ok(()),
+            _ => {
+                s.end();
+                return Ok(());
+            }
         };
         match s.running.remove(&cell.get_id()) {
             Some((name, run)) => s.exited(name, run, kind, text),
             None => drop(s.early.insert(cell.get_id(), (kind, text))),
         }
+        s.end();
         Ok(())
     }
 
     async fn post_stop(&self, _me: ActorRef<Self::Msg>, s: &mut State) -> Result<(), ActorProcessingErr> {
+        s.begin("stopping");
         let Some(text) = s.gives_up.take() else {
             s.stop_all().await;
             return Ok(());
@@ -213,6 +223,18 @@ impl Child {
 }
 
 impl State {
+    /// A turn begins: shown until it is over.
+    fn begin(&self, message: &'static str) {
+        if let Some(pulse) = &self.args.pulse {
+            pulse.begin(message);
+        }
+    }
+    fn end(&self) {
+        if let Some(pulse) = &self.args.pulse {
+            pulse.end();
+        }
+    }
+
     async fn stop_all(&mut self) {
         // One that is still being made finds its fence closed, and no supervisor.
         let mut in_order: Vec<(u64, String)> = self.children.iter().map(|(name, c)| (c.order, name.clone())).collect();
@@ -245,7 +267,8 @@ impl State {
             Some(child) => child.spec = spec,
             None => {
                 let path = format!("{}/{name}", self.args.path);
-                let vitals = Arc::new(Vitals::new(path, spec.kind));
+                let label = self.args.tree.label(&self.args.path, spec.counted_as.unwrap_or(&name));
+                let vitals = Arc::new(Vitals::new(path, spec.kind, label));
                 let registration = self.args.tree.register(Arc::clone(&vitals));
                 self.started += 1;
                 let child = Child {
