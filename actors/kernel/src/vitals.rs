@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use muster_messages::{ActorExit, ActorNode, ActorState, CrashHow, ExitKind, HandlerTimes, Handling, WallTime, millis};
 use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 use crate::Clock;
@@ -55,7 +57,7 @@ pub(crate) struct Vitals {
     /// What metrics call it: its path, or one that it shares with the others of its kind.
     pub(crate) label: String,
     inner: Mutex<Inner>,
-    views: AtomicU64,
+    published: Notify,
     /// A request for a fresh view is in the mailbox. One at a time: a stuck actor may be looked at for hours.
     refreshing: AtomicBool,
     /// What older incarnations still reported.
@@ -81,7 +83,7 @@ impl Vitals {
             kind,
             label,
             inner: Mutex::new(inner),
-            views: AtomicU64::new(0),
+            published: Notify::new(),
             refreshing: AtomicBool::new(false),
             stale: AtomicU64::new(0),
             handle: Mutex::new(None),
@@ -131,7 +133,7 @@ impl Vitals {
         inner.view = view;
         inner.view_at = Instant::now();
         drop(inner);
-        self.views.fetch_add(1, Ordering::Relaxed);
+        self.published.notify_waiters();
     }
     pub(crate) fn count_stale(&self) {
         self.stale.fetch_add(1, Ordering::Relaxed);
@@ -177,8 +179,9 @@ impl Vitals {
         };
         left
     }
-    pub(crate) fn views(&self) -> u64 {
-        self.views.load(Ordering::Relaxed)
+    /// The next view that is published.
+    pub(crate) fn published(&self) -> Notified<'_> {
+        self.published.notified()
     }
 
     /// Whether its label stands for it alone.
@@ -260,7 +263,7 @@ impl Pulse {
             inner.view = view;
             inner.view_at = Instant::now();
             drop(inner);
-            self.vitals.views.fetch_add(1, Ordering::Relaxed);
+            self.vitals.published.notify_waiters();
         }
     }
 }

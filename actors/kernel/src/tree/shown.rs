@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use muster_messages::ActorNode;
-use tokio::time::Instant;
+use tokio::time::timeout;
 
 use crate::vitals::Vitals;
 
@@ -60,17 +61,13 @@ fn choose(all: Vec<Arc<Vitals>>) -> (Vec<Arc<Vitals>>, Hidden) {
 }
 
 async fn refresh(all: &[Arc<Vitals>]) {
-    let waiting: Vec<(&Arc<Vitals>, u64)> = all
-        .iter()
-        .filter_map(|v| {
-            let seen = v.views();
-            v.refresh().then_some((v, seen))
-        })
-        .collect();
-    let deadline = Instant::now() + REFRESH_WAIT;
-    while Instant::now() < deadline && waiting.iter().any(|(v, seen)| v.views() == *seen) {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    let asked = all.iter().filter_map(|vitals| {
+        let mut fresh = Box::pin(vitals.published());
+        // Before it is asked, so that no answer is missed.
+        fresh.as_mut().enable();
+        vitals.refresh().then_some(fresh)
+    });
+    let _some_are_old = timeout(REFRESH_WAIT, join_all(asked)).await;
 }
 
 /// Nests a list of actors by their paths.
