@@ -17,6 +17,7 @@ mod alarm;
 mod beside;
 mod clock;
 mod context;
+mod fence;
 mod host;
 mod shell;
 mod slot;

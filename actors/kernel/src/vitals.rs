@@ -26,8 +26,6 @@ pub(crate) trait Handle: Send + Sync {
     fn restart(&self);
     /// Its mailbox, if it has one that is counted.
     fn mailbox(&self) -> Option<Mailbox>;
-    /// The incarnation is stuck: whatever of it can still be ended, is.
-    fn abandon(&self);
 }
 
 /// What is known of a mailbox.

@@ -6,6 +6,7 @@ use muster_messages::ActorState;
 use ractor::ActorStatus;
 
 use super::Children;
+use crate::fence::Fence;
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
 use crate::{Fault, Group, Tree};
@@ -24,7 +25,7 @@ impl Supervisor {
         vitals.incarnate(1);
         let registration = tree.register(Arc::clone(&vitals));
         let pulse = Pulse { vitals: Arc::clone(&vitals), incarnation: 1 };
-        let children = Children::spawn(path.to_owned(), tree, group.into(), pulse, None).await?;
+        let children = Children::spawn(path.to_owned(), tree, group.into(), Fence::default(), pulse, None).await?;
         vitals.enter(ActorState::Healthy);
         Ok(Self { children, vitals, _registration: registration })
     }
