@@ -334,8 +334,8 @@ async fn tasks_of_a_child_that_has_stopped_do_not_wait_for_its_siblings() {
     let (a, b) = (yard.part("a"), yard.part("b"));
     a.farewell.send_replace(Farewell::Late);
     yard.root.children().start(a.spec());
-    yard.root.children().start(b.spec());
     yard.lives("node/a", 1).await;
+    yard.root.children().start(b.spec());
     yard.lives("node/b", 1).await;
     let task = b.runs_a_task().await;
     let stops = async {
