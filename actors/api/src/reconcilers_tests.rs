@@ -65,6 +65,24 @@ async fn another_node_does_nothing_for_a_candidate_a_participant_or_a_run() {
     }
 }
 
+/// What it names is repeated in refusals, which the log remembers.
+#[tokio::test]
+async fn a_run_is_named_by_a_label_and_a_digest_and_by_nothing_longer() {
+    use ReconcilerRequest as R;
+    let world = World::new();
+    let long = "a".repeat(600_000);
+    for (name, digest) in [(&long, &definition(vec![]).digest), (&"schema".to_owned(), &long)] {
+        let (name, release, digest) = (name.clone(), triple("2.0.0"), digest.clone());
+        let wave = R::Wave { name: name.clone(), release, digest: digest.clone(), term: TERM, wave: 0 };
+        let step = R::Step { name, release, digest, term: TERM, epoch: 1, step: GateStep::Work };
+        for request in [wave, step] {
+            let (status, answer, proposed) = world.reconciler(&node(1), request).await;
+            assert_eq!((status.as_u16(), proposed.len()), (400, 0));
+            assert!(answer.to_string().len() < 1_000);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_report_is_of_the_node_that_sends_it() {
     let claimed = Progress { node: NodeId::from_entropy(2), ..progress() };

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_gates::{Waves, Write, admission, digest, drift, plan, runner_view, sealed, status};
+use muster_gates::{Waves, Write, admission, digest, drift, plan, runner_view, sealed, shown_definition, status};
 use muster_messages::*;
 use muster_store::apply;
 
@@ -53,13 +53,16 @@ impl World {
         self.0.objects[&key].lease().unwrap().holding.token
     }
     fn announce(&mut self, scope: &str, member: &str, of: &str) -> ParticipantKey {
+        self.announce_on(None, scope, member, of)
+    }
+    fn announce_on(&mut self, node: Option<NodeId>, scope: &str, member: &str, of: &str) -> ParticipantKey {
         let incarnation = u128::from(self.0.revision.0) + 100;
         let key =
             ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(incarnation) };
         let token = Some(self.acquire(key.lease(), member, incarnation));
         self.say(ReconcilerChange::Announce(Box::new(Participant {
             key: key.clone(),
-            node: None,
+            node,
             release: of.parse().unwrap(),
             needs: BTreeMap::new(),
             phase: ParticipantPhase::Announced,
@@ -260,4 +263,18 @@ fn who_runs_it_is_what_the_newest_definition_says_for_candidates_of_every_releas
         let best: Vec<&str> = view.candidates.iter().map(|c| c.member.as_str()).collect();
         assert_eq!((view.pinned, view.choice, best), (None, RunnerChoice::Newest, vec!["n2", "n1"]));
     }
+}
+
+/// What an operator finalizes, or retries, without a release is what its runner is at.
+#[test]
+fn a_status_is_about_the_release_of_whoever_is_pinned() {
+    let (pinned, other) = (NodeId::from_entropy(1), NodeId::from_entropy(2));
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![]));
+    world.define(Definition { pinned: Some(pinned), ..definition("2.0.0", "1.0.0", vec![]) });
+    let shown = |world: &World| shown_definition(&world.0, NAME).unwrap().release.to_string();
+    world.announce_on(Some(other), &candidates_scope(NAME), "n2", "2.0.0");
+    assert_eq!(shown(&world), "2.0.0", "nobody may run it: the newest");
+    world.announce_on(Some(pinned), &candidates_scope(NAME), "n1", "1.0.0");
+    assert_eq!(shown(&world), "1.0.0", "n2 is newer, and does not run it");
 }

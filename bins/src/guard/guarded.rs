@@ -11,7 +11,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use muster_elector::{BootTime, Hold, Timekeeper};
-use muster_messages::Moment;
 use rustix::process::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -22,6 +21,7 @@ use super::family;
 use super::guardian::{AGAIN, GUARDIAN, Input, Number};
 use super::keeper::CLOSING;
 use super::line::{FRAME, Frame, News, news_of, order_frame, send_input};
+use super::overdue::Overdue;
 use crate::cli::parent;
 
 /// How long an order may wait for a process that does not read: some hundreds before it do already.
@@ -29,9 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How much longer than it should a guardian may take for its last act; and a keeper, who waits that long for a guardian.
 const LATE: Duration = Duration::from_millis(100);
 const KEEPER_LATE: Duration = Duration::from_secs(2);
-/// How long everything may take to die.
-const DYING: Duration = Duration::from_secs(2);
-const KILL: Number = 9;
 
 /// A command that is to run under a guardian.
 #[derive(Clone, Debug)]
@@ -63,10 +60,8 @@ pub struct Guarded {
     news: mpsc::Receiver<News>,
     process: Child,
     group: Option<Pid>,
-    /// When nothing of the command is left, unless the guardian hangs. `None`: it has not been told when.
-    gone_at: Option<Moment>,
-    late: Duration,
-    killed: bool,
+    overdue: Overdue,
+    /// It was killed for that.
     hung: bool,
 }
 
@@ -87,7 +82,7 @@ impl Guarded {
             }
             command.stdout(Stdio::from(output)).stderr(Stdio::from(errors));
         })?;
-        Ok(Self { late: KEEPER_LATE, ..kept })
+        Ok(Self { overdue: Overdue::new(KEEPER_LATE), ..kept })
     }
 
     fn through(role: &str, launch: &Launch, input: impl AsFd, prepare: impl FnOnce(&mut Command)) -> io::Result<Self> {
@@ -113,16 +108,7 @@ impl Guarded {
                 }
             }
         });
-        Ok(Self {
-            orders: Some(orders),
-            news,
-            process,
-            group: None,
-            gone_at: None,
-            late: LATE,
-            killed: false,
-            hung: false,
-        })
+        Ok(Self { orders: Some(orders), news, process, group: None, overdue: Overdue::new(LATE), hung: false })
     }
 
     /// The process id of the guardian, or the keeper.
@@ -153,23 +139,11 @@ impl Guarded {
     }
 
     pub(super) async fn order(&mut self, order: Input) {
-        self.note(order);
+        self.overdue.ordered(BootTime.now(), order);
         let (Some(orders), Some(frame)) = (&mut self.orders, order_frame(order)) else { return };
         // That a guardian is gone is heard as news. One that is frozen hears nothing, and holds nobody up.
         if tokio::time::timeout(PATIENCE, orders.write_all(&frame)).await.is_err() {
             self.kill();
-        }
-    }
-    /// By when it should have come to its end.
-    fn note(&mut self, order: Input) {
-        match order {
-            Input::Until(hold) if !self.killed => self.gone_at = self.gone_at.max(Some(hold.over_at)),
-            Input::Signal(KILL) => {
-                self.killed = true;
-                let soon = BootTime.now() + DYING;
-                self.gone_at = Some(self.gone_at.map_or(soon, |at| at.min(soon)));
-            }
-            _ => {}
         }
     }
     /// Nothing will be ordered any more: the guardian ends the command in time.
@@ -184,19 +158,15 @@ impl Guarded {
     /// have come to its end and says nothing hangs, or is frozen: it is killed, and with it the command.
     pub async fn next(&mut self) -> Option<News> {
         let news = loop {
-            let overdue = async {
-                match self.gone_at {
-                    Some(at) => {
-                        BootTime.until(at).await;
-                        // From here, however long ago it was: whoever was frozen with us wakes up with us.
-                        tokio::time::sleep(self.late).await;
-                    }
+            let alarm = async {
+                match self.overdue.wake_at().filter(|_| !self.hung) {
+                    Some(at) => BootTime.until(at).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 news = self.news.recv() => break news,
-                () = overdue => {
+                () = alarm => if self.overdue.woke(BootTime.now()) {
                     self.hung = true;
                     self.kill();
                 }
@@ -211,7 +181,6 @@ impl Guarded {
     /// Kills a guardian, or a keeper, that reacts to nothing any more. A guardian's command dies with it; a keeper's guardian
     /// hears the connection close, and ends the command.
     pub fn kill(&mut self) {
-        self.gone_at = None;
         let _gone = self.process.kill();
     }
 
@@ -227,5 +196,52 @@ impl Guarded {
             family::kill(self.group);
             tokio::time::sleep(AGAIN).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use muster_messages::Moment;
+
+    use super::*;
+
+    /// A guardian that reads nothing and ends never, as a frozen one.
+    fn deaf(folder: &std::path::Path) -> Guarded {
+        let program = folder.join("deaf");
+        std::fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").expect("the folder is writable");
+        std::fs::set_permissions(&program, Permissions::from_mode(0o700)).expect("the file is ours");
+        let launch = Launch { program, command: vec![], environment: vec![] };
+        Guarded::start(&launch, File::open("/dev/null").expect("it is there")).expect("a shell can be started")
+    }
+    fn hold(over_at: Moment) -> Hold {
+        Hold { step_down_at: over_at, over_at }
+    }
+
+    #[tokio::test]
+    async fn one_that_should_have_ended_and_says_nothing_is_killed() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let mut guarded = deaf(folder.path());
+        guarded.until(hold(BootTime.now())).await;
+        assert_eq!(guarded.next().await, None);
+        assert!(guarded.has_hung());
+        guarded.collect().expect("it has ended");
+    }
+
+    /// GUARD-4, also long before its time: whoever orders is not held up.
+    #[tokio::test]
+    async fn one_that_does_not_read_holds_nobody_up_who_tells_it_something() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let mut guarded = deaf(folder.path());
+        let far = BootTime.now() + Duration::from_secs(1_000);
+        let mut orders = 0;
+        while guarded.process.try_wait().expect("it is our child").is_none() {
+            guarded.until(hold(far)).await;
+            orders += 1;
+            assert!(orders < 1_000_000, "its socket takes them all");
+        }
+        assert_eq!((guarded.next().await, guarded.has_hung()), (None, false));
     }
 }

@@ -13,6 +13,7 @@ mod guarded;
 mod guardian;
 mod keeper;
 mod line;
+mod overdue;
 
 use std::ffi::OsString;
 use std::io;

@@ -145,6 +145,44 @@ mod tests {
         ReconcilerRequest::Announce { participant }
     }
 
+    /// Its gate was at level 2 once, and says 3 now, in a format of this number.
+    fn risen(format: u32) -> Tables {
+        let entry = |epoch, level| GateEntry {
+            epoch,
+            state: GateState::Done,
+            reconciled: level_release(level).into(),
+            digest: String::new(),
+            floor: level_release(level),
+            target: None,
+            term: FencingToken(1),
+            at: WallTime(0),
+            revision: Revision(0),
+            why: String::new(),
+        };
+        let (reconciler, scope) = (LEVEL_RECONCILER.to_owned(), MANAGERS_SCOPE.to_owned());
+        let gate = Gate {
+            reconciler: reconciler.clone(),
+            scope,
+            format,
+            now: entry(3, 3),
+            history: vec![entry(1, 2), entry(2, 3)],
+        };
+        let mut tables = tables();
+        tables.reconcilers.gates.insert(reconciler, Arc::new(gate));
+        tables
+    }
+
+    #[test]
+    fn a_gate_of_managers_that_can_be_read_is_not_repaired_to_a_lower_level() {
+        let repair = |format, epoch| {
+            let request = ReconcilerRequest::Repair { name: LEVEL_RECONCILER.to_owned(), epoch };
+            judge(&risen(format), &Principal::Operator, &request).map_err(|refused| refused.code)
+        };
+        assert_eq!(repair(GATE_FORMAT, 1), Err(ErrorCode::Forbidden));
+        assert_eq!(repair(GATE_FORMAT, 2), Ok(()), "of the same level");
+        assert_eq!(repair(GATE_FORMAT + 1, 1), Ok(()), "nothing else would help");
+    }
+
     /// Who may, of: an operator, a manager's process, a worker's.
     fn allowed(request: &ReconcilerRequest) -> [bool; 3] {
         [Principal::Operator, node(MANAGER), node(WORKER)].map(|caller| {
