@@ -43,8 +43,10 @@ fn a_killed_leader_costs_no_acknowledged_write_and_comes_back_as_a_follower() {
 #[test]
 fn a_thousand_leases_outlive_the_leader_that_kept_their_clock() {
     let world = World::new();
-    let args = ["--leases", "1000", "--sessions", "10", "--for", "24s", "--kill-leader", "5s", "-o", "json"];
-    let held = Ran::new(world.folder(), &[&["bench", "leases"], &args[..]].concat()).ended(0).json();
+    // Holders give up after 20 s without a renewal; the run is longer than a lease, so that a clock that nobody kept would show.
+    let leases = ["--leases", "1000", "--sessions", "10", "--lease-duration", "30s"];
+    let args = ["--for", "40s", "--kill-leader", "5s", "-o", "json"];
+    let held = Ran::new(world.folder(), &[&["bench", "leases"], &leases[..], &args[..]].concat()).ended(0).json();
     assert_eq!((&held["leases"], &held["lost"]), (&1000.into(), &0.into()), "{held}");
     assert!(held["killed_leader"]["node"].is_string(), "{held}");
     assert!(held["renewals"].as_u64().is_some_and(|renewals| renewals > 4000), "holders renew: {held}");

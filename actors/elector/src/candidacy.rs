@@ -70,7 +70,7 @@ impl Candidacy {
     /// Begins to stand.
     pub fn stand(self, api: Arc<dyn KubeApi>) -> Standing {
         let stop = CancellationToken::new();
-        let (tell, trouble) = watch::channel(None);
+        let (tell, trouble) = watch::channel(Some("it has not been announced yet".to_owned()));
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             let mut heartbeat = Instant::now();

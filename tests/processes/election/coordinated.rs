@@ -24,7 +24,13 @@ use super::records::Records;
 use super::server::{Change, changes, tenures};
 use crate::harness::{PATIENCE, World, eventually};
 
-const LEASE_DURATION: Duration = Duration::from_secs(1);
+/// Nobody's lease ends by itself here, however long this machine stands still.
+const LEASE_DURATION: Duration = Duration::from_secs(30);
+const RENEW_DEADLINE: Duration = Duration::from_secs(20);
+const FLAGS: [&str; 4] = ["--lease-duration", "30s", "--renew-deadline", "20s"];
+
+/// Long enough for whatever would follow.
+const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// What a candidate tells when it begins to lead.
 type Led = (String, Instant);
@@ -61,7 +67,7 @@ impl Versioned {
         };
         let config = ElectorConfig {
             lease_duration: LEASE_DURATION,
-            renew_deadline: Duration::from_millis(700),
+            renew_deadline: RENEW_DEADLINE,
             retry_period: Duration::from_millis(200),
             coordinated: true,
             ..ElectorConfig::new(lease.clone(), name.clone())
@@ -71,6 +77,13 @@ impl Versioned {
         let work = Arc::new(Tells { name, tell: tell.clone() });
         let elector = LeaderElector::start(Setup::new(config, election, work)).await.expect("it can be configured");
         Self { elector, standing }
+    }
+
+    /// Waits until the cluster knows of it, and says since when.
+    async fn announced(&self) -> Instant {
+        let mut trouble = self.standing.trouble();
+        trouble.wait_for(Option::is_none).await.expect("it stands");
+        Instant::now()
     }
 
     async fn end(self) {
@@ -102,31 +115,46 @@ fn lease(name: &str) -> LeaseRef {
     LeaseRef { namespace: "default".to_owned(), name: name.to_owned() }
 }
 
+/// One round of an election: whether the second came within a second of the first, else it says nothing.
+async fn two_arrive(world: &World, client: &mut Client, lease: LeaseRef, versions: (&str, &str), apart: u64) -> bool {
+    let (tell, mut led) = unbounded_channel();
+    let first = Versioned::stand(world.socket("n1"), &lease, versions.0, &tell).await;
+    let begun = first.announced().await;
+    tokio::time::sleep(Duration::from_millis(apart)).await; // it is what is being told
+    let second = Versioned::stand(world.socket("n2"), &lease, versions.1, &tell).await;
+    let in_time = second.announced().await - begun < Duration::from_secs(1);
+    if in_time {
+        let (leader, at) = next(&mut led).await;
+        println!("{leader} leads {:?} after the first was announced", at - begun);
+        let best = format!("v1.29.0-of-{}", lease.name);
+        assert_eq!(leader, best);
+        tokio::time::sleep(AFTERWARDS).await;
+        let log = log(client, &lease).await;
+        assert_eq!((names(&log), log.len()), (vec![best], 2), "chosen and taken up, nothing else: {log:?}");
+        assert!(led.try_recv().is_err());
+    }
+    first.end().await;
+    second.end().await;
+    in_time
+}
+
 #[test]
 fn two_versions_that_arrive_in_any_order_within_a_second_make_one_election() {
     let world = World::with(3, 0);
     world.wait_for(async {
         let mut client = Client::to_socket(world.socket("n1"), PATIENCE);
         let orders = [("1.30.0", "1.29.0"), ("1.29.0", "1.30.0")];
-        for (number, (first, second)) in orders.into_iter().enumerate() {
-            for apart in [0, 300, 800] {
-                let lease = lease(&format!("versions-{number}-{apart}"));
-                let (tell, mut led) = unbounded_channel();
-                let begun = Instant::now();
-                let first = Versioned::stand(world.socket("n1"), &lease, first, &tell).await;
-                tokio::time::sleep(Duration::from_millis(apart)).await; // it is what is being told
-                let second = Versioned::stand(world.socket("n2"), &lease, second, &tell).await;
-                let (leader, at) = next(&mut led).await;
-                println!("{leader} leads {:?} after the first came", at - begun);
-                let best = format!("v1.29.0-of-{}", lease.name);
-                assert_eq!(leader, best);
-                // Long enough for whatever would follow.
-                tokio::time::sleep(3 * LEASE_DURATION).await;
-                let log = log(&mut client, &lease).await;
-                assert_eq!((names(&log), log.len()), (vec![best], 2), "chosen and taken up, nothing else: {log:?}");
-                assert!(led.try_recv().is_err());
-                first.end().await;
-                second.end().await;
+        for (number, order) in orders.into_iter().enumerate() {
+            for apart in [0, 300, 700] {
+                let mut told = false;
+                for attempt in 0..20 {
+                    let lease = lease(&format!("versions-{number}-{apart}-{attempt}"));
+                    told = two_arrive(&world, &mut client, lease, order, apart).await;
+                    if told {
+                        break;
+                    }
+                }
+                assert!(told, "this machine announces nothing within a second");
             }
         }
     });
@@ -147,7 +175,7 @@ fn a_better_version_takes_over_with_one_handover() {
             let older = Versioned::stand(world.socket("n2"), &lease, "1.29.0", &tell).await;
             let (other, at) = next(&mut led).await;
             took.push(at - begun);
-            tokio::time::sleep(2 * LEASE_DURATION).await; // for whatever would follow
+            tokio::time::sleep(AFTERWARDS).await;
             let log = log(&mut client, &lease).await;
             assert_eq!(names(&log), [one, other.clone()]);
             assert_eq!(other, format!("v1.29.0-of-{}", lease.name));
@@ -172,16 +200,7 @@ fn a_muster_elect_of_higher_priority_takes_over_with_one_handover() {
         let start = |id: &str, node: &str, priority: &str| {
             let socket = world.socket(node);
             let asks = ["--socket", socket.to_str().expect("the path is text")];
-            let flags = [
-                "--priority",
-                priority,
-                "--lease-duration",
-                "1s",
-                "--renew-deadline",
-                "700ms",
-                "--retry-period",
-                "200ms",
-            ];
+            let flags = [&FLAGS[..], &["--priority", priority, "--retry-period", "200ms"]].concat();
             let command = words(&Part::Record { folder: records.0.clone(), manners: Manners::Polite });
             Candidate::start(Entry { folder: &folder, id, asks, lease: &name, flags: &flags, command, clock: None })
         };
