@@ -10,6 +10,7 @@ mod example;
 mod feature_level;
 mod gates;
 mod harness;
+mod introspection;
 mod leader_loss;
 mod losses;
 mod migrations;

@@ -2,6 +2,8 @@
 //!
 //! Keeps  AGENT-8  a host that sends faster than the agent handles is slowed down by its own connection: at most
 //!                 [`UNHANDLED`] of its frames wait in the agent's mailbox.
+//!        AGENT-9  a question about this process' actors is answered whatever the agent is at: it does not pass through
+//!                 its mailbox. At most so many are worked on as the configuration says; the others are refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +11,16 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_gateway::{BoxStream, DialError, Dialer, FrameError, Framed, FramedReader, FramedWriter};
 use muster_kernel::Address;
-use muster_messages::NodeId;
 use muster_messages::protocol::Service;
-use muster_messages::wire::{AgentFrame, HostFrame};
+use muster_messages::wire::{ActorsAsk, AgentFrame, HostFrame, MAX_FRAME};
+use muster_messages::{ErrorBody, ErrorCode, NodeId};
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::core::{Attempt, Loss};
-use crate::shell::Msg;
+use crate::shell::{Inspector, Msg};
 
 /// Frames of one host that wait in the mailbox. A host sends a view or an answer at a time.
 const UNHANDLED: usize = 16;
@@ -80,6 +83,9 @@ pub(crate) struct LineArgs {
     pub dial: Arc<dyn Dial>,
     pub deadline: Duration,
     pub outbox: usize,
+    pub inspector: Inspector,
+    /// Questions that may be worked on at once.
+    pub open_questions: usize,
     pub me: Address<Msg>,
 }
 
@@ -87,10 +93,12 @@ pub(crate) struct LineArgs {
 pub(crate) fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + 'static) {
     let (outbox, frames) = mpsc::channel(args.outbox);
     let (done, closed) = oneshot::channel();
+    // Weak: the agent hangs up by letting go of its own.
+    let answers = outbox.downgrade();
     let line = Line { attempt: args.attempt, outbox, closed: Some(closed) };
     let task = async move {
         let (attempt, me) = (args.attempt, args.me.clone());
-        let why = run(args, frames).await;
+        let why = run(args, answers, frames).await;
         drop(done);
         if let Some(why) = why {
             let _ended = me.tell(Msg::Lost { attempt, why });
@@ -100,7 +108,7 @@ pub(crate) fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + '
 }
 
 /// Dials and carries frames both ways. `None`: we hung up.
-async fn run(args: LineArgs, frames: mpsc::Receiver<Box<AgentFrame>>) -> Option<Loss> {
+async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Box<AgentFrame>>) -> Option<Loss> {
     let dialling = timeout(args.deadline, args.dial.dial(args.addr.clone())).await;
     let dialled = match dialling {
         Ok(Ok(dialled)) => dialled,
@@ -114,25 +122,64 @@ async fn run(args: LineArgs, frames: mpsc::Receiver<Box<AgentFrame>>) -> Option<
     args.me.tell(Msg::Connected { attempt, host }).ok()?;
     let (reader, writer) = dialled.stream.split();
     tokio::select! {
-        why = read(reader, attempt, &args.me) => Some(Loss::Broken(why)),
+        why = read(reader, &args, &answers) => Some(Loss::Broken(why)),
         why = write(writer, frames, args.deadline) => why.map(Loss::Broken),
     }
 }
 
-async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, attempt: Attempt, me: &Address<Msg>) -> String {
-    let room = Arc::new(Semaphore::new(UNHANDLED));
+/// Where answers go.
+type Answers = mpsc::WeakSender<Box<AgentFrame>>;
+
+async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, args: &LineArgs, answers: &Answers) -> String {
+    let LineArgs { attempt, ref me, .. } = *args;
+    let (room, questions) = (Arc::new(Semaphore::new(UNHANDLED)), Arc::new(Semaphore::new(args.open_questions)));
+    // They end with the line.
+    let mut asked = JoinSet::new();
     loop {
-        let permit = Arc::clone(&room).acquire_owned().await;
-        let permit = permit.expect("the semaphore of a line is never closed");
+        while let Some(done) = asked.try_join_next() {
+            if let Err(error) = done {
+                tracing::error!(%error, "a question about this process' actors has no answer");
+            }
+        }
         let frame = match reader.recv::<HostFrame>().await {
+            Ok(Some(HostFrame::Ask { id, ask })) => {
+                let permit = Arc::clone(&questions).try_acquire_owned().ok();
+                asked.spawn(answer(Arc::clone(&args.inspector), answers.clone(), id, ask, permit));
+                continue;
+            }
             Ok(Some(frame)) => Box::new(frame),
             Ok(None) => return "the host closed the connection".to_owned(),
             Err(error) => return chain(&error),
         };
+        let permit = Arc::clone(&room).acquire_owned().await;
+        let permit = permit.expect("the semaphore of a line is never closed");
         let heard = Heard { frame, _room: permit };
         if me.tell(Msg::Heard { attempt, heard }).is_err() {
             return "the agent is restarting".to_owned();
         }
+    }
+}
+
+/// Answers one question about this process' actors, if there is room for it.
+async fn answer(inspector: Inspector, answers: Answers, id: u64, ask: ActorsAsk, room: Option<OwnedSemaphorePermit>) {
+    let result = match &room {
+        Some(_) => inspector(ask).await,
+        None => {
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, "this node answers too many questions already");
+            Err(error.retry_after(Duration::from_millis(200)))
+        }
+    };
+    let fits = |text: &String| text.len() + 64 <= MAX_FRAME;
+    let result = match result {
+        Ok(text) if !fits(&text) => Err(ErrorBody::new(
+            ErrorCode::TooLarge,
+            "the answer is larger than a frame; ask for one actor with `inspect`",
+        )),
+        other => other,
+    };
+    // A host that reads too slowly loses the answer; whoever waits for it has a deadline.
+    if let Some(outbox) = answers.upgrade() {
+        let _full = outbox.try_send(Box::new(AgentFrame::Answer { id, result }));
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
-use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAsk, AgentFrame, AgentHello, MAX_FRAME, SeatReply};
-use muster_messages::{ErrorBody, ErrorCode, Name, NodeId, RefusalReason, Role, Secret};
+use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAsk, AgentFrame, AgentHello, SeatReply};
+use muster_messages::{ErrorBody, Name, NodeId, RefusalReason, Role, Secret};
 use muster_pki::Ended;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -123,7 +123,6 @@ pub enum Msg {
     Lost { attempt: Attempt, why: Loss },
     Installed(Arc<NodeCredentials>),
     InstallFailed(String),
-    Inspected { attempt: Attempt, id: u64, result: Result<String, ErrorBody> },
 }
 
 impl From<AgentMsg> for Msg {
@@ -142,7 +141,6 @@ impl Named for Msg {
             Msg::Lost { .. } => "lost",
             Msg::Installed(_) => "installed",
             Msg::InstallFailed(_) => "install_failed",
-            Msg::Inspected { .. } => "inspected",
         }
     }
 }
@@ -170,7 +168,6 @@ pub struct AgentShell {
     /// The key of the question for a certificate that was asked last.
     key: Option<(u64, Secret)>,
     line: Option<Line>,
-    questions: usize,
     alarm: Alarm,
     last_note: Option<Note>,
 }
@@ -208,7 +205,6 @@ impl AgentShell {
             next_ask: 0,
             key: None,
             line: None,
-            questions: 0,
             alarm: Alarm::default(),
             last_note: None,
         })
@@ -246,7 +242,6 @@ impl AgentShell {
                     let _gone = reply.send(result);
                 }
             }
-            Effect::Inspect { attempt, id, ask } => self.inspect(cx, attempt, id, ask),
             Effect::KeepManagers(managers) => self.remember(cx, move |node| node.managers = managers),
             Effect::KeepTrouble(trouble) => {
                 self.remember(cx, move |node| node.ended = ended_of(&trouble));
@@ -278,6 +273,8 @@ impl AgentShell {
             dial: Arc::clone(&self.ports.dial),
             deadline: config.dial_deadline,
             outbox: config.outbox,
+            inspector: Arc::clone(&self.ports.inspector),
+            open_questions: config.open_questions,
             me: cx.me().clone(),
         });
         self.line = Some(line);
@@ -329,34 +326,6 @@ impl AgentShell {
         });
     }
 
-    fn inspect(&mut self, cx: &Cx<Msg>, attempt: Attempt, id: u64, ask: ActorsAsk) {
-        if self.questions >= self.ports.config.open_questions {
-            let error = ErrorBody::new(ErrorCode::TooManyRequests, "this node answers too many questions already");
-            let result = Err(error.retry_after(Duration::from_millis(200)));
-            self.send(cx, attempt, Box::new(AgentFrame::Answer { id, result }));
-            return;
-        }
-        self.questions += 1;
-        let (me, asked) = (cx.me().clone(), (self.ports.inspector)(ask));
-        cx.spawn(async move {
-            let result = asked.await;
-            let _ended = me.tell(Msg::Inspected { attempt, id, result });
-        });
-    }
-
-    fn inspected(&mut self, cx: &Cx<Msg>, attempt: Attempt, id: u64, result: Result<String, ErrorBody>) {
-        self.questions -= 1;
-        let fits = |text: &String| text.len() + 64 <= MAX_FRAME;
-        let result = match result {
-            Ok(text) if !fits(&text) => Err(ErrorBody::new(
-                ErrorCode::TooLarge,
-                "the answer is larger than a frame; ask for one actor with `inspect`",
-            )),
-            other => other,
-        };
-        self.send(cx, attempt, Box::new(AgentFrame::Answer { id, result }));
-    }
-
     fn park(&mut self, reply: Reply<Result<SeatReply, ErrorBody>>) -> AskId {
         self.next_ask += 1;
         let ask = AskId(self.next_ask);
@@ -405,10 +374,6 @@ impl Shell for AgentShell {
             Msg::Lost { attempt, why } => Input::Lost { attempt, why },
             Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),
             Msg::InstallFailed(why) => Input::InstallFailed(why),
-            Msg::Inspected { attempt, id, result } => {
-                self.inspected(cx, attempt, id, result);
-                return Ok(());
-            }
         };
         self.step(cx, input)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use muster_messages::protocol::{MeshMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, millis};
+use muster_messages::{ErrorBody, ErrorCode, Name, NodeId, Replica, millis};
 use serde_json::{Value, json};
 
 use crate::core::{Kind, kind_of, resolve};
@@ -141,24 +141,44 @@ impl Service {
         asked: &Asked,
         ask: &ActorsAsk,
     ) -> Result<String, ErrorBody> {
-        let nodes: Vec<NodeId> = manager.replica.borrow().tables.nodes.keys().copied().collect();
+        let named =
+            |replica: &Replica| replica.tables.nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
+        let nodes: Vec<(NodeId, Name)> = named(&manager.replica.borrow());
         let left = asked.left().min(PATIENCE);
         let mut items: Vec<Value> = Vec::with_capacity(nodes.len());
         // In groups, so that ten thousand nodes are not ten thousand questions at once.
         for group in nodes.chunks(64) {
-            let asking = group.iter().map(|node| self.actors_of(manager, *node, ask, left));
-            for (node, answer) in group.iter().zip(join_all(asking).await) {
+            let asking = group.iter().map(|(node, _)| self.actors_of(manager, *node, ask, left));
+            for ((node, name), answer) in group.iter().zip(join_all(asking).await) {
                 items.push(
                     match answer.and_then(|text| {
                         serde_json::from_str::<Value>(&text)
                             .map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
                     }) {
-                        Ok(root) => json!({"node": node, "root": root}),
-                        Err(error) => json!({"node": node, "root": null, "error": error.to_json()["error"]}),
+                        Ok(root) => json!({"node": node, "name": name, "root": root}),
+                        Err(error) => {
+                            json!({"node": node, "name": name, "root": null, "error": error.to_json()["error"]})
+                        }
                     },
                 );
             }
         }
         Ok(json!({"items": items}).to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use muster_messages::ActorNode;
+    use serde_json::Value;
+
+    #[test]
+    fn the_description_of_an_actor_names_what_is_told_of_one() {
+        let keys = |of: &Value| of.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+        let described: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
+        let told = serde_json::to_value(ActorNode::unknown("node")).unwrap();
+        assert_eq!(keys(&described["components"]["schemas"]["Actor"]["properties"]), keys(&told));
     }
 }

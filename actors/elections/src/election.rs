@@ -68,7 +68,7 @@ pub(crate) fn election_spec(lease: &ObjectKey, address: Address<Msg>, ports: Ele
         let scene = ports.scene.get().ok_or_else(|| Fault::new("no scene was laid down for this contest"))?;
         Ok(ElectionShell::new(ports.clone(), scene))
     };
-    Spec::actor(election_name(lease), address, make).contained()
+    Spec::actor(election_name(lease), address, make).contained().counted_as("election-*")
 }
 
 /// See the module.

@@ -93,7 +93,7 @@ pub fn elections_address(config: &ElectionsConfig) -> Address<Msg> {
 /// How to make the elections of one leadership. Contained: the other actors of the leader are of use without them, and
 /// without them no holder loses its lease.
 pub fn elections_spec(address: Address<Msg>, ports: ElectionsPorts) -> Spec {
-    Spec::actor("elections", address, move || Ok(ElectionsShell::new(ports.clone()))).contained()
+    Spec::actor("elections", address, move || Ok(ElectionsShell::new(ports.clone()))).contained().with_children()
 }
 
 /// See the module.

@@ -9,6 +9,11 @@ use muster_messages::protocol::Reply;
 use muster_messages::{CrashHow, ErrorBody, ErrorCode};
 use ractor::ActorRef;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::fence::speaks_too_late;
+
+use crate::vitals::Mailbox;
 
 /// Why a message was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +90,7 @@ impl Drop for Ticket {
 
 struct Live<M: Send + 'static> {
     tenancy: u64,
+    ended: CancellationToken,
     actor: ActorRef<Letter<M>>,
 }
 
@@ -137,8 +143,11 @@ impl<M: Send + 'static> Address<M> {
         let Some(current) = live.as_ref() else {
             return Err(Undeliverable::Down);
         };
-        if self.only.is_some_and(|only| only != current.tenancy) {
+        if self.only.is_some_and(|only| only != current.tenancy) || speaks_too_late() {
             self.shared.stale.fetch_add(1, Ordering::Relaxed);
+            return Err(Undeliverable::Down);
+        }
+        if current.ended.is_cancelled() {
             return Err(Undeliverable::Down);
         }
         if self.shared.depth.fetch_add(1, Ordering::Relaxed) >= self.shared.capacity && self.only.is_none() {
@@ -189,6 +198,16 @@ impl<M: Send + 'static> Address<M> {
         self.shared.stale.load(Ordering::Relaxed)
     }
 
+    /// All of that, and how many it holds.
+    pub(crate) fn mailbox(&self) -> Mailbox {
+        Mailbox {
+            depth: self.depth() as u64,
+            limit: self.shared.capacity as u64,
+            refused: self.refused(),
+            stale: self.stale(),
+        }
+    }
+
     /// The right to move in, for an incarnation that is being made. Whoever was granted one before has lost it.
     pub(crate) fn grant(&self) -> u64 {
         self.shared.granted.fetch_add(1, Ordering::SeqCst) + 1
@@ -198,11 +217,11 @@ impl<M: Send + 'static> Address<M> {
         Self { shared: Arc::clone(&self.shared), only: Some(tenancy) }
     }
     /// False: a later incarnation is being made or has moved in already, and this one has no business here.
-    pub(crate) fn move_in(&self, tenancy: u64, actor: ActorRef<Letter<M>>) -> bool {
+    pub(crate) fn move_in(&self, tenancy: u64, ended: CancellationToken, actor: ActorRef<Letter<M>>) -> bool {
         let mut live = self.shared.live.write().unwrap_or_else(PoisonError::into_inner);
         let current = self.shared.granted.load(Ordering::SeqCst) == tenancy;
         if current {
-            *live = Some(Live { tenancy, actor });
+            *live = Some(Live { tenancy, ended, actor });
         } else {
             self.shared.stale.fetch_add(1, Ordering::Relaxed);
         }
@@ -219,6 +238,7 @@ impl<M: Send + 'static> Address<M> {
     pub(crate) fn letter(&self, letter: Letter<M>) -> bool {
         let live = self.shared.live.read().unwrap_or_else(PoisonError::into_inner);
         let current = live.as_ref().filter(|current| self.only.is_none_or(|only| only == current.tenancy));
+        let current = current.filter(|current| !current.ended.is_cancelled());
         current.is_some_and(|current| current.actor.send_message(letter).is_ok())
     }
 }

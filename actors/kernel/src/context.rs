@@ -7,14 +7,19 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_messages::{Moment, WallTime};
-use ractor::ActorCell;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
+use crate::beside::Beside;
+use crate::fence::Fence;
 use crate::host::panic_text;
 use crate::supervisor::{Children, Report};
 use crate::{Address, Clock, Intensity, Tree};
+
+/// What an actor's own children may fail: they are many and alike (sessions, peers, contests), one for each of something out
+/// there. What goes wrong out there may end many of them at once, and is no reason to end the others.
+const CHILDREN: Intensity = Intensity { max: 1000, window: Duration::from_secs(60) };
 
 /// One incarnation's means: its address, timers, tasks and children. All of them end with it.
 pub struct Cx<M: Send + 'static> {
@@ -25,8 +30,7 @@ pub struct Cx<M: Send + 'static> {
 struct Inner {
     path: String,
     incarnation: u64,
-    ended: CancellationToken,
-    cell: OnceLock<ActorCell>,
+    fence: Fence,
     tree: Tree,
     children: OnceLock<Children>,
     report: Report,
@@ -39,20 +43,19 @@ impl<M: Send + 'static> Clone for Cx<M> {
 }
 
 impl<M: Send + 'static> Cx<M> {
-    pub(crate) fn new(me: Address<M>, path: String, incarnation: u64, tree: Tree, report: Report) -> Self {
-        let inner = Inner {
-            path,
-            incarnation,
-            ended: CancellationToken::new(),
-            cell: OnceLock::new(),
-            tree,
-            children: OnceLock::new(),
-            report,
-        };
+    pub(crate) fn new(
+        me: Address<M>,
+        path: String,
+        incarnation: u64,
+        tree: Tree,
+        report: Report,
+        fence: Fence,
+    ) -> Self {
+        let inner = Inner { path, incarnation, fence, tree, children: OnceLock::new(), report };
         Self { me, inner: Arc::new(inner) }
     }
-    pub(crate) fn moved_in(&self, cell: ActorCell) {
-        let _first = self.inner.cell.set(cell);
+    pub(crate) fn fence(&self) -> &Fence {
+        &self.inner.fence
     }
     pub(crate) fn running_children(&self) -> Option<&Children> {
         self.inner.children.get()
@@ -72,7 +75,7 @@ impl<M: Send + 'static> Cx<M> {
     }
     /// Ends with this incarnation; for tasks that own something to let go of in order.
     pub fn ended(&self) -> &CancellationToken {
-        &self.inner.ended
+        self.inner.fence.closed()
     }
     /// Monotonic time of this process.
     pub fn now(&self) -> Moment {
@@ -92,7 +95,7 @@ impl<M: Send + 'static> Cx<M> {
     /// Says that there is nothing left to do: this incarnation stops in order once its present message is handled. It is
     /// done when it has ended, not before; whether another follows is up to its [restart kind](crate::Restart).
     pub fn done(&self) {
-        if let Some(cell) = self.inner.cell.get() {
+        if let Some(cell) = self.inner.fence.actor() {
             cell.stop(Some("done".to_owned()));
         }
     }
@@ -104,7 +107,7 @@ impl<M: Send + 'static> Cx<M> {
 
     /// [`Cx::after`], and the way to call it off.
     pub(crate) fn timer(&self, delay: Duration, msg: M) -> AbortHandle {
-        let (me, ended) = (self.me.clone(), self.inner.ended.clone());
+        let (me, ended) = (self.me.clone(), self.ended().clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
@@ -116,7 +119,7 @@ impl<M: Send + 'static> Cx<M> {
 
     /// Runs a task that ends with this incarnation. A panic in it is a fault of the actor.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let (me, ended) = (self.me.clone(), self.inner.ended.clone());
+        let (me, ended) = (self.me.clone(), self.ended().clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
@@ -132,7 +135,7 @@ impl<M: Send + 'static> Cx<M> {
     /// Runs a task that ends with this incarnation and whose panic is its own: for work on behalf of one peer, which
     /// must not take the others' along. The panic is logged as the error that it is.
     pub fn spawn_apart(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let (path, ended) = (Arc::clone(&self.inner), self.inner.ended.clone());
+        let (path, ended) = (Arc::clone(&self.inner), self.ended().clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
@@ -145,16 +148,18 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
+    /// Shows something below this actor that works beside it and may block, such as a thread that owns a disk.
+    pub fn beside(&self, name: &str, kind: &'static str) -> Beside {
+        Beside::show(&self.inner.tree, &self.inner.path, name, kind, self.inner.incarnation)
+    }
+
     /// This actor's children: a supervised group of its own, one level below its path. They stop before it does.
     pub fn children(&self) -> &Children {
         self.inner.children.get_or_init(|| {
-            let cell = self.inner.cell.get().cloned().expect("children are asked for by a running actor");
-            Children::launch(
-                self.inner.path.clone(),
-                self.inner.tree.clone(),
-                Intensity { max: 1000, ..Intensity::default() }.into(),
-                cell,
-            )
+            let cell = self.inner.fence.actor().cloned().expect("children are asked for by a running actor");
+            // Within its own: an incarnation that was given up brings no child to life.
+            let fence = Fence::within(self.ended());
+            Children::launch(self.inner.path.clone(), self.inner.tree.clone(), CHILDREN.into(), fence, cell)
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +11,13 @@ use futures_util::future::BoxFuture;
 use muster_messages::CrashHow;
 use muster_messages::protocol::Named;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
+use crate::fence::{Fence, at_work};
 use crate::supervisor::{Children, Report};
-use crate::vitals::{Handle, Pulse};
+use crate::vitals::{Handle, Mailbox, Pulse};
 use crate::{Address, Cx, Fault, Shell, Tree};
 
 /// What a supervisor gives to a new incarnation.
@@ -26,6 +28,7 @@ pub(crate) struct Start {
     pub pulse: Pulse,
     pub report: Report,
     pub says_ready: bool,
+    pub fence: Fence,
     pub tree: Tree,
     pub supervisor: ActorCell,
     pub siblings: Children,
@@ -33,7 +36,8 @@ pub(crate) struct Start {
 
 /// Makes incarnations.
 pub(crate) trait Launch: Send + Sync {
-    fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>>;
+    /// Whoever has been launched has entered the fence that it was given.
+    fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>>;
 }
 
 /// The text of a caught panic.
@@ -65,7 +69,7 @@ pub(crate) fn launch_actor<S: Shell>(
 }
 
 impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for ActorLaunch<S, F> {
-    fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>> {
+    fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>> {
         let (address, factory) = (self.address.clone(), Arc::clone(&self.factory));
         // Granted now and not when the factory has returned: one that returns after it was given up finds the address
         // taken, or kept for a later one.
@@ -75,15 +79,14 @@ impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for A
             let made = tokio::task::spawn_blocking(move || factory()).await;
             let shell = made.map_err(|e| Fault::new(format!("panicked while starting: {}", join_text(e))))??;
             let me = address.of_tenancy(tenancy);
-            let cx = Cx::new(me, start.path, start.incarnation, start.tree, start.report);
+            let cx = Cx::new(me, start.path, start.incarnation, start.tree, start.report, start.fence);
             let tenancy = Tenancy { address, number: tenancy, ended: cx.ended().clone() };
             let handle = ActorHandle { tenancy: tenancy.clone(), siblings: start.siblings, name: start.name };
             start.pulse.set_handle(Arc::new(handle));
-            let body = Body { shell, pulse: start.pulse, says_ready: start.says_ready, hold: Hold(tenancy), cx };
-            let (actor, _joined) = Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor)
-                .await
-                .map_err(|e| Fault::new(e.to_string()))?;
-            Ok(actor.get_cell())
+            let (shell, hold) = (Some(shell), Hold(tenancy));
+            let body = Body { shell, pulse: start.pulse, says_ready: start.says_ready, hold, cx };
+            let spawned = Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor).await;
+            spawned.map(drop).map_err(|e| Fault::new(e.to_string()))
         })
     }
 }
@@ -110,14 +113,8 @@ impl<M: Send + 'static> Handle for ActorHandle<M> {
     fn restart(&self) {
         self.siblings.restart(&self.name);
     }
-    fn depth(&self) -> u64 {
-        self.tenancy.address.depth() as u64
-    }
-    fn abandon(&self) {
-        self.tenancy.end();
-    }
-    fn stale(&self) -> u64 {
-        self.tenancy.address.stale()
+    fn mailbox(&self) -> Option<Mailbox> {
+        Some(self.tenancy.address.mailbox())
     }
 }
 
@@ -148,7 +145,8 @@ impl<M: Send + 'static> Drop for Hold<M> {
 }
 
 struct Body<S: Shell> {
-    shell: S,
+    /// Until it has stopped: what its drop does is its own affair too, and no supervisor's, to whom the rest goes.
+    shell: Option<S>,
     cx: Cx<S::Msg>,
     pulse: Pulse,
     says_ready: bool,
@@ -156,6 +154,14 @@ struct Body<S: Shell> {
 }
 
 struct Hosted<S>(PhantomData<fn() -> S>);
+
+impl<S: Shell> Body<S> {
+    fn view(&self) -> Value {
+        self.shell.as_ref().map_or(Value::Null, Shell::view)
+    }
+}
+
+const HAS_SHELL: &str = "an incarnation has its shell until it has stopped";
 
 /// How long `crash --how hang` holds a handler.
 const HANG: Duration = Duration::from_secs(30);
@@ -170,9 +176,9 @@ impl<S: Shell> Actor for Hosted<S> {
         me: ActorRef<Self::Msg>,
         body: Self::Arguments,
     ) -> Result<Self::State, ActorProcessingErr> {
-        body.cx.moved_in(me.get_cell());
+        body.cx.fence().enter(me.get_cell())?;
         let Hold(tenancy) = &body.hold;
-        if !tenancy.address.move_in(tenancy.number, me) {
+        if !tenancy.address.move_in(tenancy.number, tenancy.ended.clone(), me) {
             return Err("a later incarnation has its place".into());
         }
         Ok(body)
@@ -180,11 +186,12 @@ impl<S: Shell> Actor for Hosted<S> {
 
     async fn post_start(&self, _me: ActorRef<Self::Msg>, body: &mut Self::State) -> Result<(), ActorProcessingErr> {
         body.pulse.begin("started");
-        let done = AssertUnwindSafe(body.shell.started(&body.cx)).catch_unwind().await;
+        let shell = body.shell.as_mut().expect(HAS_SHELL);
+        let done = AssertUnwindSafe(at_work(body.cx.ended(), shell.started(&body.cx))).catch_unwind().await;
         body.pulse.end();
         let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
         done.map_err(|fault| ActorProcessingErr::from(fault.0))?;
-        body.pulse.publish(body.shell.view());
+        body.pulse.publish(body.view());
         if !body.says_ready {
             body.cx.ready();
         }
@@ -200,16 +207,17 @@ impl<S: Shell> Actor for Hosted<S> {
         match letter {
             Letter::Message(msg, ticket) => {
                 body.pulse.begin(msg.name());
-                let done = AssertUnwindSafe(body.shell.handle(&body.cx, msg)).catch_unwind().await;
+                let shell = body.shell.as_mut().expect(HAS_SHELL);
+                let done = AssertUnwindSafe(at_work(body.cx.ended(), shell.handle(&body.cx, msg))).catch_unwind().await;
                 drop(ticket);
                 let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
                 if body.pulse.end() {
-                    body.pulse.publish(body.shell.view());
+                    body.pulse.publish(body.view());
                 }
                 done.map_err(|fault| ActorProcessingErr::from(fault.0))
             }
             Letter::Refresh => {
-                body.pulse.publish(body.shell.view());
+                body.pulse.answer(body.view());
                 Ok(())
             }
             Letter::TaskPanicked(text) => Err(Panicked(text).into()),
@@ -218,7 +226,7 @@ impl<S: Shell> Actor for Hosted<S> {
                 match how {
                     // A real panic, through the hook and the unwinding, as a bug would be.
                     CrashHow::Panic => {
-                        let caught = std::panic::catch_unwind(|| panic!("crashed on request"));
+                        let caught = catch_unwind(|| panic!("crashed on request"));
                         let text = caught.err().map(|panic| panic_text(panic.as_ref()));
                         Err(Panicked(text.unwrap_or_default()).into())
                     }
@@ -242,9 +250,14 @@ impl<S: Shell> Actor for Hosted<S> {
             children.shut_down().await;
         }
         body.pulse.begin("stopping");
-        let stopped = AssertUnwindSafe(body.shell.stopping(&body.cx)).catch_unwind().await;
+        let mut shell = body.shell.take().expect(HAS_SHELL);
+        let stopped = AssertUnwindSafe(at_work(body.cx.ended(), shell.stopping(&body.cx))).catch_unwind().await;
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(shell)));
         body.pulse.end();
-        stopped.map_err(|panic| format!("panicked while stopping: {}", panic_text(panic.as_ref())).into())
+        // Now, and not when its supervisor lets go of what is left of it: that may be busy with its siblings for long.
+        body.hold.0.end();
+        let panicked = |panic: Box<dyn Any + Send>| format!("panicked while stopping: {}", panic_text(panic.as_ref()));
+        Ok(stopped.and(dropped).map_err(panicked)?)
     }
 
     async fn handle_supervisor_evt(

@@ -5,6 +5,7 @@
 //! - [`Alarm`]: one timer for an actor that is woken when its core says so.
 //! - [`Supervisor`], [`Spec`]: the supervision tree.
 //! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
+//! - [`Beside`]: what works beside an actor without being one, in the same tree.
 //! - [`Slot`]: state that outlives a crash.
 //!
 //! ractor runs the actors. What it does not give is here: bounded mailboxes, addresses that survive restarts,
@@ -13,8 +14,10 @@
 
 mod address;
 mod alarm;
+mod beside;
 mod clock;
 mod context;
+mod fence;
 mod host;
 mod shell;
 mod slot;
@@ -25,10 +28,11 @@ mod vitals;
 
 pub use address::{Address, AskError, Recipient, Undeliverable};
 pub use alarm::Alarm;
+pub use beside::{AtWork, Beside};
 pub use clock::Clock;
 pub use context::Cx;
 pub use shell::{Fault, Shell};
 pub use slot::Slot;
 pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};
 pub use supervisor::{Children, Supervisor};
-pub use tree::Tree;
+pub use tree::{ActorNumbers, Tree};

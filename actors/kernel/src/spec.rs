@@ -87,7 +87,15 @@ impl From<Strategy> for Group {
 }
 
 /// How long stopping may take, unless the specification says otherwise.
-pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(5);
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a kill may take, at most: it takes effect at the next await, so whoever takes longer holds its thread.
+pub(crate) const KILL_DEADLINE: Duration = Duration::from_secs(2);
+/// How long stopping may take for whoever has children. One of them may be stuck, and the others still go in their turn.
+const GROUP_STOP_DEADLINE: Duration = Duration::from_secs(8);
+/// The longest an orderly shutdown of a tree may take: the contract gives the process 10 s.
+pub(crate) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(9);
+const _: () = assert!(STOP_DEADLINE.as_secs() + KILL_DEADLINE.as_secs() < GROUP_STOP_DEADLINE.as_secs());
+const _: () = assert!(GROUP_STOP_DEADLINE.as_secs() < SHUTDOWN_LIMIT.as_secs());
 
 /// A child specification.
 #[derive(Clone)]
@@ -97,11 +105,12 @@ pub struct Spec {
     pub(crate) restart: Restart,
     pub(crate) backoff: Backoff,
     pub(crate) start_deadline: Duration,
-    /// After this a stopping child is killed; after twice this it is stuck.
+    /// After this a stopping child is killed; after as long again, and at most [`KILL_DEADLINE`], it is stuck.
     pub(crate) stop_deadline: Duration,
     pub(crate) contained: bool,
     pub(crate) says_ready: bool,
     pub(crate) requires: Vec<String>,
+    pub(crate) counted_as: Option<&'static str>,
     pub(crate) launch: Arc<dyn Launch>,
 }
 
@@ -117,6 +126,7 @@ impl Spec {
             contained: false,
             says_ready: false,
             requires: Vec::new(),
+            counted_as: None,
             launch,
         }
     }
@@ -137,7 +147,7 @@ impl Spec {
         group: impl Into<Group>,
         fill: impl Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(name, "Supervisor", launch_group(group.into(), fill)).stop_deadline(Duration::from_secs(8))
+        Self::new(name, "Supervisor", launch_group(group.into(), fill)).with_children()
     }
 
     /// When it is started again.
@@ -165,6 +175,11 @@ impl Spec {
         self.stop_deadline = deadline;
         self
     }
+    /// It starts children below itself: stopping may take as long as stopping a group.
+    #[must_use]
+    pub fn with_children(self) -> Self {
+        self.stop_deadline(GROUP_STOP_DEADLINE)
+    }
     /// It is `starting` until it says itself that it is healthy ([`Cx::ready`](crate::Cx::ready)); a group, until each of
     /// its children is. Otherwise an actor is healthy when `started` has returned, a group when it has been filled.
     #[must_use]
@@ -177,6 +192,13 @@ impl Spec {
     #[must_use]
     pub fn requires(mut self, sibling: impl Into<String>) -> Self {
         self.requires.push(sibling.into());
+        self
+    }
+    /// It is one of many: metrics tell of it, and of what is below it, together with all children that are counted as the same,
+    /// such as `session-*`. For children whose number others decide.
+    #[must_use]
+    pub fn counted_as(mut self, label: &'static str) -> Self {
+        self.counted_as = Some(label);
         self
     }
     /// How long starting may take, to the moment when it is healthy. After that it is stopped as one that failed.

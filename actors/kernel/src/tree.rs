@@ -1,11 +1,14 @@
 //! The live tree: every actor of this process by its path.
 
+mod numbers;
+mod shown;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use muster_messages::{ActorNode, ActorState, CrashHow, ErrorBody, ErrorCode, ID_LEN};
 
+pub use self::numbers::ActorNumbers;
 use crate::vitals::Vitals;
 
 type Paths = BTreeMap<String, Arc<Vitals>>;
@@ -14,6 +17,8 @@ type Paths = BTreeMap<String, Arc<Vitals>>;
 #[derive(Clone, Default)]
 pub struct Tree {
     paths: Arc<Mutex<Paths>>,
+    /// What was counted of actors that have gone, by a label that they shared: a counter never goes back.
+    gone: Arc<Mutex<BTreeMap<String, ActorNumbers>>>,
 }
 
 /// Keeps a path in the tree; dropping it takes the path out.
@@ -27,11 +32,11 @@ impl Drop for Registration {
         if paths.get(&self.vitals.path).is_some_and(|v| Arc::ptr_eq(v, &self.vitals)) {
             paths.remove(&self.vitals.path);
         }
+        if !self.vitals.has_series_of_its_own() {
+            self.tree.remember(&self.vitals);
+        }
     }
 }
-
-/// How long a reader waits for fresh views before it takes the last published ones.
-const REFRESH_WAIT: Duration = Duration::from_millis(40);
 
 impl Tree {
     /// An empty tree.
@@ -44,6 +49,12 @@ impl Tree {
     pub(crate) fn register(&self, vitals: Arc<Vitals>) -> Registration {
         self.paths().insert(vitals.path.clone(), Arc::clone(&vitals));
         Registration { tree: self.clone(), vitals }
+    }
+    /// What metrics call an actor of that name, or of those that are told together as `name`, below that path.
+    pub(crate) fn label(&self, parent: &str, name: &str) -> String {
+        let paths = self.paths();
+        let parent = paths.get(parent).map_or(parent, |vitals| &vitals.label);
+        format!("{parent}/{name}")
     }
     fn find(&self, path: &str) -> Result<Arc<Vitals>, ErrorBody> {
         let paths = self.paths();
@@ -59,32 +70,25 @@ impl Tree {
     }
 
     /// All actors as one tree, as they are now. Views are as fresh as the actors could make them within 40 ms;
-    /// an actor that is busy or stuck shows its last one.
+    /// an actor that is busy or stuck shows its last one. Of many siblings of a kind the most notable are shown.
     pub async fn snapshot(&self) -> ActorNode {
-        let all: Vec<Arc<Vitals>> = self.paths().values().cloned().collect();
-        refresh(&all).await;
-        assemble(all.iter().map(|v| v.node()).collect())
+        let all = self.paths().values().cloned().collect();
+        shown::tree(all).await
     }
 
     /// One actor and what is below it.
     pub async fn inspect(&self, path: &str) -> Result<ActorNode, ErrorBody> {
         let path = self.find(path)?.path.clone();
         let below = format!("{path}/");
-        let all: Vec<Arc<Vitals>> = self
-            .paths()
-            .iter()
-            .filter(|(p, _)| **p == path || p.starts_with(&below))
-            .map(|(_, v)| Arc::clone(v))
-            .collect();
-        refresh(&all).await;
-        Ok(assemble(all.iter().map(|v| v.node()).collect()))
+        let within = |p: &str| p == path || p.starts_with(&below);
+        let all = self.paths().values().filter(|v| within(&v.path)).cloned().collect();
+        Ok(shown::tree(all).await)
     }
 
     /// Crashes an actor on purpose.
     pub fn crash(&self, path: &str, how: CrashHow) -> Result<(), ErrorBody> {
         let vitals = self.find(path)?;
-        let handle =
-            vitals.handle().ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running")))?;
+        let handle = vitals.handle().ok_or_else(|| not_running(path))?;
         handle.crash(how);
         Ok(())
     }
@@ -92,8 +96,7 @@ impl Tree {
     /// Asks an actor's supervisor to restart it gracefully.
     pub fn restart(&self, path: &str) -> Result<(), ErrorBody> {
         let vitals = self.find(path)?;
-        let handle =
-            vitals.handle().ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running")))?;
+        let handle = vitals.handle().ok_or_else(|| not_running(path))?;
         handle.restart();
         Ok(())
     }
@@ -116,11 +119,15 @@ impl Tree {
         self.paths().keys().cloned().collect()
     }
 
-    /// Every actor without its children, in the order of paths: for metrics.
+    /// Every actor without its children and with its last view, in the order of paths.
     pub fn flat(&self) -> Vec<ActorNode> {
         let all: Vec<Arc<Vitals>> = self.paths().values().cloned().collect();
         all.iter().map(|v| v.node()).collect()
     }
+}
+
+fn not_running(path: &str) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running, or is no actor but a thread of one"))
 }
 
 /// The only actor named after a node whose id begins as the path ends: `muster actors` shows the beginning alone.
@@ -135,62 +142,6 @@ fn by_id_prefix<'a>(paths: &'a Paths, path: &str) -> Option<&'a Arc<Vitals>> {
     }
 }
 
-async fn refresh(all: &[Arc<Vitals>]) {
-    let waiting: Vec<(&Arc<Vitals>, u64)> = all
-        .iter()
-        .filter_map(|v| {
-            let handle = v.handle()?;
-            let seen = v.views();
-            handle.refresh().then_some((v, seen))
-        })
-        .collect();
-    let deadline = tokio::time::Instant::now() + REFRESH_WAIT;
-    while tokio::time::Instant::now() < deadline && waiting.iter().any(|(v, seen)| v.views() == *seen) {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-/// Nests a list of actors, ordered by path, by their paths.
-fn assemble(flat: Vec<ActorNode>) -> ActorNode {
-    let mut by_parent: BTreeMap<String, Vec<ActorNode>> = BTreeMap::new();
-    let mut sorted = flat;
-    sorted.sort_by(|a, b| a.path.cmp(&b.path));
-    let root = sorted.first().map(|n| n.path.clone()).unwrap_or_default();
-    for node in sorted.into_iter().rev() {
-        let parent = node.path.rsplit_once('/').map(|(p, _)| p.to_owned()).unwrap_or_default();
-        by_parent.entry(parent).or_default().push(node);
-    }
-    let top = root.rsplit_once('/').map(|(p, _)| p.to_owned()).unwrap_or_default();
-    let roots = nest(&top, &mut by_parent);
-    roots.into_iter().find(|n| n.path == root).unwrap_or_else(|| empty(root))
-}
-
-fn nest(parent: &str, by_parent: &mut BTreeMap<String, Vec<ActorNode>>) -> Vec<ActorNode> {
-    let mut nodes = by_parent.remove(parent).unwrap_or_default();
-    nodes.reverse();
-    for node in &mut nodes {
-        node.children = nest(&node.path.clone(), by_parent);
-    }
-    nodes
-}
-
-fn empty(path: String) -> ActorNode {
-    ActorNode {
-        path,
-        kind: String::new(),
-        incarnation: 0,
-        state: ActorState::Dead,
-        since: crate::Clock.wall(),
-        restarts: 0,
-        mailbox: 0,
-        handled: 0,
-        handling: None,
-        last_exits: Vec::new(),
-        view: serde_json::Value::Null,
-        children: Vec::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,8 +151,10 @@ mod tests {
         let tree = Tree::new();
         let names =
             ["node/session-7ewb12otbfzedvwe1dxxs3cy3", "node/session-7ewbz2otbfzedvwe1dxxs3cy3", "node/agent-host"];
-        let _kept: Vec<_> =
-            names.iter().map(|path| tree.register(Arc::new(Vitals::new((*path).to_owned(), "T")))).collect();
+        let _kept: Vec<_> = names
+            .iter()
+            .map(|path| tree.register(Arc::new(Vitals::new((*path).to_owned(), "T", (*path).to_owned()))))
+            .collect();
         assert_eq!(tree.find("node/session-7ewb12ot").unwrap().path, names[0]);
         assert_eq!(tree.find(names[1]).unwrap().path, names[1]);
         for unclear in ["node/session-7ewb", "node/session-7", "node/agent-ho", "node/session-", "session-7ewb12ot"] {

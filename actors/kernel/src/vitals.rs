@@ -1,17 +1,22 @@
 //! What is known of an actor from outside: kept beside it, so that it can be read while the actor is busy or stuck.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use muster_messages::{ActorExit, ActorNode, ActorState, CrashHow, ExitKind, Handling, WallTime, millis};
+use muster_messages::{ActorExit, ActorNode, ActorState, CrashHow, ExitKind, HandlerTimes, Handling, WallTime, millis};
 use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 use crate::Clock;
 
 /// Exits that are remembered.
 const EXITS_KEPT: usize = 8;
+/// And bytes of the text of each: a fault may quote what a peer has sent.
+const EXIT_TEXT_KEPT: usize = 1024;
 
 /// What can be done to a running actor from outside.
 pub(crate) trait Handle: Send + Sync {
@@ -19,11 +24,18 @@ pub(crate) trait Handle: Send + Sync {
     fn refresh(&self) -> bool;
     fn crash(&self, how: CrashHow);
     fn restart(&self);
-    fn depth(&self) -> u64;
-    /// The incarnation is stuck: whatever of it can still be ended, is.
-    fn abandon(&self);
+    /// Its mailbox, if it has one that is counted.
+    fn mailbox(&self) -> Option<Mailbox>;
+}
+
+/// What is known of a mailbox.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Mailbox {
+    pub(crate) depth: u64,
+    pub(crate) limit: u64,
+    pub(crate) refused: u64,
     /// Messages of older incarnations that were dropped.
-    fn stale(&self) -> u64;
+    pub(crate) stale: u64,
 }
 
 struct Inner {
@@ -33,6 +45,7 @@ struct Inner {
     restarts: u64,
     exits: VecDeque<ActorExit>,
     handling: Option<(&'static str, Instant)>,
+    times: HandlerTimes,
     view: Value,
     view_at: Instant,
 }
@@ -41,16 +54,19 @@ struct Inner {
 pub(crate) struct Vitals {
     pub(crate) path: String,
     pub(crate) kind: &'static str,
+    /// What metrics call it: its path, or one that it shares with the others of its kind.
+    pub(crate) label: String,
     inner: Mutex<Inner>,
-    handled: AtomicU64,
-    views: AtomicU64,
+    published: Notify,
+    /// A request for a fresh view is in the mailbox. One at a time: a stuck actor may be looked at for hours.
+    refreshing: AtomicBool,
     /// What older incarnations still reported.
     stale: AtomicU64,
     handle: Mutex<Option<Arc<dyn Handle>>>,
 }
 
 impl Vitals {
-    pub(crate) fn new(path: String, kind: &'static str) -> Self {
+    pub(crate) fn new(path: String, kind: &'static str, label: String) -> Self {
         let inner = Inner {
             incarnation: 0,
             state: ActorState::Starting,
@@ -58,15 +74,17 @@ impl Vitals {
             restarts: 0,
             exits: VecDeque::new(),
             handling: None,
+            times: HandlerTimes::default(),
             view: Value::Null,
             view_at: Instant::now(),
         };
         Self {
             path,
             kind,
+            label,
             inner: Mutex::new(inner),
-            handled: AtomicU64::new(0),
-            views: AtomicU64::new(0),
+            published: Notify::new(),
+            refreshing: AtomicBool::new(false),
             stale: AtomicU64::new(0),
             handle: Mutex::new(None),
         }
@@ -95,8 +113,12 @@ impl Vitals {
         inner.view = Value::Null;
         inner.state = ActorState::Starting;
         inner.since = Clock.wall();
+        self.refreshing.store(false, Ordering::Relaxed);
     }
-    pub(crate) fn exited(&self, kind: ExitKind, text: String) {
+    pub(crate) fn exited(&self, kind: ExitKind, mut text: String) {
+        if let Some((end, _)) = text.char_indices().find(|(at, _)| *at >= EXIT_TEXT_KEPT) {
+            text.truncate(end);
+        }
         let mut inner = self.inner();
         inner.handling = None;
         if inner.exits.len() == EXITS_KEPT {
@@ -107,51 +129,89 @@ impl Vitals {
 
     /// Shows why nothing runs here.
     pub(crate) fn explain(&self, view: Value) {
-        self.inner().view = view;
-        self.views.fetch_add(1, Ordering::Relaxed);
+        let mut inner = self.inner();
+        inner.view = view;
+        inner.view_at = Instant::now();
+        drop(inner);
+        self.published.notify_waiters();
     }
     pub(crate) fn count_stale(&self) {
         self.stale.fetch_add(1, Ordering::Relaxed);
     }
     /// Reports and messages of older incarnations that were dropped.
     pub(crate) fn stale(&self) -> u64 {
-        self.stale.load(Ordering::Relaxed) + self.handle().map_or(0, |h| h.stale())
+        self.stale.load(Ordering::Relaxed) + self.mailbox().stale
+    }
+    fn mailbox(&self) -> Mailbox {
+        self.handle().and_then(|handle| handle.mailbox()).unwrap_or_default()
+    }
+    /// Asks for a fresh view; false: there is none to come.
+    pub(crate) fn refresh(&self) -> bool {
+        let Some(handle) = self.handle() else { return false };
+        let asked = self.refreshing.swap(true, Ordering::Relaxed) || handle.refresh();
+        self.refreshing.store(asked, Ordering::Relaxed);
+        asked
+    }
+    /// How much it wants to be looked at: whoever is not well or at something long, then who has failed, then who has work.
+    pub(crate) fn notable(&self) -> (bool, Duration, u64, u64) {
+        let inner = self.inner();
+        let unwell = !matches!(inner.state, ActorState::Healthy | ActorState::Done);
+        let at_it = inner.handling.map(|(_, since)| since.elapsed()).unwrap_or_default();
+        let restarts = inner.restarts;
+        drop(inner);
+        (unwell, at_it, restarts, self.mailbox().depth)
     }
     /// What is shown of the present incarnation when it is left behind: as it was, at a path of its own.
     pub(crate) fn left_behind(&self) -> Vitals {
         let inner = self.inner();
-        let left = Vitals::new(format!("{}@{}", self.path, inner.incarnation), self.kind);
+        let [path, mut label] = [&self.path, &self.label].map(|name| format!("{name}@{}", inner.incarnation));
+        if !self.has_series_of_its_own() {
+            label.clone_from(&self.label);
+        }
+        let left = Vitals::new(path, self.kind, label);
         *left.inner() = Inner {
             state: ActorState::Stuck,
             since: Clock.wall(),
             exits: inner.exits.clone(),
+            times: HandlerTimes::default(),
             view: inner.view.clone(),
             ..*inner
         };
         left
     }
-    pub(crate) fn views(&self) -> u64 {
-        self.views.load(Ordering::Relaxed)
+    /// The next view that is published.
+    pub(crate) fn published(&self) -> Notified<'_> {
+        self.published.notified()
+    }
+
+    /// Whether its label stands for it alone.
+    pub(crate) fn has_series_of_its_own(&self) -> bool {
+        self.label == self.path
     }
 
     pub(crate) fn node(&self) -> ActorNode {
-        let mailbox = self.handle().map_or(0, |h| h.depth());
+        let mailbox = self.handle().and_then(|handle| handle.mailbox());
+        let Mailbox { depth, refused, stale, .. } = mailbox.unwrap_or_default();
         let inner = self.inner();
         ActorNode {
-            path: self.path.clone(),
             kind: self.kind.to_owned(),
             incarnation: inner.incarnation,
             state: inner.state,
             since: inner.since,
             restarts: inner.restarts,
-            mailbox,
-            handled: self.handled.load(Ordering::Relaxed),
+            mailbox: depth,
+            mailbox_limit: mailbox.map(|mailbox| mailbox.limit),
+            refused,
+            stale: stale + self.stale.load(Ordering::Relaxed),
+            handled: inner.times.handled(),
             handling: inner
                 .handling
                 .map(|(message, at)| Handling { message: message.to_owned(), for_ms: millis(at.elapsed()) }),
+            handler_times: inner.times,
             last_exits: inner.exits.iter().cloned().collect(),
             view: inner.view.clone(),
-            children: Vec::new(),
+            view_age_ms: (!inner.view.is_null()).then(|| millis(inner.view_at.elapsed())),
+            ..ActorNode::unknown(self.path.clone())
         }
     }
 }
@@ -185,21 +245,29 @@ impl Pulse {
     /// Ends a message; true when it is time for a fresh view.
     pub(crate) fn end(&self) -> bool {
         self.current().is_some_and(|mut inner| {
-            self.vitals.handled.fetch_add(1, Ordering::Relaxed);
-            inner.handling = None;
+            if let Some((_, since)) = inner.handling.take() {
+                inner.times.add(since.elapsed());
+            }
             inner.view_at.elapsed() >= VIEW_EVERY
         })
+    }
+    /// The view that was asked for.
+    pub(crate) fn answer(&self, view: Value) {
+        if self.current().is_some() {
+            self.vitals.refreshing.store(false, Ordering::Relaxed);
+        }
+        self.publish(view);
     }
     pub(crate) fn publish(&self, view: Value) {
         if let Some(mut inner) = self.current() {
             inner.view = view;
             inner.view_at = Instant::now();
             drop(inner);
-            self.vitals.views.fetch_add(1, Ordering::Relaxed);
+            self.vitals.published.notify_waiters();
         }
     }
 }
 
 /// How often a busy actor publishes its view by itself: often enough to show what a stuck one was doing, rarely
 /// enough to cost nothing under load.
-const VIEW_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
+const VIEW_EVERY: Duration = Duration::from_millis(100);

@@ -10,9 +10,8 @@ use std::time::Duration;
 use muster_kernel::{Address, Children, Cx, Fault, Intensity, Shell, Slot, Spec, Strategy, Undeliverable};
 use muster_messages::protocol::Named;
 use muster_messages::{ActorState, CrashHow, ExitKind};
-use tokio::sync::watch;
 
-use self::parts::{Msg, Yard, eventually};
+use self::parts::{Farewell, Msg, Yard, eventually};
 
 const SOON: Duration = Duration::from_millis(20);
 
@@ -25,14 +24,9 @@ async fn a_child_that_ignores_stop_and_kill_is_shown_stuck_and_its_successor_run
     let child = below.spec();
     a.tell(|| Msg::Child(child.clone())).await;
     yard.lives("node/a/below", 1).await;
-    let (task, mut ended) = watch::channel(());
-    a.address.tell(Msg::Task(task)).expect("it runs");
-    assert!(ended.changed().await.is_ok(), "it has begun");
-    let (release, block) = mpsc::channel();
+    let task = a.runs_a_task().await;
     let (_, old) = a.who().await.expect("it answers");
-    a.address.tell(Msg::Block(block)).expect("it runs");
-    eventually("it blocks", || yard.find("node/a").is_some_and(|n| n.handling.is_some_and(|h| h.message == "block")))
-        .await;
+    let release = a.blocks(&yard, "node/a", |_| ()).await;
 
     // A sibling fails: the group restarts, and is not held up.
     yard.crash("node/sibling", CrashHow::Panic);
@@ -46,15 +40,148 @@ async fn a_child_that_ignores_stop_and_kill_is_shown_stuck_and_its_successor_run
 
     // Nothing of it is left that could do harm: its children and tasks end, and what it says is dropped and counted.
     eventually("its child is gone", || yard.find("node/a/below").is_none()).await;
-    let end = tokio::time::timeout(Duration::from_secs(20), ended.changed()).await;
-    assert!(end.is_ok_and(|news| news.is_err()), "its task is gone");
+    eventually("its task is gone", || task.has_changed().is_err()).await;
     let before = yard.tree.stale("node/a").expect("there is such an actor");
     assert_eq!(old.tell(Msg::Ready), Err(Undeliverable::Down));
     assert_eq!(yard.tree.stale("node/a"), Some(before + 1));
     drop(release);
     eventually("it ends after all", || yard.find("node/a@1").is_none()).await;
-    assert!(yard.tree.stale("node/a").is_some_and(|stale| stale > before + 1));
     assert_eq!((yard.find("node/a").unwrap().incarnation, yard.state("node/a")), (2, Some(ActorState::Healthy)));
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_a_stuck_incarnation_says_and_writes_once_it_is_let_go_counts_no_more() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (a, other, slot) = (yard.part("a"), yard.part("other"), Slot::new());
+    yard.root.children().start(a.spec().stop_deadline(SOON));
+    yard.root.children().start(other.spec());
+    yard.lives("node/a", 1).await;
+    yard.lives("node/other", 1).await;
+    let (outcome, told) = mpsc::channel();
+    let (to, memory) = (other.address.clone(), slot.clone());
+    let release = a
+        .blocks(&yard, "node/a", move |cx| {
+            memory.set("the stuck one");
+            let _heard = outcome.send([cx.me().tell(Msg::Echo), to.tell(Msg::Echo)]);
+        })
+        .await;
+    yard.tree.restart("node/a").expect("it runs");
+    yard.lives("node/a", 2).await;
+    let (at_once, memory) = (mpsc::channel().1, slot.clone());
+    a.address.tell(Msg::Block(at_once, Box::new(move |_| memory.set("its successor")))).expect("it runs");
+    eventually("its successor has written", || slot.get() == Some("its successor")).await;
+    drop(release);
+    eventually("it ends after all", || yard.find("node/a@1").is_none()).await;
+    assert_eq!(told.recv(), Ok([Err(Undeliverable::Down); 2]), "neither its own address nor another's hears it");
+    assert_eq!((a.address.stale(), other.address.stale()), (1, 1), "and it is counted");
+    assert_eq!(slot.get(), Some("its successor"));
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_is_below_a_group_that_ends_counts_no_more_though_its_thread_is_held() {
+    for end in [None, Some(CrashHow::Error), Some(CrashHow::Panic), Some(CrashHow::Kill)] {
+        let yard = Yard::new(Intensity::default()).await;
+        let a = yard.part("a");
+        let spec = a.spec();
+        let group = Spec::group("g", Intensity::default(), move |children: &Children| {
+            children.start(spec.clone());
+            Ok(())
+        });
+        yard.root.children().start(group.stop_deadline(SOON));
+        yard.lives("node/g/a", 1).await;
+        let (_, old) = a.who().await.expect("it answers");
+        let (task, release) = (a.runs_a_task().await, a.blocks(&yard, "node/g/a", |_| ()).await);
+        if let Some(how) = end {
+            yard.crash("node/g", how);
+            yard.lives("node/g", 2).await;
+            yard.lives("node/g/a", 1).await;
+        } else {
+            yard.root.children().stop_and_wait("g").await;
+            assert_eq!(a.address.tell(Msg::Echo), Err(Undeliverable::Down));
+        }
+        assert_eq!(old.tell(Msg::Echo), Err(Undeliverable::Down));
+        eventually("its task is gone while it is held", || task.has_changed().is_err()).await;
+        drop(release);
+        yard.root.shut_down().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_is_below_an_actor_that_fails_counts_no_more_though_its_thread_is_held() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (a, below) = (yard.part("a"), yard.part("below"));
+    yard.root.children().start(a.spec());
+    let child = below.spec();
+    a.tell(|| Msg::Child(child.clone())).await;
+    yard.lives("node/a/below", 1).await;
+    let task = below.runs_a_task().await;
+    let release = below.blocks(&yard, "node/a/below", |_| ()).await;
+    yard.crash("node/a", CrashHow::Error);
+    yard.lives("node/a", 2).await;
+    assert_eq!(below.address.tell(Msg::Echo), Err(Undeliverable::Down));
+    eventually("its task is gone while it is held", || task.has_changed().is_err()).await;
+    drop(release);
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stuck_incarnation_starts_no_children_beside_those_of_its_successor() {
+    let yard = Yard::new(Intensity::default()).await;
+    let [a, below, intruder] = ["a", "below", "below"].map(|name| yard.part(name));
+    yard.root.children().start(a.spec().stop_deadline(SOON));
+    yard.lives("node/a", 1).await;
+    let (second, held) = mpsc::channel::<()>();
+    let (child, (started, has_started)) = (intruder.spec(), mpsc::channel());
+    let release = a
+        .blocks(&yard, "node/a", move |cx| {
+            cx.children().start(child);
+            // A worker keeps what it spawned last to itself: with this, another one is free to run the group.
+            tokio::spawn(async {});
+            let _heard = started.send(());
+            let _dropped = held.recv();
+        })
+        .await;
+    yard.tree.restart("node/a").expect("it runs");
+    yard.lives("node/a", 2).await;
+    let child = below.spec();
+    a.tell(|| Msg::Child(child.clone())).await;
+    yard.lives("node/a/below", 1).await;
+    drop(release);
+    has_started.recv().expect("it says so");
+    for _ in 0..100 {
+        assert!(below.who().await.is_some());
+        assert_eq!(intruder.address.tell(Msg::Echo), Err(Undeliverable::Down));
+    }
+    drop(second);
+    eventually("it ends after all", || yard.find("node/a@1").is_none()).await;
+    assert_eq!(yard.tree.list(), ["node", "node/a", "node/a/below"]);
+    assert!(below.who().await.is_some());
+    assert_eq!(intruder.dropped.load(Ordering::SeqCst), 0, "it was not even made");
+    yard.root.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_factory_that_returns_after_its_child_was_removed_brings_nobody_to_life() {
+    let yard = Yard::new(Intensity::default()).await;
+    let a = yard.part("a");
+    let (release, held) = mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let making = Arc::new(AtomicBool::new(false));
+    let at_it = Arc::clone(&making);
+    let spec = a.made(move || {
+        at_it.store(true, Ordering::SeqCst);
+        let _released = held.lock().expect("nobody panics here").recv();
+        Ok(())
+    });
+    yard.root.children().start(spec.stop_deadline(SOON));
+    eventually("the factory is at it", || making.load(Ordering::SeqCst)).await;
+    yard.root.children().stop_and_wait("a").await;
+    assert_eq!(yard.tree.list(), ["node", "node/a@1"]);
+    drop(release);
+    eventually("the late one has gone", || yard.find("node/a@1").is_none()).await;
+    assert_eq!((yard.log.take(), a.dropped.load(Ordering::SeqCst)), (vec![], 1));
     yard.root.shut_down().await;
 }
 
@@ -108,6 +235,31 @@ async fn a_child_that_is_being_made_during_shutdown_does_not_start() {
     drop(release);
     shutdown.await.expect("it only stops");
     assert_eq!((log.take(), tree.list()), (vec!["a up".into(), "a down".into()], vec![]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_child_that_is_being_made_when_its_group_gives_up_does_not_start() {
+    let yard = Yard::new(Intensity { max: 0, ..Intensity::default() }).await;
+    let [a, b, c] = ["a", "b", "c"].map(|name| yard.part(name));
+    let (release, held) = mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    yard.root.children().start(a.spec());
+    yard.root.children().start(b.made(move || {
+        let _released = held.lock().expect("nobody panics here").recv();
+        Ok(())
+    }));
+    c.farewell.send_replace(Farewell::Late);
+    yard.root.children().start(c.spec());
+    yard.lives("node/a", 1).await;
+    yard.lives("node/c", 1).await;
+    yard.crash("node/a", CrashHow::Panic);
+    yard.until("node/c", ActorState::Stopping).await;
+    drop(release);
+    eventually("it was made for nothing", || b.dropped.load(Ordering::SeqCst) == 1).await;
+    assert!(!yard.log.has("c down"), "while the others are still on their way");
+    c.farewell.send_replace(Farewell::AtOnce);
+    yard.root.ended().await;
+    assert!(yard.log.has("c down") && !yard.log.has("b up"));
 }
 
 #[tokio::test]
@@ -246,8 +398,15 @@ async fn misuse_next_door_does_not_keep_a_group_from_restarting_five_times() {
 async fn a_slot_keeps_the_newest_value_whoever_holds_it() {
     let (slot, other) = (Slot::new(), Slot::new());
     assert_eq!(slot.get(), None::<u64>);
-    let holders: Vec<_> = (0..4).map(|_| slot.clone()).collect();
-    let writers = holders.into_iter().map(|slot| std::thread::spawn(move || (1..=100).for_each(|n| slot.set(n))));
-    writers.collect::<Vec<_>>().into_iter().for_each(|writer| writer.join().expect("it only writes"));
-    assert_eq!((slot.get(), slot.clone().get(), other.get()), (Some(100), Some(100), None::<u64>));
+    let last = [7, 3, 5, 1];
+    let write = |last: u64| {
+        let slot = slot.clone();
+        std::thread::spawn(move || (last..last + 100).rev().for_each(|n| slot.set(n)))
+    };
+    last.map(write).into_iter().for_each(|writer| writer.join().expect("it only writes"));
+    assert!(slot.get().is_some_and(|value| last.contains(&value)), "{:?} is nobody's last word", slot.get());
+    for value in last {
+        write(value).join().expect("it only writes");
+        assert_eq!((slot.get(), slot.clone().get(), other.get()), (Some(value), Some(value), None::<u64>));
+    }
 }

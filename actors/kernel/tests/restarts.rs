@@ -2,8 +2,8 @@
 
 mod parts;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use muster_kernel::{Backoff, Children, Fault, Group, Intensity, Restart, Spec, Strategy};
@@ -261,31 +261,104 @@ async fn a_child_that_was_asked_to_go_before_is_given_its_time_at_shutdown_too()
     assert_eq!(yard.log.take(), ["a up", "a down"]);
 }
 
+/// Until it holds. No time passes while a factory is at work, so nobody waits for any.
+async fn turns(until: impl Fn() -> bool) {
+    while !until() {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_child_whose_launch_was_not_reported_yet_is_stopped_in_its_turn_too() {
+    for (late, other) in [("a", "b"), ("b", "a")] {
+        let yard = Yard::new(Intensity::default()).await;
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let specs = ["a", "b"].map(|name| {
+            let held = Arc::clone(&held);
+            yard.part(name).made(move || {
+                if name == late {
+                    let _released = held.lock().expect("nobody panics here").recv();
+                }
+                Ok(())
+            })
+        });
+        let group = Spec::group("g", Intensity::default(), fill(specs.into()));
+        yard.root.children().start(group.stop_deadline(Duration::from_secs(60)));
+        turns(|| yard.state(&format!("node/g/{other}")) == Some(ActorState::Healthy)).await;
+        // The group is busy for 30 s with what it hears before the launch.
+        yard.crash("node/g", CrashHow::Hang);
+        drop(release);
+        turns(|| yard.log.len() == 2).await;
+        yard.root.children().stop_and_wait("g").await;
+        assert_eq!(yard.log.take(), [&format!("{other} up"), &format!("{late} up"), "b down", "a down"]);
+        assert_eq!(yard.tree.list(), ["node"]);
+        yard.root.shut_down().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn however_many_children_fail_before_their_launch_was_reported_each_is_started_again() {
     let yard = Yard::new(Intensity::default()).await;
-    let (a, b) = (yard.part("a"), yard.part("b"));
     let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = std::sync::Mutex::new(held);
-    let late = b.made(move || {
-        let _released = held.lock().expect("nobody panics here").recv();
-        Ok(())
-    });
-    let group = Spec::group("g", Intensity::default(), fill(vec![a.spec(), late]));
-    yard.root.children().start(group.stop_deadline(Duration::from_secs(60)));
-    // No time passes while a factory is at work, so nobody waits for any.
-    let turns = async |until: &dyn Fn() -> bool| {
-        while !until() {
-            tokio::task::yield_now().await;
-        }
+    let (held, making) = (Arc::new(Mutex::new(held)), Arc::new(AtomicU64::new(0)));
+    let hands: Vec<Hand> = (0..100).map(|n| yard.part(&format!("part-{n}"))).collect();
+    let spec = |hand: &Hand| {
+        hand.bad_starts.store(1, Ordering::SeqCst);
+        let (held, making) = (Arc::clone(&held), Arc::clone(&making));
+        hand.made(move || {
+            making.fetch_add(1, Ordering::SeqCst);
+            let _released = held.lock().expect("nobody panics here").recv();
+            Ok(())
+        })
     };
-    turns(&|| yard.state("node/g/a") == Some(ActorState::Healthy)).await;
-    // The group is busy for 30 s with what it hears before the launch.
+    let limit = Intensity { max: hands.len(), ..Intensity::default() };
+    yard.root.children().start(Spec::group("g", limit, fill(hands.iter().map(spec).collect())));
+    turns(|| making.load(Ordering::SeqCst) == 100).await;
     yard.crash("node/g", CrashHow::Hang);
     drop(release);
-    turns(&|| yard.log.len() == 2).await;
-    yard.root.children().stop_and_wait("g").await;
+    turns(|| hands.iter().all(|hand| hand.dropped.load(Ordering::SeqCst) == 1)).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    for hand in &hands {
+        let path = format!("node/g/{}", hand.name);
+        yard.lives(&path, 2).await;
+        let exits = yard.find(&path).unwrap().last_exits;
+        assert_eq!(exits.iter().map(|exit| exit.text.as_str()).collect::<Vec<_>>(), ["a bad start"]);
+    }
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_of_a_child_that_has_stopped_do_not_wait_for_its_siblings() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (a, b) = (yard.part("a"), yard.part("b"));
+    a.farewell.send_replace(Farewell::Late);
+    yard.root.children().start(a.spec());
+    yard.root.children().start(b.spec());
+    yard.lives("node/a", 1).await;
+    yard.lives("node/b", 1).await;
+    let task = b.runs_a_task().await;
+    let stops = async {
+        eventually("its task has ended", || task.has_changed().is_err()).await;
+        assert_eq!((yard.log.has("b down"), yard.state("node/a")), (true, Some(ActorState::Stopping)));
+        a.farewell.send_replace(Farewell::AtOnce);
+    };
+    tokio::join!(yard.root.shut_down(), stops);
     assert_eq!(yard.log.take(), ["a up", "b up", "b down", "a down"]);
-    assert_eq!(yard.tree.list(), ["node"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_panics_when_it_is_dropped_has_failed_itself_and_nobody_else() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (bad, sibling) = (yard.part("bad"), yard.part("sibling"));
+    yard.root.children().start(sibling.spec());
+    yard.root.children().start(bad.spec().contained());
+    yard.lives("node/bad", 1).await;
+    bad.farewell.send_replace(Farewell::PanicsInDrop);
+    yard.tree.restart("node/bad").expect("it runs");
+    yard.lives("node/bad", 2).await;
+    bad.farewell.send_replace(Farewell::AtOnce);
+    assert!(yard.find("node/bad").unwrap().last_exits[0].text.contains("while it is dropped"));
+    assert_eq!((yard.find("node/sibling").unwrap().incarnation, yard.log.has("sibling down")), (1, false));
     yard.root.shut_down().await;
 }

@@ -75,5 +75,6 @@ impl Mesh {
         Spec::actor("mesh", self.handle.mesh.clone(), move || {
             Ok(MeshShell::new(config.clone(), wiring.clone(), handle.clone()))
         })
+        .with_children()
     }
 }

@@ -44,6 +44,8 @@ pub struct RaftArgs {
     pub founding: bool,
     /// The seat whose data this node has lost, if it has: neither it nor an older one is taken up again.
     pub lost: Option<RaftId>,
+    /// For tests: the disk hangs while this file exists.
+    pub disk_hangs_while: Option<PathBuf>,
 }
 
 /// The actor. See the module.
@@ -109,8 +111,12 @@ impl RaftMember {
     /// Opens the disk and resumes, founds, or waits for a seat. Blocks: call it in a `Spec`'s factory. An earlier
     /// incarnation's disk thread is waited for; if it hangs, this fails and the supervisor tries again.
     pub fn open(args: RaftArgs) -> Result<Self, Fault> {
-        let RaftArgs { data_dir, node, config, transport, publish, feed, outgrown, founding, lost } = args;
+        let RaftArgs { data_dir, node, config, transport, publish, feed, outgrown, founding, lost, disk_hangs_while } =
+            args;
         let (disk, recovered) = DiskThread::open(&data_dir)?;
+        if let Some(file) = disk_hangs_while {
+            disk.hang_while(file);
+        }
         let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
         let core = if founding && recovered.seat.is_none() {
             RaftCore::found(config, node, seed, now, logger())?
@@ -328,6 +334,7 @@ impl Shell for RaftMember {
     const KIND: &'static str = "RaftMember";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        self.disk.show(cx.beside("disk", "Disk"));
         let me = cx.me().clone();
         self.disk.listen(Box::new(move |report| {
             // A nudge; a tick makes up for one that a full mailbox refuses, and for the failure that follows it.

@@ -128,6 +128,7 @@ impl Cluster {
             outgrown: Arc::default(),
             founding: n == 1,
             lost: None,
+            disk_hangs_while: None,
         };
         std::fs::create_dir_all(args.data_dir.parent().unwrap()).unwrap();
         self.root

@@ -71,7 +71,7 @@ pub fn candidates_address() -> Address<Msg> {
 /// How to make one.
 pub fn candidates_spec(wiring: Wiring, siblings: Children) -> Spec {
     let address = wiring.candidates.clone();
-    Spec::actor("candidates", address, move || Ok(Candidates::new(wiring.clone(), siblings.clone())))
+    Spec::actor("candidates", address, move || Ok(Candidates::new(wiring.clone(), siblings.clone()))).with_children()
 }
 
 enum Elect {

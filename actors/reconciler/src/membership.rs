@@ -138,7 +138,7 @@ pub fn member_spec(name: &str, setup: MemberSetup) -> (Spec, watch::Receiver<Mem
     let (tell, leave) = (Arc::new(tell), Leave::default());
     let left = leave.clone();
     let make = move || Ok(MemberShell::new(setup.clone(), Arc::clone(&tell), left.clone()));
-    (Spec::actor(name, Address::new(MAILBOX), make), view, leave)
+    (Spec::actor(name, Address::new(MAILBOX), make).with_children(), view, leave)
 }
 
 /// What the actor hears. All of it is its own.

@@ -78,7 +78,7 @@ pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefus
         let (setup, retire, retired) = (setup.clone(), retire.clone(), Arc::clone(&tell));
         Ok(ReconcilersShell { setup, retire, retired, groups: BTreeMap::new(), wanted: BTreeSet::new(), trouble: None })
     };
-    let spec = Spec::actor("reconcilers", Address::new(MAILBOX), make).stop_deadline(Duration::from_secs(8));
+    let spec = Spec::actor("reconcilers", Address::new(MAILBOX), make).with_children();
     Ok((spec.contained(), reconcilers))
 }
 
@@ -155,7 +155,7 @@ fn group(wiring: Wiring) -> Spec {
         children.start(candidates_spec(wiring.clone(), children.clone()));
         Ok(())
     };
-    Spec::group(path, Intensity::default(), fill).backoff(Backoff::SLOW).contained()
+    Spec::group(path, Intensity::default(), fill).backoff(Backoff::SLOW).contained().counted_as("*")
 }
 
 impl Shell for ReconcilersShell {

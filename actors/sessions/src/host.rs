@@ -91,7 +91,7 @@ pub fn sessions_address(config: &SessionsConfig) -> Address<Msg> {
 /// How to make the host of the sessions.
 pub fn sessions_spec(address: Address<Msg>, ports: SessionsPorts) -> Spec {
     let report_to = address.clone();
-    Spec::actor("sessions", address, move || Ok(SessionsShell::new(ports.clone(), report_to.clone())))
+    Spec::actor("sessions", address, move || Ok(SessionsShell::new(ports.clone(), report_to.clone()))).with_children()
 }
 
 struct Child {

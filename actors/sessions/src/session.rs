@@ -129,7 +129,7 @@ pub(crate) fn session_name(node: NodeId) -> String {
 
 pub(crate) fn session_spec(address: Address<Msg>, ports: SessionPorts) -> Spec {
     let name = session_name(ports.node);
-    Spec::actor(name, address, move || Ok(SessionShell::new(ports.clone())))
+    Spec::actor(name, address, move || Ok(SessionShell::new(ports.clone()))).counted_as("session-*")
 }
 
 /// See the module.

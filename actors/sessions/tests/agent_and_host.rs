@@ -388,6 +388,14 @@ async fn seats_and_questions_travel_both_ways_through_a_session() {
     };
     assert_eq!(ask(node(1)).await, Ok("Tree".to_owned()));
     assert_eq!(ask(node(2)).await.map_err(|e| e.code), Err(ErrorCode::NotFound));
+    // AGENT-9: also while the agent hangs.
+    agent.tree.crash("node/agent", CrashHow::Hang).unwrap();
+    let hangs = || agent.tree.flat().iter().any(|actor| actor.path == "node/agent" && actor.handling.is_some());
+    eventually("it hangs", hangs).await;
+    for _ in 0..20 {
+        assert_eq!(ask(node(1)).await, Ok("Tree".to_owned()));
+    }
+    assert!(hangs());
 }
 
 #[tokio::test]

@@ -254,7 +254,7 @@ pub struct ActorsArgs {
     /// Every node's tree
     #[arg(long)]
     pub all: bool,
-    /// Show it again every second
+    /// Show it again every second, in place on a terminal; Ctrl-C ends
     #[arg(long)]
     pub watch: bool,
     /// A node's tree, or the leader's [default: the node that answers]

@@ -43,6 +43,10 @@ impl Failure {
     pub fn is(&self, code: ErrorCode) -> bool {
         self.code == code.to_string()
     }
+    /// Whether it is about the cluster at this moment, and not about what was asked.
+    pub fn passes(&self) -> bool {
+        self.is(ErrorCode::TimedOut) || self.exit == ErrorCode::NoQuorum.exit_status()
+    }
     /// `{"error":{"code","message","details"}}`.
     pub fn to_json(&self) -> Value {
         json!({"error": {"code": self.code, "message": self.message, "details": self.details}})
@@ -115,6 +119,21 @@ mod tests {
             failure.to_json(),
             json!({"error": {"code": "quorum_at_risk", "message": "it would leave 1 of 3 voters", "details": {"needed": 2}}})
         );
+    }
+
+    #[test]
+    fn what_passes_is_waited_for_and_what_was_asked_wrongly_is_not() {
+        for (code, waits) in [
+            (ErrorCode::NoQuorum, true),
+            (ErrorCode::Unreachable, true),
+            (ErrorCode::TimedOut, true),
+            (ErrorCode::UnknownOutcome, true),
+            (ErrorCode::NotFound, false),
+            (ErrorCode::Forbidden, false),
+            (ErrorCode::Invalid, false),
+        ] {
+            assert_eq!(Failure::new(code, "").passes(), waits, "{code}");
+        }
     }
 
     #[test]

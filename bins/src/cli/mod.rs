@@ -21,6 +21,7 @@ mod identity;
 pub mod output;
 pub mod parent;
 mod render;
+mod screen;
 pub mod settled;
 mod signals;
 mod wait_ready;

@@ -199,7 +199,7 @@ pub fn spec(
             said: String::new(),
         })
     };
-    Spec::actor("feature-level", Address::new(64), make).contained()
+    Spec::actor("feature-level", Address::new(64), make).contained().with_children()
 }
 
 impl FeatureLevel {

@@ -196,6 +196,7 @@ fn raft_spec(
             node: shared.me,
             founding,
             lost: lost_seat(&shared),
+            disk_hangs_while: shared.config.settings.debug.disk_hangs_while(),
         })
     })
 }

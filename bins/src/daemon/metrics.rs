@@ -1,5 +1,6 @@
 //! Plain HTTP for machines that watch machines: `/metrics` (Prometheus), `/livez`, `/readyz`.
 
+mod actors;
 mod reconcilers;
 
 use std::net::SocketAddr;
@@ -9,7 +10,7 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use muster_messages::{ActorState, Liveness};
+use muster_messages::Liveness;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -18,6 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
+use self::actors::Actors;
 use super::boot::Exit;
 use super::node::Shared;
 use super::ready::Readiness;
@@ -63,10 +65,6 @@ pub fn serve(listener: Option<TcpListener>, shared: Shared, readiness: Readiness
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Path {
-    path: String,
-}
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct State {
     state: &'static str,
 }
@@ -74,7 +72,7 @@ struct State {
 /// Built anew for each scrape: a path that is gone leaves no series.
 async fn render(shared: Shared) -> impl IntoResponse {
     let mut registry = Registry::with_prefix("muster");
-    actors(&mut registry, &shared);
+    registry.register_collector(Box::new(Actors(shared.tree.numbers())));
     replica(&mut registry, &shared);
     disk(&mut registry, &shared).await;
     elections(&mut registry, &shared).await;
@@ -86,31 +84,6 @@ async fn render(shared: Shared) -> impl IntoResponse {
     };
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     (status, [(header::CONTENT_TYPE, kind)], text)
-}
-
-fn actors(registry: &mut Registry, shared: &Shared) {
-    let families: [(&str, &str, Family<Path, Number>); 5] = [
-        ("actor_mailbox", "Messages waiting", Family::default()),
-        ("actor_handled", "Messages handled", Family::default()),
-        ("actor_restarts", "Restarts", Family::default()),
-        ("actor_healthy", "1 while the actor is healthy", Family::default()),
-        ("actor_handling_ms", "How long the message in progress has been", Family::default()),
-    ];
-    for actor in shared.tree.flat() {
-        let values = [
-            actor.mailbox,
-            actor.handled,
-            actor.restarts,
-            u64::from(actor.state == ActorState::Healthy),
-            actor.handling.map_or(0, |h| h.for_ms),
-        ];
-        for ((_, _, family), value) in families.iter().zip(values) {
-            family.get_or_create(&Path { path: actor.path.clone() }).set(value);
-        }
-    }
-    for (name, help, family) in families {
-        registry.register(name, help, family);
-    }
 }
 
 fn replica(registry: &mut Registry, shared: &Shared) {

@@ -8,6 +8,7 @@ mod span;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_agent::{AgentConfig, JoinConfig};
@@ -84,11 +85,19 @@ pub struct Debug {
     pub crash: bool,
     /// Pretends to be a build that speaks this feature level. It changes the number and nothing else.
     pub feature_level: u32,
+    /// While this file exists, the Raft log's disk hangs. Empty: it never does.
+    pub disk_hangs_while: String,
 }
 
 impl Default for Debug {
     fn default() -> Self {
-        Self { crash: false, feature_level: FEATURE_LEVEL }
+        Self { crash: false, feature_level: FEATURE_LEVEL, disk_hangs_while: String::new() }
+    }
+}
+
+impl Debug {
+    pub fn disk_hangs_while(&self) -> Option<PathBuf> {
+        (!self.disk_hangs_while.is_empty()).then(|| PathBuf::from(&self.disk_hangs_while))
     }
 }
 

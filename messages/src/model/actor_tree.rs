@@ -1,11 +1,14 @@
 //! The live actor tree, as `muster actors` shows it.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::WallTime;
 
 /// An actor's place in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActorState {
     Starting,
@@ -48,8 +51,65 @@ pub struct Handling {
     pub for_ms: u64,
 }
 
-/// One actor and its children. JSON only (the view is free-form).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The upper bounds of [`HandlerTimes`], in milliseconds; what took longer than the last is counted too. Handlers take
+/// microseconds: what blocks shows from the third on.
+pub const HANDLER_BOUNDS_MS: [f64; 6] = [0.1, 1.0, 10.0, 100.0, 1_000.0, 10_000.0];
+
+/// How long an actor's handlers took, over all its incarnations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(into = "HandlerTimesView")]
+pub struct HandlerTimes {
+    /// By bound; the last are those above all.
+    pub counts: [u64; HANDLER_BOUNDS_MS.len() + 1],
+    pub sum: Duration,
+}
+
+impl HandlerTimes {
+    /// One more message was handled.
+    pub fn add(&mut self, took: Duration) {
+        let ms = took.as_secs_f64() * 1_000.0;
+        self.counts[HANDLER_BOUNDS_MS.iter().take_while(|bound| ms > **bound).count()] += 1;
+        self.sum += took;
+    }
+    /// The messages of another actor, too.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count += more;
+        }
+        self.sum += other.sum;
+    }
+    /// Messages handled.
+    pub fn handled(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// [`HandlerTimes`] as people and programs read them: like a Prometheus histogram, each bucket counts those before it.
+#[derive(Serialize)]
+struct HandlerTimesView {
+    sum_ms: f64,
+    buckets: Vec<Bucket>,
+}
+#[derive(Serialize)]
+struct Bucket {
+    /// `null`: however long.
+    le_ms: Option<f64>,
+    count: u64,
+}
+
+impl From<HandlerTimes> for HandlerTimesView {
+    fn from(times: HandlerTimes) -> Self {
+        let bounds = HANDLER_BOUNDS_MS.iter().copied().map(Some).chain([None]);
+        let below = times.counts.iter().scan(0, |below, count| {
+            *below += count;
+            Some(*below)
+        });
+        let buckets = bounds.zip(below).map(|(le_ms, count)| Bucket { le_ms, count }).collect();
+        Self { sum_ms: times.sum.as_micros() as f64 / 1_000.0, buckets }
+    }
+}
+/// One actor and its children. Only ever written, and as JSON: the view is free-form.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ActorNode {
     pub path: String,
     pub kind: String,
@@ -57,12 +117,51 @@ pub struct ActorNode {
     pub state: ActorState,
     pub since: WallTime,
     pub restarts: u64,
+    /// Messages waiting.
     pub mailbox: u64,
+    /// How many may wait. Nothing: it has no mailbox of this kind (supervisors, threads).
+    pub mailbox_limit: Option<u64>,
+    /// Messages refused because the mailbox was full, ever.
+    pub refused: u64,
+    /// Messages, timers and reports of older incarnations that were dropped, ever.
+    pub stale: u64,
     pub handled: u64,
     pub handling: Option<Handling>,
+    pub handler_times: HandlerTimes,
+    /// The last eight, oldest first.
     pub last_exits: Vec<ActorExit>,
     pub view: serde_json::Value,
+    /// How old the view is: old, where the actor is busy or stuck.
+    pub view_age_ms: Option<u64>,
     pub children: Vec<ActorNode>,
+    /// Children that are not shown because there are too many of their kind, by kind.
+    pub more_children: BTreeMap<String, u64>,
+}
+
+impl ActorNode {
+    /// An actor of which nothing is known.
+    pub fn unknown(path: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            kind: String::new(),
+            incarnation: 0,
+            state: ActorState::Dead,
+            since: WallTime(0),
+            restarts: 0,
+            mailbox: 0,
+            mailbox_limit: None,
+            refused: 0,
+            stale: 0,
+            handled: 0,
+            handling: None,
+            handler_times: HandlerTimes::default(),
+            last_exits: Vec::new(),
+            view: serde_json::Value::Null,
+            view_age_ms: None,
+            children: Vec::new(),
+            more_children: BTreeMap::new(),
+        }
+    }
 }
 
 /// How `muster actors crash` ends an actor.
@@ -74,4 +173,25 @@ pub enum CrashHow {
     Kill,
     /// Blocks the handler for a while.
     Hang,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handler_times_fall_into_buckets_that_are_told_like_prometheus_tells_them() {
+        let mut times = HandlerTimes::default();
+        for ms in [0, 1, 2, 99, 100, 9_000, 60_000] {
+            times.add(Duration::from_millis(ms));
+        }
+        assert_eq!((times.counts, times.handled()), ([1, 1, 1, 2, 0, 1, 1], 7));
+        let json = serde_json::to_value(times).unwrap();
+        assert_eq!(json["sum_ms"], 69_202.0);
+        assert_eq!(json["buckets"][3], serde_json::json!({"le_ms": 100.0, "count": 5}));
+        assert_eq!(json["buckets"][6], serde_json::json!({"le_ms": null, "count": 7}));
+        let mut both = times;
+        both.merge(&times);
+        assert_eq!((both.handled(), both.sum), (14, times.sum * 2));
+    }
 }

@@ -25,6 +25,10 @@ pub struct Node {
     running: Option<Running>,
     /// See [`Node::speaks`].
     level: Option<u32>,
+    /// See [`Node::disk_hangs_while`].
+    disk_hangs_while: Option<PathBuf>,
+    /// Where its metrics are.
+    pub metrics: Option<String>,
 }
 
 struct Running {
@@ -43,6 +47,8 @@ impl Node {
             environment: vec![],
             running: None,
             level: None,
+            disk_hangs_while: None,
+            metrics: None,
         }
     }
 
@@ -56,13 +62,22 @@ impl Node {
         self
     }
 
+    /// From its next start on the disk of its Raft log hangs while this file exists.
+    pub fn disk_hangs_while(&mut self, file: &Path) -> &mut Self {
+        self.disk_hangs_while = Some(file.to_owned());
+        self
+    }
+
     /// Starts the daemon with these flags beside directory, name, address and configuration.
     pub fn start(&mut self, flags: &[&str]) -> &mut Self {
         assert!(self.running.is_none(), "{} runs already", self.name);
         std::fs::create_dir_all(&self.folder).expect("the world's folder is writable");
         let config = self.folder.join("test.toml");
         let level = self.level.map_or_else(String::new, |level| format!("feature_level = {level}\n"));
-        std::fs::write(&config, format!("[debug]\ncrash = true\n{level}")).expect("the world's folder is writable");
+        let hangs = |file: &PathBuf| format!("disk_hangs_while = {file:?}\n");
+        let hangs = self.disk_hangs_while.as_ref().map_or_else(String::new, hangs);
+        std::fs::write(&config, format!("[debug]\ncrash = true\n{level}{hangs}"))
+            .expect("the world's folder is writable");
         let mut command = Command::new(MUSTERD);
         command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
         command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);
@@ -113,6 +128,7 @@ impl Node {
             match self.process().stdout.recv_timeout(left) {
                 Ok(line) => {
                     if let Some(ready) = Ready::parse(&line) {
+                        self.metrics = Some(ready.metrics.clone());
                         return ready;
                     }
                 }

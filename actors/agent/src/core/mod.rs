@@ -202,9 +202,9 @@ impl Agent {
         live.heard = now;
         match frame {
             HostFrame::View(view) => self.viewed(&view, out),
-            HostFrame::Heard { .. } => {}
             HostFrame::Answer { id, result } => self.answered(now, id, result, out),
-            HostFrame::Ask { id, ask } => out.push(Effect::Inspect { attempt, id, ask }),
+            // Questions are answered where they arrive: AGENT-9.
+            HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
             HostFrame::Move { reason } => {
                 let why = format!("the host asks us to move: {reason}");
                 self.lost(now, wall, attempt, Loss::Broken(why), out);

@@ -1,6 +1,6 @@
 //! What the agent hears and says, as values.
 
-use muster_messages::wire::{ActorsAsk, AgentFrame, AgentHello, HostFrame, Refusal, SeatReply, SeatRequest, SignReply};
+use muster_messages::wire::{AgentFrame, AgentHello, HostFrame, Refusal, SeatReply, SeatRequest, SignReply};
 use muster_messages::{CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime};
 
 use super::Because;
@@ -111,12 +111,6 @@ pub enum Effect {
     AnswerSeat {
         ask: AskId,
         result: Result<SeatReply, ErrorBody>,
-    },
-    /// The host asks about this node's actors; the answer goes back on the same connection.
-    Inspect {
-        attempt: Attempt,
-        id: u64,
-        ask: ActorsAsk,
     },
     /// The cluster's managers changed: keep them.
     KeepManagers(Vec<String>),

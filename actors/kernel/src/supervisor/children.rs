@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use muster_messages::CrashHow;
 use ractor::{Actor, ActorCell, ActorRef, ActorRuntime};
@@ -10,10 +9,10 @@ use tokio::sync::oneshot;
 
 use super::core::Timer;
 use super::shell::{SupervisorActor, SupervisorArgs};
+use crate::fence::Fence;
+use crate::spec::SHUTDOWN_LIMIT;
+use crate::vitals::Pulse;
 use crate::{Fault, Group, Spec, Tree};
-
-/// The longest an orderly shutdown of a group may take: the contract gives the process 10 s.
-pub(super) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(9);
 
 pub(crate) enum SupervisorMsg {
     Start(Box<Spec>),
@@ -27,7 +26,8 @@ pub(crate) enum SupervisorMsg {
     Launched {
         name: String,
         run: u64,
-        result: Result<ActorCell, Fault>,
+        fence: Fence,
+        result: Result<(), Fault>,
     },
     Healthy {
         name: String,
@@ -43,6 +43,21 @@ pub(crate) enum SupervisorMsg {
     Crash(CrashHow),
 }
 impl ractor::Message for SupervisorMsg {}
+impl SupervisorMsg {
+    /// What the live tree calls it while it is handled.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Start(_) => "start",
+            Self::Stop { .. } => "stop",
+            Self::Restart { .. } => "restart",
+            Self::Launched { .. } => "launched",
+            Self::Healthy { .. } => "healthy",
+            Self::Filled(_) => "filled",
+            Self::Timer { .. } => "timer",
+            Self::Crash(_) => "crash",
+        }
+    }
+}
 
 /// A supervisor's children, from outside.
 #[derive(Clone)]
@@ -78,13 +93,14 @@ impl Children {
         let cell = self.supervisor.get_cell();
         cell.stop(Some("shutdown".to_owned()));
         if cell.wait(Some(SHUTDOWN_LIMIT)).await.is_err() {
-            cell.kill();
+            // It waits for nobody now, and a supervisor never holds its thread.
+            let _gone = cell.kill_and_wait(None).await;
         }
     }
 
     /// An actor's own group of children.
-    pub(crate) fn launch(path: String, tree: Tree, group: Group, parent: ActorCell) -> Self {
-        let args = SupervisorArgs { path, tree, group };
+    pub(crate) fn launch(path: String, tree: Tree, group: Group, fence: Fence, parent: ActorCell) -> Self {
+        let args = SupervisorArgs { path, tree, group, fence, pulse: None };
         let (supervisor, _starting) = ActorRuntime::spawn_linked_instant(None, SupervisorActor, args, parent)
             .expect("an unnamed actor can always be spawned");
         Self { supervisor }
@@ -93,9 +109,11 @@ impl Children {
         path: String,
         tree: Tree,
         group: Group,
+        fence: Fence,
+        pulse: Pulse,
         parent: Option<ActorCell>,
     ) -> Result<Self, Fault> {
-        let args = SupervisorArgs { path, tree, group };
+        let args = SupervisorArgs { path, tree, group, fence, pulse: Some(pulse) };
         let spawned = match parent {
             Some(parent) => Actor::spawn_linked(None, SupervisorActor, args, parent).await,
             None => Actor::spawn(None, SupervisorActor, args).await,

@@ -10,12 +10,15 @@
 //!        SUP-5  of children that restart together none is launched before all that must go have gone, last started
 //!               first, and the delay of the one that failed is the only one.
 //!        SUP-6  nothing waits for ever: whoever is in the way is given a deadline, and what a child requires was
-//!               started before it, so that there is no cycle.
+//!               started before it, so that there is no cycle. The exception is SUP-7.
+//!        SUP-7  no more than two runs of a child that were left behind go on at a time: each holds a thread. A next one
+//!               is launched once one of them has ended, and the child is stuck until then.
 //!
 //! What follows from an exit is a phase of each child that is concerned; `advance` alone turns phases into stops and
 //! launches. So a second failure, a wish or a late report in the midst of a restart needs no case of its own.
 
 mod child;
+mod left;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +29,8 @@ use muster_messages::{ActorState, Dice, ExitKind, Moment};
 
 pub use self::child::Policy;
 use self::child::{Child, Phase, Stage, Then};
-use crate::spec::{Backoff, Group, Restart, Strategy};
+use self::left::LeftBehind;
+use crate::spec::{Backoff, Group, KILL_DEADLINE, Restart, Strategy};
 
 /// The timers of a child. One runs at a time; the run number makes older ones stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +109,8 @@ pub enum Effect {
         name: String,
         state: ActorState,
     },
-    /// Why a child that is to be launched is not: siblings that must be healthy, or gone, or have waited.
+    /// Why a child that is to be launched is not: siblings that must be healthy, or gone, or have waited, or `NAME@INCARNATION`
+    /// of its own that were left behind.
     Waits {
         name: String,
         on: Vec<String>,
@@ -148,6 +153,7 @@ pub struct Core {
     waiting: BTreeSet<(u64, String)>,
     /// Children that must go and have not been asked yet, in start order; one that has gone by itself is passed over.
     due: BTreeSet<(u64, String)>,
+    left: LeftBehind,
     /// Moments of unasked exits within the window.
     exits: VecDeque<Moment>,
     started: u64,
@@ -166,6 +172,7 @@ impl Core {
             children: BTreeMap::new(),
             waiting: BTreeSet::new(),
             due: BTreeSet::new(),
+            left: LeftBehind::default(),
             exits: VecDeque::new(),
             started: 0,
             runs: 0,
@@ -240,7 +247,8 @@ impl Core {
         }
         self.started += 1;
         self.waiting.insert((self.started, name.clone()));
-        self.children.insert(name, Child::new(self.started, policy, requires));
+        let child = Child { incarnation: self.left.newest(&name), ..Child::new(self.started, policy, requires) };
+        self.children.insert(name, child);
     }
 
     /// A next incarnation is wished for. Those that restart with a child also do so when it is asked to.
@@ -314,6 +322,7 @@ impl Core {
     }
 
     fn exited(&mut self, now: Moment, name: &str, run: u64, kind: ExitKind, text: String, out: &mut Vec<Effect>) {
+        self.left.ended(name, run);
         let Some(child) = self.current(name, run, out) else { return };
         match child.phase {
             Phase::Leaving { then, .. } => {
@@ -392,13 +401,15 @@ impl Core {
             (Timer::Backoff, Phase::BackingOff) => self.wait(name, out),
             (Timer::Stop, Phase::Leaving { then, stage: Stage::Asked }) => {
                 child.phase = Phase::Leaving { then, stage: Stage::Killed };
-                let after = child.policy.stop_deadline;
+                let after = child.policy.stop_deadline.min(KILL_DEADLINE);
                 out.push(Effect::Kill { name: name.to_owned(), run });
                 out.push(Effect::SetTimer { name: name.to_owned(), run, timer: Timer::Kill, after });
             }
             (Timer::Kill, Phase::Leaving { then, stage: Stage::Killed }) => {
                 out.push(Effect::State { name: name.to_owned(), state: ActorState::Stuck });
                 out.push(Effect::Abandon { name: name.to_owned(), run });
+                let incarnation = child.incarnation;
+                self.left.add(name, run, incarnation);
                 let text = "ignored stop and kill".to_owned();
                 out.push(Effect::Exit { name: name.to_owned(), kind: ExitKind::Stuck, text });
                 self.gone(now, name, then, out);
@@ -418,13 +429,16 @@ impl Core {
             self.ask(name, out);
         }
         for (order, name) in self.waiting.clone() {
-            let on = self.in_the_way(&name);
+            let left = self.left.in_the_way(&name);
+            let state = if left.is_empty() { ActorState::Starting } else { ActorState::Stuck };
+            let on: Vec<String> = left.into_iter().chain(self.in_the_way(&name)).collect();
             let Some(child) = self.children.get_mut(&name) else { continue };
             if on.is_empty() {
                 self.waiting.remove(&(order, name.clone()));
                 self.launch(name, out);
             } else if child.waits_for != on {
                 child.waits_for.clone_from(&on);
+                out.push(Effect::State { name: name.clone(), state });
                 out.push(Effect::Waits { name, on });
             }
         }

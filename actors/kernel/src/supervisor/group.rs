@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use muster_messages::CrashHow;
-use ractor::ActorCell;
 
 use super::Children;
 use crate::host::{Launch, Start, panic_text};
-use crate::vitals::Handle;
+use crate::vitals::{Handle, Mailbox};
 use crate::{Fault, Group};
 
 struct GroupLaunch<F> {
@@ -25,10 +24,11 @@ pub(crate) fn launch_group(
 }
 
 impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for GroupLaunch<F> {
-    fn launch(&self, start: Start) -> BoxFuture<'static, Result<ActorCell, Fault>> {
+    fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>> {
         let (group, fill) = (self.group, Arc::clone(&self.fill));
         Box::pin(async move {
-            let children = Children::spawn(start.path, start.tree, group, Some(start.supervisor)).await?;
+            let (pulse, parent) = (start.pulse.clone(), Some(start.supervisor));
+            let children = Children::spawn(start.path, start.tree, group, start.fence, pulse, parent).await?;
             let handle = GroupHandle { children: children.clone(), siblings: start.siblings, name: start.name };
             start.pulse.set_handle(Arc::new(handle));
             let filled = catch_unwind(AssertUnwindSafe(|| fill(&children)))
@@ -42,7 +42,7 @@ impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for G
             } else {
                 start.report.healthy();
             }
-            Ok(children.cell())
+            Ok(())
         })
     }
 }
@@ -62,13 +62,7 @@ impl Handle for GroupHandle {
     fn restart(&self) {
         self.siblings.restart(&self.name);
     }
-    fn depth(&self) -> u64 {
-        0
-    }
-    fn abandon(&self) {
-        self.children.cell().kill();
-    }
-    fn stale(&self) -> u64 {
-        0
+    fn mailbox(&self) -> Option<Mailbox> {
+        None
     }
 }

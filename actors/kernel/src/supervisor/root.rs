@@ -6,8 +6,9 @@ use muster_messages::ActorState;
 use ractor::ActorStatus;
 
 use super::Children;
+use crate::fence::Fence;
 use crate::tree::Registration;
-use crate::vitals::Vitals;
+use crate::vitals::{Pulse, Vitals};
 use crate::{Fault, Group, Tree};
 
 /// The root of a tree. Dropped, it stops the tree in the background, in reverse start order.
@@ -20,10 +21,11 @@ pub struct Supervisor {
 impl Supervisor {
     /// Starts the root supervisor of a tree at `path`.
     pub async fn root(path: &str, tree: Tree, group: impl Into<Group>) -> Result<Self, Fault> {
-        let vitals = Arc::new(Vitals::new(path.to_owned(), "Supervisor"));
+        let vitals = Arc::new(Vitals::new(path.to_owned(), "Supervisor", path.to_owned()));
         vitals.incarnate(1);
         let registration = tree.register(Arc::clone(&vitals));
-        let children = Children::spawn(path.to_owned(), tree, group.into(), None).await?;
+        let pulse = Pulse { vitals: Arc::clone(&vitals), incarnation: 1 };
+        let children = Children::spawn(path.to_owned(), tree, group.into(), Fence::default(), pulse, None).await?;
         vitals.enter(ActorState::Healthy);
         Ok(Self { children, vitals, _registration: registration })
     }

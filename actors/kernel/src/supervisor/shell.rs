@@ -1,6 +1,6 @@
 //! The supervisor's shell: a ractor actor that launches, stops and kills.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,16 +11,14 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::Children;
-use super::children::{Report, SHUTDOWN_LIMIT, SupervisorMsg};
+use super::children::{Report, SupervisorMsg};
 use super::core::{Core, Effect, Fate, Input, Policy, Timer};
+use crate::fence::Fence;
 use crate::host::{Panicked, Start};
-use crate::spec::{STOP_DEADLINE, is_segment};
+use crate::spec::{KILL_DEADLINE, SHUTDOWN_LIMIT, is_segment};
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
 use crate::{Clock, Fault, Group, Spec, Tree};
-
-/// Exits that are kept until their launch is reported: more than a supervisor ever launches at once.
-const EARLY_KEPT: usize = 64;
 
 pub(super) struct SupervisorActor;
 
@@ -28,13 +26,17 @@ pub(super) struct SupervisorArgs {
     pub path: String,
     pub tree: Tree,
     pub group: Group,
+    pub fence: Fence,
+    /// Where it shows what it is at. An actor's own group of children has no path of its own, and shows nothing.
+    pub pulse: Option<Pulse>,
 }
 
 struct Child {
     spec: Spec,
     vitals: Arc<Vitals>,
     _registration: Registration,
-    cell: Option<(u64, ActorCell)>,
+    /// The run that was launched last, until it has ended or was left behind.
+    fence: Option<(u64, Fence)>,
     stopped: Vec<oneshot::Sender<()>>,
     /// Start order, for the reverse order of shutdown.
     order: u64,
@@ -47,6 +49,7 @@ impl Drop for Child {
         if let Some(timer) = self.timer.take() {
             timer.abort();
         }
+        self.close();
     }
 }
 
@@ -56,8 +59,8 @@ pub(super) struct State {
     children: BTreeMap<String, Child>,
     /// Which child and run an actor is.
     running: HashMap<ActorId, (String, u64)>,
-    /// Exits of actors whose launch has not been reported yet (supervision events overtake messages).
-    early: VecDeque<(ActorId, ExitKind, String)>,
+    /// Exits of actors whose launch has not been reported yet (supervision events overtake messages): each until it is.
+    early: HashMap<ActorId, (ExitKind, String)>,
     /// Runs that ignored stop and kill, shown until they end after all.
     left: HashMap<u64, Registration>,
     started: u64,
@@ -73,13 +76,14 @@ impl Actor for SupervisorActor {
     type Arguments = SupervisorArgs;
 
     async fn pre_start(&self, me: ActorRef<Self::Msg>, args: Self::Arguments) -> Result<State, ActorProcessingErr> {
+        args.fence.enter(me.get_cell())?;
         let core = Core::new(args.group, rand::random());
         Ok(State {
             args,
             core,
             children: BTreeMap::new(),
             running: HashMap::new(),
-            early: VecDeque::new(),
+            early: HashMap::new(),
             left: HashMap::new(),
             started: 0,
             me: Children { supervisor: me },
@@ -89,6 +93,10 @@ impl Actor for SupervisorActor {
     }
 
     async fn handle(&self, me: ActorRef<Self::Msg>, msg: Self::Msg, s: &mut State) -> Result<(), ActorProcessingErr> {
+        if s.args.fence.is_closed() {
+            return Err("whom it belongs to has ended".into());
+        }
+        s.begin(msg.name());
         match msg {
             SupervisorMsg::Start(spec) => s.start(*spec),
             SupervisorMsg::Stop { name, done } => {
@@ -100,7 +108,7 @@ impl Actor for SupervisorActor {
                 s.step(Input::Stop { name });
             }
             SupervisorMsg::Restart { name } => s.step(Input::Restart { name }),
-            SupervisorMsg::Launched { name, run, result } => s.launched(name, run, result),
+            SupervisorMsg::Launched { name, run, fence, result } => s.launched(name, run, &fence, result),
             SupervisorMsg::Healthy { name, run } => s.step(Input::Healthy { name, run }),
             SupervisorMsg::Filled(report) => {
                 s.report = Some(report);
@@ -115,7 +123,8 @@ impl Actor for SupervisorActor {
             }
             SupervisorMsg::Crash(CrashHow::Hang) => tokio::time::sleep(Duration::from_secs(30)).await,
         }
-        s.go_on().await
+        s.end();
+        Ok(())
     }
 
     async fn handle_supervisor_evt(
@@ -124,6 +133,7 @@ impl Actor for SupervisorActor {
         event: SupervisionEvent,
         s: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        s.begin("child_ended");
         let (cell, kind, text) = match event {
             SupervisionEvent::ActorFailed(cell, error) => {
                 let text = error.to_string();
@@ -138,23 +148,28 @@ impl Actor for SupervisorActor {
                 let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
                 (cell, kind, text)
             }
-            _ => return Ok(()),
+            _ => {
+                s.end();
+                return Ok(());
+            }
         };
         match s.running.remove(&cell.get_id()) {
             Some((name, run)) => s.exited(name, run, kind, text),
-            None => {
-                if s.early.len() == EARLY_KEPT {
-                    s.early.pop_front();
-                }
-                s.early.push_back((cell.get_id(), kind, text));
-            }
+            None => drop(s.early.insert(cell.get_id(), (kind, text))),
         }
-        s.go_on().await
+        s.end();
+        Ok(())
     }
 
     async fn post_stop(&self, _me: ActorRef<Self::Msg>, s: &mut State) -> Result<(), ActorProcessingErr> {
-        s.stop_all().await;
-        Ok(())
+        s.begin("stopping");
+        let Some(text) = s.gives_up.take() else {
+            s.stop_all().await;
+            return Ok(());
+        };
+        // Those that have not gone by then are killed with it.
+        let _late = tokio::time::timeout(SHUTDOWN_LIMIT, s.stop_all()).await;
+        Err(text.into())
     }
 }
 
@@ -162,12 +177,12 @@ impl Actor for SupervisorActor {
 async fn ends(cell: &ActorCell, deadline: Duration) -> bool {
     // Not `stop_and_wait`: that fails at once for an actor that has been asked before and is on its way.
     cell.stop(Some("shutdown".to_owned()));
-    cell.wait(Some(deadline)).await.is_ok() || cell.kill_and_wait(Some(deadline)).await.is_ok()
+    cell.wait(Some(deadline)).await.is_ok() || cell.kill_and_wait(Some(deadline.min(KILL_DEADLINE))).await.is_ok()
 }
 
 impl Child {
     async fn stop_in_order(self) {
-        let Some((_, cell)) = &self.cell else { return };
+        let Some(cell) = self.cell() else { return };
         if cell.get_status() == ActorStatus::Stopped {
             return;
         }
@@ -180,14 +195,25 @@ impl Child {
         tracing::debug!(path = %self.vitals.path, took = ?began.elapsed(), "stopped");
     }
 
+    fn cell(&self) -> Option<&ActorCell> {
+        self.fence.as_ref()?.1.actor()
+    }
+
+    /// Its run is over, and so is whatever is below it.
+    fn close(&mut self) {
+        if let Some((_, fence)) = self.fence.take() {
+            fence.close();
+        }
+    }
+
     /// Ends whatever can be ended of an incarnation that cannot: its address, tasks and timers, and its children. Killing
     /// it has not reached those, because its own end does that.
     fn abandon(&self) {
         self.vitals.enter(ActorState::Stuck);
-        if let Some(handle) = self.vitals.handle() {
-            handle.abandon();
+        if let Some((_, fence)) = &self.fence {
+            fence.close();
         }
-        let Some((_, cell)) = &self.cell else { return };
+        let Some(cell) = self.cell() else { return };
         for below in cell.get_children() {
             // Unlinked first: the last words of a child carry its state, and would wait for the stuck one to hear them.
             below.unlink(cell.clone());
@@ -197,21 +223,20 @@ impl Child {
 }
 
 impl State {
-    /// Ends this supervisor if it must, children first.
-    async fn go_on(&mut self) -> Result<(), ActorProcessingErr> {
-        let Some(text) = self.gives_up.take() else { return Ok(()) };
-        // Those that have not gone by then are killed with it.
-        let _late = tokio::time::timeout(SHUTDOWN_LIMIT, self.stop_all()).await;
-        Err(text.into())
+    /// A turn begins: shown until it is over.
+    fn begin(&self, message: &'static str) {
+        if let Some(pulse) = &self.args.pulse {
+            pulse.begin(message);
+        }
+    }
+    fn end(&self) {
+        if let Some(pulse) = &self.args.pulse {
+            pulse.end();
+        }
     }
 
     async fn stop_all(&mut self) {
-        // Those whose launch has not been reported are the newest. One that is still being made finds no supervisor.
-        for cell in self.me.cell().get_children() {
-            if !self.running.contains_key(&cell.get_id()) && !ends(&cell, STOP_DEADLINE).await {
-                tracing::error!(path = %self.args.path, "an actor that had just started ignored stop and kill");
-            }
-        }
+        // One that is still being made finds its fence closed, and no supervisor.
         let mut in_order: Vec<(u64, String)> = self.children.iter().map(|(name, c)| (c.order, name.clone())).collect();
         in_order.sort();
         for (_, name) in in_order.into_iter().rev() {
@@ -242,14 +267,15 @@ impl State {
             Some(child) => child.spec = spec,
             None => {
                 let path = format!("{}/{name}", self.args.path);
-                let vitals = Arc::new(Vitals::new(path, spec.kind));
+                let label = self.args.tree.label(&self.args.path, spec.counted_as.unwrap_or(&name));
+                let vitals = Arc::new(Vitals::new(path, spec.kind, label));
                 let registration = self.args.tree.register(Arc::clone(&vitals));
                 self.started += 1;
                 let child = Child {
                     spec,
                     vitals,
                     _registration: registration,
-                    cell: None,
+                    fence: None,
                     stopped: Vec::new(),
                     order: self.started,
                     timer: None,
@@ -260,25 +286,20 @@ impl State {
         self.step(Input::Start { name, policy, requires });
     }
 
-    fn launched(&mut self, name: String, run: u64, result: Result<ActorCell, Fault>) {
-        let cell = match result {
-            Ok(cell) => cell,
-            Err(fault) => return self.exited(name, run, ExitKind::Start, fault.0),
-        };
-        let id = cell.get_id();
-        if let Some(at) = self.early.iter().position(|(early, _, _)| *early == id) {
-            let (_, kind, text) = self.early.remove(at).expect("the position was just found");
-            return self.exited(name, run, kind, text);
+    fn launched(&mut self, name: String, run: u64, fence: &Fence, result: Result<(), Fault>) {
+        let early = fence.actor().and_then(|cell| self.early.remove(&cell.get_id()));
+        match (result, early) {
+            (Err(fault), _) => return self.exited(name, run, ExitKind::Start, fault.0),
+            (Ok(()), Some((kind, text))) => return self.exited(name, run, kind, text),
+            (Ok(()), None) => {}
         }
-        self.running.insert(id, (name.clone(), run));
+        let cell = fence.actor().expect("whoever has been launched has entered");
         match self.core.fate(&name, run) {
             Fate::Keep => {}
             Fate::Stop => cell.stop(Some("stopped".to_owned())),
-            Fate::Kill => return cell.kill(),
+            Fate::Kill => cell.kill(),
         }
-        if let Some(child) = self.children.get_mut(&name) {
-            child.cell = Some((run, cell));
-        }
+        self.running.insert(cell.get_id(), (name, run));
     }
 
     fn exited(&mut self, name: String, run: u64, kind: ExitKind, text: String) {
@@ -334,7 +355,7 @@ impl State {
             }
             Effect::Exit { name, kind, text } => {
                 if let Some(child) = self.children.get_mut(&name) {
-                    child.cell = None;
+                    child.close();
                     if kind == ExitKind::Normal {
                         tracing::debug!(path = %child.vitals.path, %text, "actor ended");
                     } else {
@@ -363,12 +384,14 @@ impl State {
             Effect::Escalate { text } => {
                 tracing::error!(path = %self.args.path, %text, "supervisor gives up");
                 self.gives_up = Some(text);
+                // Its children go in `post_stop`: from then on nobody can be linked who is still being made.
+                self.me.cell().stop(None);
             }
         }
     }
 
     fn cell(&self, name: &str, run: u64) -> Option<&ActorCell> {
-        self.children.get(name)?.cell.as_ref().filter(|(of, _)| *of == run).map(|(_, cell)| cell)
+        self.children.get(name).filter(|child| child.fence.as_ref().is_some_and(|(of, _)| *of == run))?.cell()
     }
 
     fn set_timer(&mut self, name: String, run: u64, timer: Timer, after: Duration) {
@@ -392,6 +415,8 @@ impl State {
             let _gone = done.send(());
         }
         child.vitals.incarnate(incarnation);
+        let fence = Fence::within(self.args.fence.closed());
+        child.fence = Some((run, fence.clone()));
         let start = Start {
             path: child.vitals.path.clone(),
             name: name.clone(),
@@ -399,6 +424,7 @@ impl State {
             pulse: Pulse { vitals: Arc::clone(&child.vitals), incarnation },
             report: Report::new(&self.me, name.clone(), run),
             says_ready: child.spec.says_ready,
+            fence: fence.clone(),
             tree: self.args.tree.clone(),
             supervisor: self.me.cell(),
             siblings: self.me.clone(),
@@ -407,8 +433,8 @@ impl State {
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;
-            // A supervisor that is ending does not hear of it, but finds it among those that are linked to it.
-            let _ending = me.send_message(SupervisorMsg::Launched { name, run, result });
+            // A supervisor that is ending does not hear of it, but finds whoever has entered the fence.
+            let _ending = me.send_message(SupervisorMsg::Launched { name, run, fence, result });
         });
     }
 }

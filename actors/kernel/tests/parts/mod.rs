@@ -2,7 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use muster_kernel::{Address, Cx, Fault, Group, Shell, Spec, Supervisor, Tree};
@@ -10,11 +11,15 @@ use muster_messages::protocol::{Named, Reply};
 use muster_messages::{ActorNode, ActorState, CrashHow};
 use tokio::sync::watch;
 
+/// What a part does with what it has.
+pub type Deed = Box<dyn FnOnce(&Cx<Msg>) + Send>;
+
 pub enum Msg {
     Ready,
     Done,
-    /// Holds its thread until the other end is dropped: neither stop nor kill reaches it there.
-    Block(std::sync::mpsc::Receiver<()>),
+    /// Holds its thread until the other end is dropped: neither stop nor kill reaches it there. Then does what it was told,
+    /// in the same handler.
+    Block(mpsc::Receiver<()>, Deed),
     /// Starts a child below itself.
     Child(Spec),
     /// Runs a task for as long as the incarnation lives; the receiver sees its beginning and its end.
@@ -28,7 +33,7 @@ impl Named for Msg {
         match self {
             Msg::Ready => "ready",
             Msg::Done => "done",
-            Msg::Block(_) => "block",
+            Msg::Block(..) => "block",
             Msg::Child(_) => "child",
             Msg::Task(_) => "task",
             Msg::Who(_) => "who",
@@ -43,27 +48,44 @@ pub enum Farewell {
     AtOnce,
     Late,
     Panics,
+    /// Not while they stop, but when what is left of them is dropped.
+    PanicsInDrop,
 }
 
 struct Part {
-    name: String,
-    log: Log,
+    hand: Hand,
     farewell: watch::Receiver<Farewell>,
+}
+impl Part {
+    fn new(hand: &Hand) -> Self {
+        Self { hand: hand.clone(), farewell: hand.farewell.subscribe() }
+    }
+}
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.hand.dropped.fetch_add(1, Ordering::SeqCst);
+        if *self.farewell.borrow() == Farewell::PanicsInDrop {
+            panic!("while it is dropped");
+        }
+    }
 }
 impl Shell for Part {
     type Msg = Msg;
     const KIND: &'static str = "Part";
     async fn started(&mut self, _cx: &Cx<Msg>) -> Result<(), Fault> {
-        self.log.say(&self.name, "up");
+        if self.hand.bad_starts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
+            return Err(Fault::new("a bad start"));
+        }
+        self.hand.log.say(&self.hand.name, "up");
         Ok(())
     }
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
             Msg::Ready => cx.ready(),
             Msg::Done => cx.done(),
-            Msg::Block(until) => {
+            Msg::Block(until, then) => {
                 let _dropped = until.recv();
-                assert!(cx.me().tell(Msg::Echo).is_err(), "it has been given up, and so has its address");
+                then(cx);
             }
             Msg::Child(spec) => cx.children().start(spec),
             Msg::Task(alive) => cx.spawn(async move {
@@ -79,8 +101,8 @@ impl Shell for Part {
         if *self.farewell.borrow() == Farewell::Panics {
             panic!("while it stops");
         }
-        let _at_once = self.farewell.wait_for(|how| *how == Farewell::AtOnce).await;
-        self.log.say(&self.name, "down");
+        let _at_once = self.farewell.wait_for(|how| *how != Farewell::Late).await;
+        self.hand.log.say(&self.hand.name, "down");
     }
 }
 
@@ -93,6 +115,9 @@ impl Log {
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().expect("nobody panics with the log in hand"))
     }
+    pub fn has(&self, line: &str) -> bool {
+        self.0.lock().expect("nobody panics with the log in hand").iter().any(|l| l == line)
+    }
     pub fn len(&self) -> usize {
         self.0.lock().expect("nobody panics with the log in hand").len()
     }
@@ -104,26 +129,48 @@ pub struct Hand {
     pub name: String,
     pub address: Address<Msg>,
     pub farewell: Arc<watch::Sender<Farewell>>,
+    /// As many of its next incarnations fail as they start.
+    pub bad_starts: Arc<AtomicU64>,
+    /// How many have been made and are no more, started or not.
+    pub dropped: Arc<AtomicU64>,
     log: Log,
 }
 impl Hand {
     pub fn spec(&self) -> Spec {
-        let (name, log, farewell) = (self.name.clone(), self.log.clone(), self.farewell.subscribe());
-        let make = move || Ok(Part { name: name.clone(), log: log.clone(), farewell: farewell.clone() });
-        Spec::actor(self.name.clone(), self.address.clone(), make)
+        self.made(|| Ok(()))
     }
     /// The same, made by a factory that does something first.
     pub fn made(&self, first: impl Fn() -> Result<(), Fault> + Send + Sync + 'static) -> Spec {
-        let (name, log, farewell) = (self.name.clone(), self.log.clone(), self.farewell.subscribe());
+        let hand = self.clone();
         let make = move || {
             first()?;
-            Ok(Part { name: name.clone(), log: log.clone(), farewell: farewell.clone() })
+            Ok(Part::new(&hand))
         };
         Spec::actor(self.name.clone(), self.address.clone(), make)
     }
     /// Says it as soon as there is somebody to hear it.
     pub async fn tell(&self, make: impl Fn() -> Msg) {
         eventually("somebody hears it", || self.address.tell(make()).is_ok()).await;
+    }
+    /// Has its present incarnation hold its thread, and then do this; returns when it is at it. Dropped, what is returned lets it go.
+    pub async fn blocks(
+        &self,
+        yard: &Yard,
+        path: &str,
+        then: impl FnOnce(&Cx<Msg>) + Send + 'static,
+    ) -> mpsc::Sender<()> {
+        let (release, until) = mpsc::channel();
+        self.address.tell(Msg::Block(until, Box::new(then))).expect("it runs");
+        let at_it = |node: ActorNode| node.handling.is_some_and(|handling| handling.message == "block");
+        eventually(&format!("{path} blocks"), || yard.find(path).is_some_and(at_it)).await;
+        release
+    }
+    /// Has its present incarnation run a task for as long as it lives; returns when the task has begun.
+    pub async fn runs_a_task(&self) -> watch::Receiver<()> {
+        let (task, mut alive) = watch::channel(());
+        self.address.tell(Msg::Task(task)).expect("it runs");
+        assert!(alive.changed().await.is_ok(), "it has begun");
+        alive
     }
     pub async fn who(&self) -> Option<(u64, Address<Msg>)> {
         self.address.ask(Duration::from_secs(5), Msg::Who).await.ok()
@@ -142,7 +189,8 @@ impl Yard {
     }
     pub fn part(&self, name: &str) -> Hand {
         let farewell = Arc::new(watch::Sender::new(Farewell::AtOnce));
-        Hand { name: name.to_owned(), address: Address::new(8), farewell, log: self.log.clone() }
+        let (bad_starts, dropped) = (Arc::default(), Arc::default());
+        Hand { name: name.to_owned(), address: Address::new(8), farewell, bad_starts, dropped, log: self.log.clone() }
     }
     pub fn find(&self, path: &str) -> Option<ActorNode> {
         self.tree.flat().into_iter().find(|node| node.path == path)

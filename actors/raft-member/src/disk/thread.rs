@@ -1,12 +1,14 @@
 //! The thread that owns the disk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
+
+use muster_kernel::Beside;
 
 use super::engine::EngineDisk;
 use super::{LogDisk, LogFault};
@@ -18,6 +20,9 @@ const REST_AFTER: Duration = Duration::from_millis(500);
 const REST_EVERY: u64 = 10_000;
 
 const A_LONG_TIME: Duration = Duration::from_secs(3600);
+
+/// How often a disk that was told to hang looks whether it still should.
+const STILL_HANGS: Duration = Duration::from_millis(10);
 
 /// What the thread says.
 #[derive(Debug)]
@@ -33,6 +38,8 @@ type Listener = Box<dyn Fn(Report) + Send>;
 enum Job {
     Write(Vec<Durable>),
     Listen(Listener),
+    Show(Beside),
+    HangWhile(PathBuf),
 }
 
 /// The shell's end. Dropped: the thread finishes its current write and lets go of the directory.
@@ -81,6 +88,14 @@ impl DiskThread {
     pub fn listen(&self, listener: Listener) {
         let _gone = self.jobs.send(Job::Listen(listener));
     }
+    /// Where it shows what it is at: that is where a hung disk can be seen.
+    pub fn show(&self, beside: Beside) {
+        let _gone = self.jobs.send(Job::Show(beside));
+    }
+    /// From now on no write begins while this file exists: how a test makes a disk hang.
+    pub fn hang_while(&self, file: PathBuf) {
+        let _gone = self.jobs.send(Job::HangWhile(file));
+    }
     /// Queues writes.
     pub fn write(&self, writes: Vec<Durable>) -> Result<(), LogFault> {
         self.jobs.send(Job::Write(writes)).map_err(|_| LogFault::io("raft", "the disk's thread is gone"))
@@ -102,6 +117,7 @@ fn serve(
     counts: &Counts,
     listener: &mut Option<Listener>,
 ) -> Result<(), LogFault> {
+    let (mut shown, mut hangs_while): (Option<Beside>, Option<PathBuf>) = (None, None);
     let mut batches = 0;
     let mut rested = true;
     loop {
@@ -109,6 +125,7 @@ fn serve(
             Ok(job) => job,
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {
+                let _at_it = shown.as_ref().map(|shown| shown.begin("rest"));
                 disk.rest()?;
                 counts.syncs.store(disk.syncs(), Ordering::Relaxed);
                 rested = true;
@@ -120,10 +137,17 @@ fn serve(
             match job {
                 Job::Write(more) => writes.extend(more),
                 Job::Listen(new) => *listener = Some(new),
+                Job::Show(beside) => shown = Some(beside),
+                Job::HangWhile(file) => hangs_while = Some(file),
             }
         }
         let Some(number) = writes.last().map(|w| w.number) else { continue };
+        let at_it = shown.as_ref().map(|shown| shown.begin("write"));
+        while hangs_while.as_ref().is_some_and(|file| file.exists()) {
+            thread::sleep(STILL_HANGS);
+        }
         disk.write(&writes)?;
+        drop(at_it);
         counts.syncs.store(disk.syncs(), Ordering::Relaxed);
         counts.persisted.store(number, Ordering::Release);
         if let Some(tell) = listener {

@@ -11,7 +11,8 @@ use crate::cli::duration::parse_duration;
 pub struct BenchArgs {
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
-    /// What the clients do: replicated label writes, changes of a lease guarded by its revision, or linearizable reads
+    /// What the clients do: replicated label writes, changes of a lease guarded by its revision, linearizable reads, or
+    /// looks at the whole tree of actors
     /// [default: write and read]
     #[arg(long)]
     pub op: Option<BenchOp>,
@@ -67,6 +68,7 @@ pub enum BenchOp {
     Write,
     Cas,
     Read,
+    Actors,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

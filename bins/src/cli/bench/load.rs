@@ -138,6 +138,7 @@ impl Ran {
             BenchOp::Write => "write",
             BenchOp::Cas => "cas",
             BenchOp::Read => "read",
+            BenchOp::Actors => "actors",
         };
         let via = match via {
             Via::Native => "native",
@@ -191,7 +192,7 @@ fn line(document: &Value) -> String {
     let word = |key: &str| document[key].as_str().unwrap_or("").to_owned();
     let number = |key: &str, digits: usize| format!("{:.digits$}", document[key].as_f64().unwrap_or(0.0));
     table.row([
-        format!("{:<5} {:<6} {:>4} clients", word("op"), word("via"), document["clients"]),
+        format!("{:<6} {:<6} {:>4} clients", word("op"), word("via"), document["clients"]),
         format!("{:>8} per s", number("per_s", 0)),
         format!("p50 {:>8} ms", number("p50_ms", 3)),
         format!("p99 {:>8} ms", number("p99_ms", 3)),

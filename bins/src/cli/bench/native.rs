@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
+use muster_messages::wire::{ActorsAsk, ActorsOf, LeaseRef, LeaseRequest, Request};
 use muster_messages::{ErrorCode, NodeId, Revision};
 use serde::Deserialize;
 
@@ -21,6 +21,7 @@ pub struct NativeClient {
 enum Asks {
     Label(NodeId),
     Node(NodeId),
+    Actors,
     /// The client's own lease, and the revision it saw last.
     Lease(LeaseRef, Revision),
 }
@@ -39,6 +40,7 @@ impl NativeClient {
         let asks = match op {
             BenchOp::Write => Asks::Label(node),
             BenchOp::Read => Asks::Node(node),
+            BenchOp::Actors => Asks::Actors,
             BenchOp::Cas => {
                 let lease = lease_of(number);
                 let revision = hold(&mut client, &lease).await?;
@@ -52,6 +54,7 @@ impl NativeClient {
     pub async fn once(&mut self, number: u64) -> Outcome {
         let request = match &self.asks {
             Asks::Node(node) => Request::NodeInspect { node: node.to_string(), fresh: true },
+            Asks::Actors => Request::Actors { node: ActorsOf::Here, ask: ActorsAsk::Tree },
             Asks::Label(node) => {
                 let add = BTreeMap::from([(LABEL.to_owned(), number.to_string())]);
                 Request::NodeUpdate { node: node.to_string(), add, remove: Vec::new(), generation: None }

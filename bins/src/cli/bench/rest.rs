@@ -50,7 +50,9 @@ impl RestClient {
         let asks = Asks::Label { path: format!("/v1/nodes/{node}") };
         let mut client = Self { dialer: dialer.clone(), managers: managers.to_vec(), line: None, asks };
         client.line().await?;
-        if op != BenchOp::Write {
+        if op == BenchOp::Actors {
+            client.asks = Asks::Read { path: "/v1/actors".to_owned() };
+        } else if op != BenchOp::Write {
             let name = lease_of(number).name;
             let lease = client.hold(&name).await?;
             let path = format!("{}/{name}", leases());

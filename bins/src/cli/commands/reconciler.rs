@@ -183,7 +183,7 @@ async fn watch(asking: &mut Asking, name: String, until: Option<&str>, last: &mu
         let request = ReconcilerRequest::Status { name: name.clone(), seen, wait_ms };
         let text = match asking.client.call(Request::Reconciler(request)).await {
             Ok(text) => text,
-            Err(failure) if shown.is_some() && passes(&failure) => {
+            Err(failure) if shown.is_some() && failure.passes() => {
                 if trouble.is_none() {
                     failure.print(asking.out.format);
                 }
@@ -220,11 +220,6 @@ fn but_for_its_revision(mut document: Value) -> String {
     document.to_string()
 }
 
-/// Whether it is about the cluster at this moment, and not about what was asked.
-fn passes(failure: &Failure) -> bool {
-    failure.is(ErrorCode::TimedOut) || failure.exit == ErrorCode::NoQuorum.exit_status()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,21 +234,6 @@ mod tests {
         let umlauts = std::io::Cursor::new("#ä".repeat(most as usize));
         assert_eq!(whole(umlauts).unwrap_err().to_string(), "larger than 4 MiB");
         assert_eq!(whole(&b"\xff"[..]).unwrap_err().to_string(), "no UTF-8 text");
-    }
-
-    #[test]
-    fn what_passes_is_waited_for_and_what_was_asked_wrongly_is_not() {
-        for (code, waits) in [
-            (ErrorCode::NoQuorum, true),
-            (ErrorCode::Unreachable, true),
-            (ErrorCode::TimedOut, true),
-            (ErrorCode::UnknownOutcome, true),
-            (ErrorCode::NotFound, false),
-            (ErrorCode::Forbidden, false),
-            (ErrorCode::Invalid, false),
-        ] {
-            assert_eq!(passes(&Failure::new(code, "")), waits, "{code}");
-        }
     }
 
     #[test]

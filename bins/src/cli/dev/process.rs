@@ -104,6 +104,8 @@ pub struct Ready {
     pub node: String,
     pub role: Role,
     pub listen: String,
+    /// Where metrics are, or `off`.
+    pub metrics: String,
 }
 
 impl Ready {
@@ -115,6 +117,7 @@ impl Ready {
             node: field("node")?.to_owned(),
             role: field("role")?.parse().ok()?,
             listen: field("listen")?.to_owned(),
+            metrics: field("metrics")?.to_owned(),
         })
     }
 }
@@ -275,7 +278,12 @@ mod tests {
     #[test]
     fn the_ready_line_is_read_by_its_keys() {
         let line = "musterd ready node=abc role=manager listen=127.0.0.1:4400 socket=/s metrics=127.0.0.1:1";
-        let ready = Ready { node: "abc".into(), role: Role::Manager, listen: "127.0.0.1:4400".into() };
+        let ready = Ready {
+            node: "abc".into(),
+            role: Role::Manager,
+            listen: "127.0.0.1:4400".into(),
+            metrics: "127.0.0.1:1".into(),
+        };
         assert_eq!(Ready::parse(line), Some(ready));
         assert_eq!(Ready::parse("musterd starting"), None);
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{items, when};
-use crate::cli::output::{Table, cell, short};
+use crate::cli::output::{Table, cell, printable_lines, short};
 
 /// One tree, or each node's with `--all`.
 pub fn actors(document: &Value) -> String {
@@ -37,7 +37,7 @@ fn collect_paths(actor: &Value, paths: &mut Vec<String>) {
     }
 }
 
-fn children(actor: &Value) -> &[Value] {
+pub(super) fn children(actor: &Value) -> &[Value] {
     actor["children"].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
@@ -47,14 +47,18 @@ fn tree(root: &Value) -> String {
     table.render()
 }
 
-fn branch(table: &mut Table, actor: &Value, lead: &str, below: &str) {
+/// The last segment of its path. Ids in names (session-<node>) are long; their beginning tells them apart.
+pub(super) fn name_of(actor: &Value) -> String {
     let path = actor["path"].as_str().unwrap_or("?");
     let name = path.rsplit('/').next().unwrap_or(path);
-    // Ids in names (session-<node>) are long; their beginning tells them apart.
-    let name = match name.split_once('-') {
+    match name.split_once('-') {
         Some((kind, id)) if id.len() == muster_messages::ID_LEN => format!("{kind}-{}", short(id)),
         _ => name.to_owned(),
-    };
+    }
+}
+
+fn branch(table: &mut Table, actor: &Value, lead: &str, below: &str) {
+    let name = name_of(actor);
     let handling = &actor["handling"];
     let now = match handling["message"].as_str() {
         Some(message) => format!("{message} for {} ms", cell(&handling["for_ms"])),
@@ -62,28 +66,75 @@ fn branch(table: &mut Table, actor: &Value, lead: &str, below: &str) {
     };
     let columns = ["kind", "state", "incarnation", "restarts", "mailbox", "handled"].map(|key| cell(&actor[key]));
     table.row([format!("{lead}{name}")].into_iter().chain(columns).chain([now]));
-    let last = children(actor).len().saturating_sub(1);
+    let more: Vec<String> = more_children(actor).collect();
+    let last = (children(actor).len() + more.len()).saturating_sub(1);
     for (index, child) in children(actor).iter().enumerate() {
         let (bend, bar) = if index == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         branch(table, child, &format!("{below}{bend}"), &format!("{below}{bar}"));
     }
+    for (index, more) in more.into_iter().enumerate() {
+        let bend = if children(actor).len() + index == last { "└─ " } else { "├─ " };
+        table.row([format!("{below}{bend}({more})")]);
+    }
+}
+
+/// Children that are not shown.
+pub(super) fn more_children(actor: &Value) -> impl Iterator<Item = String> {
+    let more = actor["more_children"].as_object().into_iter().flatten();
+    more.map(|(kind, count)| format!("{} more {kind}", cell(count)))
 }
 
 /// One actor with everything it says of itself.
 pub fn actor(actor: &Value) -> String {
     let mut table = Table::bare();
-    for key in ["path", "kind", "state", "incarnation", "restarts", "mailbox", "handled"] {
+    for key in ["path", "kind", "state"] {
         table.row([key.to_owned(), cell(&actor[key])]);
     }
     table.row(["since".to_owned(), when(&actor["since"])]);
+    for key in ["incarnation", "restarts"] {
+        table.row([key.to_owned(), cell(&actor[key])]);
+    }
+    let limit = actor["mailbox_limit"].as_u64().map_or_else(String::new, |limit| format!(" of {limit}"));
+    table.row(["mailbox".to_owned(), format!("{}{limit}", cell(&actor["mailbox"]))]);
+    for key in ["refused", "stale", "handled"] {
+        table.row([key.to_owned(), cell(&actor[key])]);
+    }
+    let handling = &actor["handling"];
+    let now = handling["message"].as_str().map(|message| format!("{message} for {} ms", cell(&handling["for_ms"])));
+    table.row(["handling".to_owned(), now.unwrap_or_else(|| "-".to_owned())]);
+    table.row(["took".to_owned(), times(&actor["handler_times"])]);
     for exit in actor["last_exits"].as_array().map(Vec::as_slice).unwrap_or_default() {
         table.row([
             "exit".to_owned(),
             format!("{} {}: {}", when(&exit["at"]), cell(&exit["kind"]), cell(&exit["text"])),
         ]);
     }
+    if !children(actor).is_empty() {
+        let names = children(actor).iter().map(name_of).chain(more_children(actor));
+        table.row(["children".to_owned(), names.collect::<Vec<_>>().join(", ")]);
+    }
+    let age = actor["view_age_ms"].as_u64().filter(|age| *age >= VIEW_IS_OLD);
+    let age = age.map_or_else(String::new, |age| format!(", as it was {age} ms ago"));
     let view = serde_json::to_string_pretty(&actor["view"]).unwrap_or_default();
-    format!("{}view\n{view}", table.render())
+    format!("{}view{age}\n{}", table.render(), printable_lines(&view))
+}
+
+/// A view that is older was not made for this look: the actor was busy.
+const VIEW_IS_OLD: u64 = 100;
+
+/// How many messages took how long: `312 up to 0.1 ms, 4 up to 10 ms, 1 longer`.
+fn times(times: &Value) -> String {
+    let mut below = 0;
+    let mut said = Vec::new();
+    for bucket in times["buckets"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let count = bucket["count"].as_u64().unwrap_or(0);
+        let bound = bucket["le_ms"].as_f64().map_or_else(|| "longer".to_owned(), |ms| format!("up to {ms} ms"));
+        if count > below {
+            said.push(format!("{} {bound}", count - below));
+        }
+        below = count.max(below);
+    }
+    if said.is_empty() { "-".to_owned() } else { said.join(", ") }
 }
 
 #[cfg(test)]
@@ -110,6 +161,31 @@ mod tests {
         let first: Vec<&str> = text.lines().map(|l| l.split("  ").next().unwrap_or("")).collect();
         assert_eq!(&first[1..4], ["node", "├─ agent", "└─ manager"]);
         assert!(text.contains("   ├─ raft-member") && text.contains("   └─ session-00000000 "), "{text}");
+    }
+
+    #[test]
+    fn one_actor_is_shown_with_what_it_is_at_what_became_of_it_and_how_long_its_work_takes() {
+        let seen = json!({"path": "node/x", "kind": "Kind", "state": "healthy", "since": "2024-01-01T00:00:00Z",
+            "incarnation": 2, "restarts": 1, "mailbox": 3, "mailbox_limit": 8, "refused": 5, "stale": 6, "handled": 9,
+            "handling": {"message": "write", "for_ms": 4100}, "view": {"n": 1}, "view_age_ms": 4100,
+            "handler_times": {"sum_ms": 60.0, "buckets": [{"le_ms": 0.1, "count": 7}, {"le_ms": 100.0, "count": 7},
+                {"le_ms": 1000.0, "count": 8}, {"le_ms": null, "count": 9}]},
+            "last_exits": [{"kind": "panic", "text": "boom", "at": "2024-01-01T00:00:00Z"}],
+            "children": [{"path": "node/x/y"}], "more_children": {"Session": 7}});
+        let text = actor(&seen);
+        for line in [
+            "mailbox      3 of 8",
+            "refused      5",
+            "stale        6",
+            "handling     write for 4100 ms",
+            "took         7 up to 0.1 ms, 1 up to 1000 ms, 1 longer",
+            "exit         2024-01-01T00:00:00Z panic: boom",
+            "children     y, 7 more Session",
+            "view, as it was 4100 ms ago",
+        ] {
+            assert!(text.lines().any(|said| said == line), "{line}\n{text}");
+        }
+        assert!(actors(&seen).contains("└─ (7 more Session)"));
     }
 
     #[test]

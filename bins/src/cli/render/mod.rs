@@ -2,10 +2,12 @@
 //! as `-`.
 
 mod actors;
+mod live;
 mod nodes;
 mod reconcilers;
 
 pub use self::actors::{actor, actor_paths, actors};
+pub use self::live::{Looks, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;
 

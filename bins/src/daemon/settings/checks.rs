@@ -11,6 +11,9 @@ use super::{Settings, Span};
 const MAY_BE_NOTHING: [&str; 5] =
     ["agent.heartbeat_jitter", "raft.hint_spread", "raft.hint_tries", "roles.catch_up_slack", "raft.keep_entries"];
 
+/// Keys whose value is text. All others that look like it are spans.
+const TEXT: [&str; 1] = ["debug.disk_hangs_while"];
+
 /// Longer than anybody waits, and far from where clocks overflow.
 const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3600);
 
@@ -23,7 +26,9 @@ impl Settings {
         let sections = toml::Table::try_from(self).map_err(|e| e.to_string())?;
         for (section, keys) in &sections {
             for (key, value) in keys.as_table().into_iter().flatten() {
+                let name = format!("{section}.{key}");
                 let (nothing, absurd) = match value {
+                    toml::Value::String(_) if TEXT.contains(&name.as_str()) => continue,
                     toml::Value::Integer(n) => (*n <= 0, *n > MOST),
                     toml::Value::Float(x) => (*x <= 0.0, !x.is_finite() || *x > MOST as f64),
                     toml::Value::String(span) => {
@@ -33,7 +38,7 @@ impl Settings {
                     _ => (false, false),
                 };
                 let zero = matches!(value, toml::Value::Float(x) if *x == 0.0) || !value.is_float();
-                let excused = zero && MAY_BE_NOTHING.contains(&format!("{section}.{key}").as_str());
+                let excused = zero && MAY_BE_NOTHING.contains(&name.as_str());
                 if absurd {
                     return Err(format!("[{section}] {key} = {value}: too much"));
                 }

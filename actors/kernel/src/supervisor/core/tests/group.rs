@@ -282,6 +282,40 @@ fn a_child_that_never_becomes_healthy_is_a_failed_start() {
 }
 
 #[test]
+fn a_child_whose_every_start_is_stuck_holds_two_threads_and_not_one_more() {
+    for contained in [false, true] {
+        let mut w = World::new(Strategy::OneForOne);
+        w.manners
+            .insert("a".into(), Manner { slow: true, ignores_stop: true, ignores_kill: true, ..Manner::default() });
+        w.start("a", super::super::Policy { contained, ..POLICY }, &[]);
+        w.settle();
+        assert_eq!(w.take_log(), ["start a", "stop a", "kill a", "stuck a"].repeat(2), "contained: {contained}");
+        assert_eq!(w.states["a"].last(), Some(&ActorState::Stuck));
+        assert_eq!(w.waits["a"], ["a@1", "a@2"]);
+        // It is the same thread to hold, whoever starts it.
+        w.stop("a");
+        w.start("a", POLICY, &[]);
+        assert_eq!(w.take_log(), ["gone a"]);
+        w.manners.clear();
+        w.the_stuck_end();
+        w.settle();
+        assert_eq!((w.take_log(), w.alive().len()), (vec!["start a".to_owned()], 1));
+    }
+}
+
+#[test]
+fn a_child_that_is_started_again_while_one_of_its_name_is_left_behind_is_told_apart_from_it() {
+    let mut w = World::of(Strategy::OneForOne, &["a"]);
+    w.manners.insert("a".into(), Manner { ignores_stop: true, ignores_kill: true, ..Manner::default() });
+    for _ in 0..2 {
+        w.stop("a");
+        w.settle();
+        w.start("a", POLICY, &[]);
+    }
+    assert_eq!(w.waits["a"], ["a@1", "a@2"]);
+}
+
+#[test]
 fn a_group_is_ready_once_all_that_it_was_filled_with_are_healthy_or_done() {
     let mut w = World::new(Strategy::OneForOne);
     w.manners.insert("slow".into(), Manner { slow: true, ..Manner::default() });

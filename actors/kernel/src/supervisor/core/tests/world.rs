@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_messages::{ActorState, ExitKind, Moment};
 
-use super::super::{Core, Effect, Input, Phase, Policy, Timer};
+use super::super::{Child, Core, Effect, Input, Phase, Policy, Timer};
 use crate::{Backoff, Group, Restart, Strategy};
 
 pub const POLICY: Policy = Policy {
@@ -136,6 +136,10 @@ impl World {
             Effect::Launch { name, run, .. } => self.launch(name, run),
             Effect::Stop { name, run } => {
                 self.log.push(format!("stop {name}"));
+                let order = self.core.children[&name].order;
+                let later = |child: &Child| child.order > order && child.is_leaving();
+                let out_of_turn = self.strategy != Strategy::OneForOne && self.core.children.values().any(later);
+                assert!(!out_of_turn, "SUP-5: {name} is asked to go before those that were started after it have gone");
                 self.ask(&name, run, |manner| !manner.ignores_stop);
             }
             Effect::Kill { name, run } => {
@@ -177,6 +181,21 @@ impl World {
         let going: Vec<&String> = self.running.values().filter(|(_, l)| *l == Life::Asked).map(|(n, _)| n).collect();
         if self.strategy != Strategy::OneForOne {
             assert!(going.is_empty(), "SUP-5: {name} is launched before {going:?} have gone");
+        }
+        let left = self.running.values().filter(|(whose, life)| *whose == name && *life == Life::Abandoned).count();
+        assert!(left < 2, "SUP-7: {name} is launched beside {left} that were left behind");
+        let me = &self.core.children[&name];
+        for (other, child) in &self.core.children {
+            let earlier = child.order < me.order;
+            let restarts_with_me = match self.strategy {
+                Strategy::OneForOne => false,
+                Strategy::OneForAll => true,
+                Strategy::RestForOne => earlier,
+            };
+            let delayed = restarts_with_me && child.phase == Phase::BackingOff && !child.policy.contained;
+            assert!(!delayed, "SUP-5: {name} is launched before the delay of {other} is over");
+            let awaited = earlier && me.requires.contains(other) && !child.is_ready();
+            assert!(!awaited, "{name} is launched before {other}, which it requires, is healthy");
         }
         self.log.push(format!("start {name}"));
         self.running.insert(run, (name.clone(), Life::Wanted));

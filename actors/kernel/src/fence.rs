@@ -1,0 +1,58 @@
+//! The fence around an incarnation: what counts once it has been closed, whatever the incarnation's thread is at.
+
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
+
+use ractor::{ActorCell, ActorProcessingErr};
+use tokio_util::sync::CancellationToken;
+
+tokio::task_local! {
+    /// The end of the incarnation whose handler is at work.
+    static AT_WORK: CancellationToken;
+}
+
+/// What a supervisor shares with one run of a child: whether it still counts, and which actor it has become.
+///
+/// Fences lie within each other as their actors do. Closing one closes all within it before anything else happens, so that
+/// whoever is below an actor that died cannot outlive it, even if nobody can wait for them.
+#[derive(Clone, Default)]
+pub(crate) struct Fence {
+    closed: CancellationToken,
+    actor: Arc<OnceLock<ActorCell>>,
+}
+
+impl Fence {
+    pub(crate) fn within(outer: &CancellationToken) -> Self {
+        Self { closed: outer.child_token(), actor: Arc::default() }
+    }
+    /// An actor that comes to life shows itself here before it is linked: its supervisor can reach it from now on, and
+    /// one that was given up while it was being made goes no further.
+    pub(crate) fn enter(&self, actor: ActorCell) -> Result<(), ActorProcessingErr> {
+        let _first = self.actor.set(actor);
+        if self.is_closed() { Err("it was given up while it was being made".into()) } else { Ok(()) }
+    }
+    pub(crate) fn actor(&self) -> Option<&ActorCell> {
+        self.actor.get()
+    }
+    /// Closed, and with it all that lies within: addresses, tasks, timers, slots, children.
+    pub(crate) fn close(&self) {
+        self.closed.cancel();
+    }
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+    pub(crate) fn closed(&self) -> &CancellationToken {
+        &self.closed
+    }
+}
+
+/// Runs a handler of the incarnation that ends with `ended`. Its tasks need no such mark: they end with the fence, and what they
+/// hold may say goodbye when it is dropped.
+pub(crate) fn at_work<F: Future>(ended: &CancellationToken, work: F) -> impl Future<Output = F::Output> + use<F> {
+    AT_WORK.scope(ended.clone(), work)
+}
+
+/// Whether whoever is at work here is an incarnation that has ended or was given up: what it says and writes counts no more.
+pub(crate) fn speaks_too_late() -> bool {
+    AT_WORK.try_with(CancellationToken::is_cancelled).unwrap_or(false)
+}

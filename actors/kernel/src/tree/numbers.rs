@@ -1,0 +1,85 @@
+//! What is counted of actors, for machines that watch machines.
+//!
+//! Each path is told for itself, except where others decide how many there are: sessions, contests, reconcilers. Those are
+//! told [together](crate::Spec::counted_as), so that the number of series is bounded whatever the size of the cluster.
+
+use std::collections::BTreeMap;
+use std::sync::{MutexGuard, PoisonError};
+
+use muster_messages::{ActorState, HandlerTimes};
+
+use super::Tree;
+use crate::vitals::Vitals;
+
+/// The actors of one path, or of those that are told together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ActorNumbers {
+    /// How many there are now, by state.
+    pub states: BTreeMap<ActorState, u64>,
+    /// Messages waiting.
+    pub mailbox: u64,
+    /// How long the oldest message in progress has been.
+    pub handling_ms: u64,
+    pub restarts: u64,
+    pub refused: u64,
+    pub stale: u64,
+    pub handler_times: HandlerTimes,
+}
+
+impl ActorNumbers {
+    /// Of one actor. Of one that has gone only what is counted for ever.
+    fn of(vitals: &Vitals, gone: bool) -> Self {
+        let node = vitals.node();
+        let counted = Self {
+            restarts: node.restarts,
+            refused: node.refused,
+            stale: node.stale,
+            handler_times: node.handler_times,
+            ..Self::default()
+        };
+        if gone {
+            return counted;
+        }
+        let handling_ms = node.handling.map_or(0, |handling| handling.for_ms);
+        Self { states: BTreeMap::from([(node.state, 1)]), mailbox: node.mailbox, handling_ms, ..counted }
+    }
+    fn merge(&mut self, other: &Self) {
+        for (state, count) in &other.states {
+            *self.states.entry(*state).or_default() += count;
+        }
+        self.mailbox += other.mailbox;
+        self.handling_ms = self.handling_ms.max(other.handling_ms);
+        self.restarts += other.restarts;
+        self.refused += other.refused;
+        self.stale += other.stale;
+        self.handler_times.merge(&other.handler_times);
+    }
+}
+
+impl Tree {
+    fn gone(&self) -> MutexGuard<'_, BTreeMap<String, ActorNumbers>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that shared its label has gone: what it counted is kept under that label.
+    pub(super) fn remember(&self, vitals: &Vitals) {
+        self.gone().entry(vitals.label.clone()).or_default().merge(&ActorNumbers::of(vitals, true));
+    }
+
+    /// What is counted, by path. Nothing is left of a path that is gone. Where actors are told together the last segment
+    /// stands for all of them, and what those counted that have gone is there for as long as their parent is.
+    pub fn numbers(&self) -> BTreeMap<String, ActorNumbers> {
+        let all: Vec<_> = self.paths().values().cloned().collect();
+        let mut numbers: BTreeMap<String, ActorNumbers> = BTreeMap::new();
+        for vitals in &all {
+            numbers.entry(vitals.label.clone()).or_default().merge(&ActorNumbers::of(vitals, false));
+        }
+        for (label, gone) in self.gone().iter() {
+            let parent = label.rsplit_once('/').map_or("", |(parent, _)| parent);
+            if numbers.contains_key(label) || numbers.contains_key(parent) {
+                numbers.entry(label.clone()).or_default().merge(gone);
+            }
+        }
+        numbers
+    }
+}

@@ -1,0 +1,73 @@
+//! A picture on the terminal that is drawn again in place.
+
+use std::io::{IsTerminal, Write};
+
+use rustix::process::Signal;
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+
+use super::failure::{Failure, Outcome};
+
+/// A screen of its own, without a cursor and without wrapping; and back to what was there.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// The terminal, taken over until this is dropped: on every way out, panics included.
+pub struct Screen {
+    resized: Signals,
+    suspended: Signals,
+}
+
+impl Screen {
+    /// None, if stdout is no terminal, or one that cannot be drawn on.
+    pub fn open() -> Outcome<Option<Self>> {
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+        if dumb || !std::io::stdout().is_terminal() {
+            return Ok(None);
+        }
+        let hear = |kind| signal(kind).map_err(|e| Failure::io("cannot listen for signals", &e));
+        let (resized, suspended) =
+            (hear(SignalKind::window_change())?, hear(SignalKind::from_raw(Signal::TSTP.as_raw()))?);
+        say(ENTER);
+        Ok(Some(Self { resized, suspended }))
+    }
+
+    /// Columns and rows, as they are now.
+    pub fn size() -> (usize, usize) {
+        match rustix::termios::tcgetwinsize(std::io::stdout()) {
+            Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
+            _ => (80, 24),
+        }
+    }
+
+    /// Draws over what is there. Lines that fit are up to whoever made them: those below the last row are left out.
+    pub fn draw(&self, lines: &[String]) {
+        let rows = lines.iter().take(Self::size().1).map(|line| format!("{line}\x1b[K"));
+        let picture = rows.collect::<Vec<_>>().join("\r\n");
+        // The rest is cleared last, so that nothing flickers.
+        say(&format!("\x1b[H{picture}\x1b[J"));
+    }
+
+    /// Returns when the picture must be drawn again: the terminal has another size, or is back after Ctrl-Z.
+    pub async fn changed(&mut self) {
+        tokio::select! {
+            _ = self.resized.recv() => {}
+            _ = self.suspended.recv() => {
+                say(LEAVE);
+                let _stopped = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+                say(ENTER);
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        say(LEAVE);
+    }
+}
+
+/// A terminal that is gone takes nothing any more; the signal that says so ends the command.
+fn say(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _gone = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+}

@@ -1,0 +1,136 @@
+//! Metrics of actors: what the live tree counts, by path.
+//!
+//! A path that is gone has no series. Sessions, contests and reconcilers, of which there may be ten thousand, are one path each:
+//! `node/manager/sessions/session-*`. Their counters go on counting what those have counted that are gone.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use muster_kernel::ActorNumbers;
+use muster_messages::{ActorState, HANDLER_BOUNDS_MS};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Path {
+    path: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct State {
+    state: String,
+}
+
+/// What is counted, by path.
+#[derive(Debug)]
+pub(super) struct Actors(pub BTreeMap<String, ActorNumbers>);
+
+type Number = fn(&ActorNumbers) -> u64;
+
+const GAUGES: [(&str, &str, Number); 4] = [
+    ("actor_alive", "Actors that the path stands for: 1, or as many as are told together", |n| n.states.values().sum()),
+    ("actor_healthy", "How many of them are healthy", |n| n.states.get(&ActorState::Healthy).copied().unwrap_or(0)),
+    ("actor_mailbox", "Messages waiting", |n| n.mailbox),
+    ("actor_handling_ms", "How long the message in progress has been, the longest of several", |n| n.handling_ms),
+];
+const COUNTERS: [(&str, &str, Number); 4] = [
+    ("actor_handled", "Messages handled", |n| n.handler_times.handled()),
+    ("actor_restarts", "Restarts", |n| n.restarts),
+    ("actor_refused", "Messages refused because the mailbox was full", |n| n.refused),
+    ("actor_stale", "Messages, timers and reports of older incarnations that were dropped", |n| n.stale),
+];
+
+impl Collector for Actors {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        for (name, help, number) in GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (path, numbers) in &self.0 {
+                family.encode_family(&Path { path: path.clone() })?.encode_gauge(&number(numbers))?;
+            }
+        }
+        for (name, help, number) in COUNTERS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (path, numbers) in &self.0 {
+                family
+                    .encode_family(&Path { path: path.clone() })?
+                    .encode_counter::<NoLabelSet, _, u64>(&number(numbers), None)?;
+            }
+        }
+        self.encode_times(&mut encoder)?;
+        self.encode_states(&mut encoder)
+    }
+}
+
+impl Actors {
+    fn encode_times(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        let help = "How long messages took to handle";
+        let mut family = encoder.encode_descriptor("actor_handler_seconds", help, None, MetricType::Histogram)?;
+        for (path, ActorNumbers { handler_times: times, .. }) in &self.0 {
+            let bounds = HANDLER_BOUNDS_MS.iter().map(|ms| ms / 1_000.0).chain([f64::MAX]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(times.counts).collect();
+            let path = Path { path: path.clone() };
+            let mut series = family.encode_family(&path)?;
+            series.encode_histogram::<NoLabelSet>(times.sum.as_secs_f64(), times.handled(), &buckets, None)?;
+        }
+        Ok(())
+    }
+
+    /// Of the whole process: for whoever wants to hear of a stuck actor without knowing its path.
+    fn encode_states(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        use ActorState::{BackingOff, Dead, Done, Escalated, Healthy, Starting, Stopping, Stuck};
+        let mut family = encoder.encode_descriptor("actors", "Actors by state", None, MetricType::Gauge)?;
+        for state in [Starting, Healthy, Done, BackingOff, Stopping, Stuck, Dead, Escalated] {
+            let count: u64 = self.0.values().filter_map(|numbers| numbers.states.get(&state)).sum();
+            let word = serde_json::to_value(state).ok();
+            let state = word.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+            family.encode_family(&State { state })?.encode_gauge(&count)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[test]
+    fn each_path_has_its_series_in_the_units_of_prometheus() {
+        let mut numbers = ActorNumbers {
+            states: [(ActorState::Healthy, 9_998), (ActorState::Stuck, 2)].into(),
+            mailbox: 5,
+            handling_ms: 700,
+            restarts: 3,
+            ..ActorNumbers::default()
+        };
+        for ms in [1, 50, 60_000] {
+            numbers.handler_times.add(Duration::from_millis(ms));
+        }
+        let mut registry = Registry::with_prefix("muster");
+        let paths = [("node/sessions/session-*".to_owned(), numbers), ("node".to_owned(), ActorNumbers::default())];
+        registry.register_collector(Box::new(Actors(paths.into())));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for line in [
+            r#"muster_actor_alive{path="node/sessions/session-*"} 10000"#,
+            r#"muster_actor_healthy{path="node/sessions/session-*"} 9998"#,
+            r#"muster_actor_mailbox{path="node/sessions/session-*"} 5"#,
+            r#"muster_actor_handling_ms{path="node/sessions/session-*"} 700"#,
+            r#"muster_actor_handled_total{path="node/sessions/session-*"} 3"#,
+            r#"muster_actor_restarts_total{path="node/sessions/session-*"} 3"#,
+            r#"muster_actor_refused_total{path="node"} 0"#,
+            r#"muster_actor_handler_seconds_sum{path="node/sessions/session-*"} 60.051"#,
+            r#"muster_actor_handler_seconds_bucket{le="0.0001",path="node/sessions/session-*"} 0"#,
+            r#"muster_actor_handler_seconds_bucket{le="0.1",path="node/sessions/session-*"} 2"#,
+            r#"muster_actor_handler_seconds_bucket{le="+Inf",path="node/sessions/session-*"} 3"#,
+            r#"muster_actors{state="stuck"} 2"#,
+            r#"muster_actors{state="backing_off"} 0"#,
+        ] {
+            assert!(text.lines().any(|said| said == line), "{line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Looking into processes while they work, hang and fail.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use muster_messages::Role;
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use serde_json::Value;
+
+use crate::harness::{World, Writer, eventually, eventually_so};
+
+/// What a node's metrics say now.
+fn scraped(world: &mut World, name: &str) -> String {
+    let addr = world.node(name).metrics.clone().expect("it is ready, and has said where its metrics are");
+    let mut stream = TcpStream::connect(addr).expect("the metrics are served");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n").expect("it listens");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    answer
+}
+
+/// One actor of a node, seen from n1.
+fn inspected(world: &World, path: &str, node: &str) -> Value {
+    world.muster(&["actors", "inspect", path, "--node", node]).ended(0).json()
+}
+
+#[test]
+fn a_worker_is_looked_into_through_its_session_also_while_its_agent_hangs() {
+    let mut world = World::with(1, 1);
+    let root = world.muster(&["actors", "--node", "n2"]).ended(0).json();
+    assert_eq!((root["path"].as_str(), root["kind"].as_str()), (Some("node"), Some("Supervisor")), "{root}");
+    let agent = inspected(&world, "node/agent", "n2");
+    assert!(agent["view"]["session"].is_object() && agent["view_age_ms"].is_number(), "{agent}");
+    assert!(
+        agent["mailbox_limit"].as_u64() > Some(0) && agent["refused"] == 0 && agent["stale"].is_number(),
+        "{agent}"
+    );
+    let buckets = agent["handler_times"]["buckets"].as_array().expect("buckets");
+    assert_eq!(buckets.last().map(|all| (&all["le_ms"], &all["count"])), Some((&Value::Null, &agent["handled"])));
+
+    world.muster(&["actors", "crash", "node/agent", "--node", "n2", "--how", "panic"]).ended(0);
+    let again = |world: &World| {
+        let ran = world.muster(&["actors", "inspect", "node/agent", "--node", "n2"]);
+        Some(ran).filter(|ran| ran.code == 0).map(|ran| ran.json()).filter(|agent| agent["incarnation"] == 2)
+    };
+    let agent = eventually("its next incarnation has a session", || again(&world));
+    assert_eq!((&agent["restarts"], &agent["last_exits"][0]["kind"]), (&1.into(), &"panic".into()), "{agent}");
+    assert_eq!(agent["last_exits"][0]["text"], "panicked: crashed on request");
+    assert!(agent["last_exits"][0]["at"].as_str() <= agent["since"].as_str(), "{agent}");
+
+    // Its session lasts a while longer, and what is asked on it does not wait for the agent.
+    world.muster(&["actors", "crash", "node/agent", "--node", "n2", "--how", "hang"]).ended(0);
+    let hangs =
+        |agent: &Value| agent["handling"]["message"] == "crash" && agent["handling"]["for_ms"].as_u64() > Some(500);
+    eventually_so("it shows what it is at", || hangs(&inspected(&world, "node/agent", "n2")));
+    let all = world.muster(&["actors", "--all"]).ended(0).json();
+    let names: Vec<&str> =
+        all["items"].as_array().into_iter().flatten().filter_map(|item| item["name"].as_str()).collect();
+    assert!(names.len() == 2 && names.contains(&"n1") && names.contains(&"n2"), "{names:?}");
+
+    let metrics = scraped(&mut world, "n2");
+    for said in [
+        r#"muster_actor_restarts_total{path="node/agent"} 1"#,
+        r#"muster_actor_alive{path="node/agent"} 1"#,
+        r#"muster_actors{state="stuck"} 0"#,
+    ] {
+        assert!(metrics.lines().any(|line| line == said), "{said}\n{metrics}");
+    }
+    let hanging = metrics.lines().find_map(|line| line.strip_prefix(r#"muster_actor_handling_ms{path="node/agent"} "#));
+    assert!(hanging.and_then(|ms| ms.parse::<u64>().ok()) > Some(500), "{hanging:?}");
+}
+
+#[test]
+fn no_series_are_left_of_paths_that_are_gone_and_sessions_are_one_path_together() {
+    let mut world = World::with(2, 1);
+    let leader = world.leader_seen_by("n1");
+    let follower = world.other_than(&[&leader, "n3"]);
+    let metrics = scraped(&mut world, &leader);
+    assert!(metrics.contains(r#"{path="node/manager/leader/role-manager"}"#), "{metrics}");
+    let sessions = |world: &mut World, name: &str| {
+        let metrics = scraped(world, name);
+        let each = metrics.lines().filter(|line| line.contains("/sessions/session-"));
+        each.for_each(|line| assert!(line.contains("/session-*"), "{line}"));
+        let all = r#"muster_actor_alive{path="node/manager/sessions/session-*"} "#;
+        metrics.lines().find_map(|line| line.strip_prefix(all)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    eventually_so("each node has its session, and no series of its own", || {
+        sessions(&mut world, &leader) + sessions(&mut world, &follower) == 3
+    });
+    world.muster(&["raft", "transfer-leader", &follower]).ended(0);
+    eventually_so("the leader's actors have no series here any more", || {
+        !scraped(&mut world, &leader).contains("node/manager/leader/")
+    });
+    assert!(scraped(&mut world, &follower).contains(r#"{path="node/manager/leader/role-manager"}"#));
+}
+
+/// How long the disk of the next story hangs at least.
+const HANGS: u64 = 5_000;
+
+#[test]
+fn a_leader_whose_disk_hangs_answers_all_the_while_and_shows_the_write_in_progress() {
+    let mut world = World::new();
+    let hang = world.folder().join("hang");
+    world.node("n1").disk_hangs_while(&hang).start(&["--init"]).ready();
+    world.join_more(2, Role::Manager);
+    world.all_settled();
+    if world.leader_seen_by("n1") != "n1" {
+        world.muster(&["raft", "transfer-leader", "n1"]).ended(0);
+    }
+    let writer =
+        Writer::start(["n2", "n3"].map(|name| world.socket(name)).to_vec(), world.seen("n1", "n1").expect("n1").id);
+    eventually_so("there is something to write", || writer.acknowledged() > 20);
+
+    std::fs::write(&hang, "").expect("the world's folder is writable");
+    let (mut slowest, mut looks) = (Duration::ZERO, 0);
+    // Every one of these answers comes while the disk hangs: nothing but this test ends that.
+    let last = eventually("the write has been in progress for that long", || {
+        looks += 1;
+        let asked = Instant::now();
+        let tree = world.ask("n1", Request::Actors { node: ActorsOf::Here, ask: ActorsAsk::Tree }).expect("it answers");
+        slowest = slowest.max(asked.elapsed());
+        assert_eq!(tree["path"], "node");
+        let disk =
+            world.muster_at("n2", &["actors", "inspect", "node/manager/raft-member/disk", "--node", "n1"]).ended(0);
+        let disk = disk.json();
+        (disk["handling"]["for_ms"].as_u64() >= Some(HANGS)).then_some(disk)
+    });
+    println!("disk hangs: {looks} looks, slowest {slowest:?}, {}", last["handling"]);
+    assert_eq!((last["kind"].as_str(), last["handling"]["message"].as_str()), (Some("Disk"), Some("write")));
+    let metrics = scraped(&mut world, "n1");
+    let disk = r#"muster_actor_handling_ms{path="node/manager/raft-member/disk"} "#;
+    let hanging = metrics.lines().find_map(|line| line.strip_prefix(disk)?.parse::<u64>().ok());
+    assert!(hanging >= Some(HANGS), "{hanging:?}");
+    // Somebody else leads, so the others' writes go on meanwhile.
+    let written = writer.acknowledged();
+    eventually_so("writes go on without it", || writer.acknowledged() > written + 20);
+
+    std::fs::remove_file(&hang).expect("it was there");
+    let disk = |world: &World| world.muster(&["actors", "inspect", "node/manager/raft-member/disk"]).ended(0).json();
+    eventually_so("the write ends, and was a long one", || {
+        let disk = disk(&world);
+        let buckets = &disk["handler_times"]["buckets"];
+        disk["handled"].as_u64() > last["handled"].as_u64()
+            && buckets[4]["count"].as_u64() < buckets[6]["count"].as_u64()
+    });
+    writer.stop();
+}
