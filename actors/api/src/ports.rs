@@ -54,8 +54,8 @@ pub struct ApiLimits {
     pub watches: u64,
     /// Requests in progress on one native connection; the next one is read when one of them is answered.
     pub in_flight: usize,
-    /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. Some may be larger: see [`Self::definitions`] and
-    /// [`Self::frame`].
+    /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. Some may be larger: see `definitions` and
+    /// `frame`.
     pub body: usize,
     /// Connections to the admin socket; further ones wait.
     pub socket_connections: usize,
