@@ -1,3 +1,109 @@
-//! Tests of the whole. The rules about the repository's text are in `tidy/`; the stories of real processes are in
-//! `processes/`, a test target of the package `muster`, because only there cargo builds the two programs first and
-//! says where they are.
+//! A test kit for actors: any actor, alone, between probes. It knows the kernel and the messages, and no actor of Muster's.
+//!
+//! - [`Probe`]: a mailbox without behaviour, or with as much as a script gives it. It stands in for whoever the actor
+//!   under test talks to.
+//! - [`Universe`]: a real root supervisor for one test. When it ends, whatever went wrong unseen fails the test: an actor
+//!   or task that outlived it, an ERROR in the log, a panic that nobody expected.
+//!
+//! # A whole test
+//! Everything that a test of a new actor needs; copy it and put your actor in the place of the waiter.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use muster_kernel::{Address, Cx, Fault, Recipient, Shell, Spec};
+//! use muster_messages::CrashHow;
+//! use muster_messages::protocol::{Named, Reply};
+//! use muster_tests::{PATIENCE, Universe};
+//!
+//! // What the actor under test hears: orders, which it counts and passes on.
+//! enum WaiterMsg {
+//!     Order { dish: String, reply: Reply<u32> },
+//! }
+//! impl Named for WaiterMsg {
+//!     fn name(&self) -> &'static str {
+//!         "order"
+//!     }
+//! }
+//!
+//! // What its collaborator hears.
+//! enum KitchenMsg {
+//!     Cook { dish: String },
+//! }
+//! impl Named for KitchenMsg {
+//!     fn name(&self) -> &'static str {
+//!         "cook"
+//!     }
+//! }
+//!
+//! struct Waiter {
+//!     kitchen: Recipient<KitchenMsg>,
+//!     taken: u32,
+//! }
+//! impl Shell for Waiter {
+//!     type Msg = WaiterMsg;
+//!     const KIND: &'static str = "Waiter";
+//!     async fn handle(&mut self, _cx: &Cx<WaiterMsg>, msg: WaiterMsg) -> Result<(), Fault> {
+//!         let WaiterMsg::Order { dish, reply } = msg;
+//!         self.kitchen.tell(KitchenMsg::Cook { dish })?;
+//!         self.taken += 1;
+//!         let _gone = reply.send(self.taken);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # /*
+//! #[tokio::test(start_paused = true)]
+//! # */
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! async fn an_order_reaches_the_kitchen_and_a_crash_forgets_the_count() {
+//!     let mut universe = Universe::start().await;
+//!     let mut kitchen = universe.probe("kitchen");
+//!     let (waiter, to_kitchen) = (Address::new(8), kitchen.recipient());
+//!     universe.start_actor(Spec::actor("waiter", waiter.clone(), move || {
+//!         Ok(Waiter { kitchen: to_kitchen.clone(), taken: 0 })
+//!     }));
+//!     universe.healthy("node/waiter", 1).await;
+//!     let order = |dish: &str| {
+//!         let dish = dish.to_owned();
+//!         waiter.ask(PATIENCE, |reply| WaiterMsg::Order { dish, reply })
+//!     };
+//!
+//!     assert_eq!(order("soup").await, Ok(1));
+//!     let dish = kitchen.expect("the order", |KitchenMsg::Cook { dish }| Some(dish)).await;
+//!     assert_eq!(dish, "soup");
+//!
+//!     universe.crash("node/waiter", CrashHow::Panic);
+//!     universe.healthy("node/waiter", 2).await;
+//!     assert_eq!(order("fish").await, Ok(1));
+//!     kitchen.until("the fish", |KitchenMsg::Cook { dish }| dish == "fish").await;
+//!     kitchen.expect_none(Duration::from_secs(3600)).await;
+//!     universe.finish().await;
+//! }
+//! # fn main() { an_order_reaches_the_kitchen_and_a_crash_forgets_the_count() }
+//! ```
+//!
+//! # Virtual time
+//! Under `#[tokio::test(start_paused = true)]` (tokio's feature `test-util`) the clock stands still while any task has work,
+//! and jumps to the next timer when none has: *auto-advance*. So the hour above takes no real time, a deadline never runs
+//! out because the machine is slow, and what will never come is known at once. The kernel's timers, backoffs and deadlines
+//! and [`Clock::now`](muster_kernel::Clock::now) follow it. These do not:
+//! - wall time ([`Clock::wall`](muster_kernel::Clock::wall)) is the machine's;
+//! - sockets and pipes of other processes are no timers: the clock jumps while they are waited for. Such tests run
+//!   in real time, where [`PATIENCE`] is what a failure costs;
+//! - factories, and whatever else runs on the blocking pool, hold the clock while they run.
+
+mod events;
+mod journal;
+mod panics;
+mod probe;
+mod universe;
+
+use std::time::Duration;
+
+pub use probe::{Probe, answered};
+pub use universe::{Universe, eventually};
+
+/// How long the kit waits for what should come: longer than any machine that does ten other things needs. Only a test
+/// that fails waits for so long, and in virtual time not even that.
+pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,61 +1,44 @@
 //! The blocklist as an actor, with probes in the place of gateway and raft member.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_blocklist::core::SWEEP_EVERY;
 use muster_blocklist::{BlocklistShell, Msg};
-use muster_kernel::{Address, Intensity, Recipient, Slot, Spec, Supervisor, Tree, Undeliverable};
+use muster_kernel::{Address, Slot, Spec, Undeliverable};
 use muster_messages::protocol::{Applied, GatewayMsg, ProposeError, RaftMemberMsg, Reply};
 use muster_messages::*;
-use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use muster_tests::{Probe, Universe};
+use tokio::sync::watch;
 
 const PATH: &str = "node/manager/blocklist";
+/// Several sweeps.
+const LONG: Duration = Duration::from_secs(600);
 
 type Proposal = (Command, Reply<Result<Applied, ProposeError>>);
 
 /// One manager's blocklist between its probes.
 struct World {
-    root: Supervisor,
-    tree: Tree,
+    universe: Universe,
     replica: watch::Sender<Arc<Replica>>,
     tables: Tables,
     leading: bool,
-    gateway_up: Arc<AtomicBool>,
-    cuts: mpsc::UnboundedReceiver<(Principal, RefusalReason)>,
-    proposals: mpsc::UnboundedReceiver<Proposal>,
+    gateway: Probe<GatewayMsg>,
+    raft: Probe<RaftMemberMsg>,
 }
 
 impl World {
     async fn start() -> Self {
-        let tree = Tree::new();
-        let root = Supervisor::root("node/manager", tree.clone(), Intensity::default()).await.expect("a root starts");
+        let universe = Universe::at("node/manager").await;
         let (replica, replicas) = watch::channel(Arc::default());
-        let gateway_up = Arc::new(AtomicBool::new(true));
-        let (cut, cuts) = mpsc::unbounded_channel();
-        let up = Arc::clone(&gateway_up);
-        let gateway = Recipient::new(move |msg| {
-            if !up.load(Ordering::SeqCst) {
-                return Err(Undeliverable::Full);
-            }
-            let GatewayMsg::Cut { principal, reason, .. } = msg;
-            cut.send((principal, reason)).map_err(|_| Undeliverable::Down)
-        });
-        let (propose, proposals) = mpsc::unbounded_channel();
-        let raft = Recipient::new(move |msg| match msg {
-            RaftMemberMsg::Propose { command, reply, .. } => {
-                propose.send((*command, reply)).map_err(|_| Undeliverable::Down)
-            }
-            _ => panic!("the blocklist only proposes"),
-        });
-        let slot = Slot::new();
+        let gateway = universe.probe("gateway").patience(LONG);
+        let raft = universe.probe("raft-member").patience(LONG);
+        let (to_gateway, to_raft, slot) = (gateway.recipient(), raft.recipient(), Slot::new());
         let address: Address<Msg> = Address::new(8);
-        root.children().start(Spec::actor("blocklist", address, move || {
-            Ok(BlocklistShell::new(replicas.clone(), gateway.clone(), raft.clone(), slot.clone()))
+        universe.start_actor(Spec::actor("blocklist", address, move || {
+            Ok(BlocklistShell::new(replicas.clone(), to_gateway.clone(), to_raft.clone(), slot.clone()))
         }));
-        Self { root, tree, replica, tables: Tables::default(), leading: false, gateway_up, cuts, proposals }
+        Self { universe, replica, tables: Tables::default(), leading: false, gateway, raft }
     }
 
     fn publish(&self) {
@@ -77,22 +60,21 @@ impl World {
     }
 
     async fn cut(&mut self) -> (Principal, RefusalReason) {
-        timeout(Duration::from_secs(600), self.cuts.recv()).await.expect("a cut in time").expect("the actor lives")
+        let GatewayMsg::Cut { principal, reason, .. } = self.gateway.next("a cut").await;
+        (principal, reason)
     }
 
     async fn proposal(&mut self) -> Proposal {
-        let proposal = timeout(Duration::from_secs(600), self.proposals.recv()).await;
-        proposal.expect("a proposal in time").expect("the actor lives")
+        let pick = |msg| match msg {
+            RaftMemberMsg::Propose { command, reply, .. } => Some((*command, reply)),
+            _ => None,
+        };
+        self.raft.expect("a proposal", pick).await
     }
 
     /// Waits until the live tree says so.
     async fn until(&self, holds: impl Fn(&ActorNode) -> bool) {
-        let seen = async {
-            while !self.tree.inspect(PATH).await.is_ok_and(|actor| holds(&actor)) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(Duration::from_secs(600), seen).await.expect("the live tree says so in time");
+        self.universe.until(PATH, "as the test has it", holds).await;
     }
 
     /// Waits until the actor's own view says so.
@@ -115,13 +97,13 @@ async fn a_blocked_node_is_cut_and_counted() {
     world.block(8, NEVER);
     assert_eq!(world.cut().await, blocked(8));
     world.view(|view| view["entries"] == 2 && view["cuts"] == 2 && view["owed"] == 0).await;
-    world.root.shut_down().await;
+    world.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cut_survives_a_full_gateway_and_a_crash() {
     let mut world = World::start().await;
-    world.gateway_up.store(false, Ordering::SeqCst);
+    world.gateway.refuse(Undeliverable::Full);
     let revoked = User {
         name: Name::sanitized("ann"),
         admin: false,
@@ -135,12 +117,12 @@ async fn a_cut_survives_a_full_gateway_and_a_crash() {
     world.view(|view| view["revision"] == written.0).await;
     world.apply(Change::DeleteUser(revoked.name.clone()));
     world.view(|view| view["owed"] == 1).await;
-    world.tree.crash(PATH, CrashHow::Panic).expect("it runs");
+    world.universe.crash(PATH, CrashHow::Panic);
     world.until(|actor| actor.incarnation == 2 && actor.view["owed"] == 1).await;
-    world.gateway_up.store(true, Ordering::SeqCst);
+    world.gateway.accept();
     assert_eq!(world.cut().await, (Principal::User(revoked.name), RefusalReason::Unauthenticated));
     world.view(|view| view["owed"] == 0).await;
-    world.root.shut_down().await;
+    world.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,7 +143,7 @@ async fn the_leader_forgets_blocks_that_are_over_by_a_timer() {
     world.publish();
     reply.send(Ok(Applied { revision: at })).expect("it waits for the answer");
     world.view(|view| view["sweeps"] == 1 && view["entries"] == 1).await;
-    world.root.shut_down().await;
+    world.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,7 +151,7 @@ async fn its_view_names_the_next_expiry() {
     let mut world = World::start().await;
     world.block(9, WallTime(1_700_000_000_000));
     world.view(|view| view["next_expiry"] == "2023-11-14T22:13:20Z").await;
-    let actor = world.tree.inspect(PATH).await.expect("it runs");
+    let actor = world.universe.tree().inspect(PATH).await.expect("it runs");
     assert_eq!(actor.kind, "Blocklist");
-    world.root.shut_down().await;
+    world.universe.finish().await;
 }

@@ -4,86 +4,66 @@
 mod world;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use muster_cert_authority::{CertAuthorityShell, Config, Msg};
-use muster_kernel::{Address, AskError, Intensity, Recipient, Spec, Supervisor, Tree, Undeliverable};
+use muster_kernel::{Address, AskError, Spec};
 use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg};
 use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
 use muster_messages::*;
 use muster_pki::*;
+use muster_tests::{PATIENCE, Probe, Universe, answered};
 use tokio::sync::watch;
 use world::{MANAGER, WORKER, World, id};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Applies what is proposed, and publishes the copy only after the answer: the order that is hardest for the actor.
-fn raft(tables: Tables) -> (Recipient<RaftMemberMsg>, watch::Receiver<Arc<Replica>>, Arc<Mutex<bool>>) {
-    let (publish, replica) = watch::channel(Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() }));
-    let (tables, frozen) = (Mutex::new(tables), Arc::new(Mutex::new(false)));
-    let held = Mutex::new(Vec::new());
-    let is_frozen = Arc::clone(&frozen);
-    let recipient = Recipient::new(move |msg| {
-        let RaftMemberMsg::Propose { command, reply, .. } = msg else { return Err(Undeliverable::Down) };
-        if *is_frozen.lock().unwrap() {
-            held.lock().unwrap().push(reply);
-            return Ok(());
-        }
-        let mut tables = tables.lock().unwrap();
-        let revision = tables.revision.next();
-        let result = muster_store::apply(&mut tables, revision, &command);
-        let _gone = reply.send(result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
-        publish.send_replace(Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() }));
-        Ok(())
-    });
-    (recipient, replica, frozen)
-}
+const PATH: &str = "node/cert-authority";
+const OBSERVED: &str = "10.0.0.9:50000";
 
 struct Running {
-    root: Supervisor,
-    tree: Tree,
+    universe: Universe,
     address: Address<Msg>,
+    /// What is proposed while `frozen` waits here.
+    _raft: Probe<RaftMemberMsg>,
     frozen: Arc<Mutex<bool>>,
     replica: watch::Receiver<Arc<Replica>>,
 }
 
 async fn start() -> Running {
-    let (recipient, replica, frozen) = raft(World::new().log);
-    let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
-    let address: Address<Msg> = Address::new(64);
-    let copies = replica.clone();
-    root.children().start(Spec::actor("cert-authority", address.clone(), move || {
-        Ok(CertAuthorityShell::new(Config::default(), recipient.clone(), copies.clone()))
+    let mut tables = World::new().log;
+    let copy = |tables: &Tables| Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() });
+    let (publish, replica) = watch::channel(copy(&tables));
+    let (universe, frozen) = (Universe::start().await, Arc::new(Mutex::new(false)));
+    let (raft, is_frozen) = (universe.probe("raft-member"), Arc::clone(&frozen));
+    // Applies what is proposed, and publishes the copy only after the answer: the order that is hardest for the actor.
+    raft.on(move |msg| match msg {
+        RaftMemberMsg::Propose { command, reply, .. } if !*is_frozen.lock().unwrap() => {
+            let revision = tables.revision.next();
+            let result = muster_store::apply(&mut tables, revision, &command);
+            let taken = answered(reply, result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
+            publish.send_replace(copy(&tables));
+            taken
+        }
+        other => Some(other),
+    });
+    let (address, to_raft, copies) = (Address::<Msg>::new(64), raft.recipient(), replica.clone());
+    universe.start_actor(Spec::actor("cert-authority", address.clone(), move || {
+        Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), copies.clone()))
     }));
-    let running = Running { root, tree, address, frozen, replica };
-    running.healthy(1).await;
-    running
+    universe.healthy(PATH, 1).await;
+    Running { universe, address, _raft: raft, frozen, replica }
 }
 
 impl Running {
-    async fn healthy(&self, incarnation: u64) {
-        self.until(|node| node.state == ActorState::Healthy && node.incarnation >= incarnation).await;
-    }
     async fn until(&self, holds: impl Fn(&ActorNode) -> bool) {
-        let reached = async {
-            loop {
-                match self.tree.inspect("node/cert-authority").await {
-                    Ok(node) if holds(&node) => return,
-                    _ => tokio::task::yield_now().await,
-                }
-            }
-        };
-        tokio::time::timeout(PATIENCE, reached).await.expect("the actor gets there");
+        self.universe.until(PATH, "as the test has it", holds).await;
     }
     async fn join(&self, request: JoinRequest) -> Result<Result<JoinReply, ErrorBody>, AskError> {
         let request = Box::new(request);
-        let make = |reply| CertAuthorityMsg::Join { observed_addr: "10.0.0.9:50000".into(), request, reply }.into();
+        let make = |reply| CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request, reply }.into();
         self.address.ask(PATIENCE, make).await
     }
     async fn sign(&self, identity: CertIdentity, csr_pem: String) -> Result<SignReply, ErrorBody> {
         let identity = Box::new(identity);
-        let observed_addr = "10.0.0.9:50000".to_owned();
+        let observed_addr = OBSERVED.to_owned();
         let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply }.into();
         self.address.ask(PATIENCE, make).await.unwrap()
     }
@@ -137,7 +117,7 @@ async fn a_node_joins_renews_and_rekeys() {
     assert_eq!(ca.join(again.clone()).await.unwrap().unwrap_err().code, ErrorCode::Unauthenticated);
     again.node = id(7);
     assert_eq!(ca.join(again).await.unwrap().unwrap_err().code, ErrorCode::Unauthenticated);
-    ca.root.shut_down().await;
+    ca.universe.finish().await;
 }
 
 #[tokio::test]
@@ -158,29 +138,31 @@ async fn malformed_requests_are_refused_and_change_nothing() {
         assert_eq!(ca.join(bad).await.unwrap().unwrap_err().code, ErrorCode::Invalid);
     }
     assert_eq!(ca.replica.borrow().tables.revision, before);
-    ca.root.shut_down().await;
+    ca.universe.finish().await;
 }
 
 #[tokio::test]
 async fn a_crash_closes_the_ports_and_the_retry_is_the_same_join() {
-    let ca = start().await;
+    let mut ca = start().await;
     let key = new_key();
     *ca.frozen.lock().unwrap() = true;
     let wish = request(5, WORKER, &key);
-    let first = ca.join(wish.clone());
-    let crash = async {
-        ca.until(|node| node.view["pending"][0]["phase"] == "admitting").await;
-        ca.tree.crash("node/cert-authority", CrashHow::Panic).unwrap();
-    };
-    let (first, ()) = tokio::join!(first, crash);
+    let (address, first) = (ca.address.clone(), Box::new(wish.clone()));
+    let first = tokio::spawn(async move {
+        let make = |reply| CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request: first, reply }.into();
+        address.ask(PATIENCE, make).await
+    });
+    ca.until(|node| node.view["pending"][0]["phase"] == "admitting").await;
+    ca.universe.crash(PATH, CrashHow::Panic);
+    let first = first.await.unwrap();
     assert_eq!(first.unwrap_err(), AskError::Closed);
     *ca.frozen.lock().unwrap() = false;
-    ca.healthy(2).await;
+    ca.universe.healthy(PATH, 2).await;
     joined(ca.join(wish.clone()).await.unwrap());
     joined(ca.join(wish).await.unwrap());
     assert_eq!(ca.replica.borrow().tables.nodes.len(), 2);
     ca.until(|node| node.view["issued"] == 2 && node.view["pending"] == serde_json::json!([])).await;
-    let text = serde_json::to_string(&ca.tree.snapshot().await).unwrap();
+    let text = serde_json::to_string(&ca.universe.tree().snapshot().await).unwrap();
     assert!(!text.contains(WORKER) && !text.contains("PRIVATE"));
-    ca.root.shut_down().await;
+    ca.universe.finish().await;
 }

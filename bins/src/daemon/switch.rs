@@ -116,3 +116,6 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Shell for Switch<L, P> {
         json!({"child": self.plan.name(), "running": self.running.is_some(), "stopping": self.stopping})
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,27 +1,25 @@
 //! The actors themselves, before a raft member that is a probe: a mailbox without behaviour.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_elections::{ElectionsConfig, ElectionsPorts, Msg, elections_address, elections_spec};
-use muster_kernel::{Address, AskError, Intensity, Recipient, Supervisor, Tree, Undeliverable};
+use muster_kernel::{Address, AskError};
 use muster_messages::protocol::{Applied, ElectionsMsg, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
 use muster_messages::*;
 use muster_store::Place;
-use tokio::sync::{mpsc, watch};
+use muster_tests::{PATIENCE, Probe, Universe, eventually};
+use tokio::sync::watch;
 
 use crate::world::{ONE, lease};
 
-const LONG: Duration = Duration::from_secs(20);
 const PATH: &str = "node/elections";
 
 struct Stage {
     tables: Tables,
     publish: watch::Sender<Arc<Replica>>,
-    raft: mpsc::UnboundedReceiver<RaftMemberMsg>,
+    raft: Probe<RaftMemberMsg>,
     elections: Address<Msg>,
-    tree: Tree,
-    root: Supervisor,
+    universe: Universe,
 }
 
 type Renewed = Result<Result<Vec<Renewal>, ErrorBody>, AskError>;
@@ -29,32 +27,21 @@ type Renewed = Result<Result<Vec<Renewal>, ErrorBody>, AskError>;
 impl Stage {
     async fn set() -> Self {
         let (publish, replica) = watch::channel(Arc::default());
-        let (tx, raft) = mpsc::unbounded_channel();
-        let to_raft = Recipient::new(move |m| tx.send(m).map_err(|_| Undeliverable::Down));
-        let (config, tree) = (ElectionsConfig::default(), Tree::new());
-        let elections = elections_address(&config);
-        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+        let (config, universe) = (ElectionsConfig::default(), Universe::start().await);
+        let (elections, raft) = (elections_address(&config), universe.probe("raft-member"));
+        let ports = ElectionsPorts::new(config, Term(5), replica, raft.recipient());
         let tables = Tables { revision: Revision(10), ..Tables::default() };
-        let stage = Self { tables, publish, raft, elections, tree, root };
+        let stage = Self { tables, publish, raft, elections, universe };
         stage.show();
-        let ports = ElectionsPorts::new(config, Term(5), replica, to_raft);
-        stage.root.children().start(elections_spec(stage.elections.clone(), ports));
+        stage.universe.start_actor(elections_spec(stage.elections.clone(), ports));
         stage.healthy(PATH, 1).await;
         stage
     }
     async fn healthy(&self, path: &str, incarnation: u64) {
-        self.until(path, |actor| (actor.incarnation, actor.state) == (incarnation, ActorState::Healthy)).await;
+        self.universe.healthy(path, incarnation).await;
     }
     async fn until(&self, path: &str, holds: impl Fn(&ActorNode) -> bool) {
-        for _ in 0..4000 {
-            if let Ok(actor) = self.tree.inspect(path).await
-                && holds(&actor)
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("never at {path}: {:?}", self.tree.inspect(path).await);
+        self.universe.until(path, "as the test has it", holds).await;
     }
     fn replica(&self) -> Arc<Replica> {
         let raft = RaftStatus { term: Term(5), leading: true, ..RaftStatus::default() };
@@ -82,23 +69,21 @@ impl Stage {
     fn renew(&self, name: &str, token: FencingToken) -> impl Future<Output = Renewed> + 'static {
         let (to, held) = (self.elections.clone(), vec![(lease(name), token)]);
         let make = move |reply| ElectionsMsg::Renew { session: ONE, held, deadline_ms: 5000, reply }.into();
-        async move { to.ask(LONG, make).await }
-    }
-    async fn heard(&mut self) -> RaftMemberMsg {
-        tokio::time::timeout(LONG, self.raft.recv()).await.expect("something is said to the raft member").unwrap()
+        async move { to.ask(PATIENCE, make).await }
     }
     async fn read(&mut self) -> Reply<Result<Arc<Replica>, ReadError>> {
-        match self.heard().await {
-            RaftMemberMsg::Read { reply, .. } => reply,
-            RaftMemberMsg::Propose { command, .. } => panic!("a read first, not {command:?}"),
-            _ => panic!("a read first"),
-        }
+        let pick = |msg| match msg {
+            RaftMemberMsg::Read { reply, .. } => Some(reply),
+            _ => None,
+        };
+        self.raft.expect("a read", pick).await
     }
     async fn proposal(&mut self) -> (Box<Command>, Reply<Result<Applied, ProposeError>>) {
-        match self.heard().await {
-            RaftMemberMsg::Propose { command, reply, .. } => (command, reply),
-            _ => panic!("a proposal first"),
-        }
+        let pick = |msg| match msg {
+            RaftMemberMsg::Propose { command, reply, .. } => Some((command, reply)),
+            _ => None,
+        };
+        self.raft.expect("a proposal", pick).await
     }
     /// Applies the next proposal and answers it.
     async fn go_along(&mut self) -> Command {
@@ -123,14 +108,14 @@ impl Stage {
     }
     /// The one contest there is.
     async fn contest(&self) -> String {
-        for _ in 0..4000 {
-            let paths = self.tree.flat().into_iter().map(|actor| actor.path);
-            if let Some(path) = paths.into_iter().find(|path| path.contains("/election-")) {
-                return path;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("no contest was started");
+        let mut found = None;
+        let contest = |path: &String| path.contains("/election-");
+        eventually("a contest is started", || {
+            found = self.universe.tree().list().into_iter().find(contest);
+            found.is_some()
+        })
+        .await;
+        found.unwrap()
     }
 }
 
@@ -155,7 +140,7 @@ async fn a_renewal_is_answered_once_the_raft_member_has_confirmed_the_leader() {
     drop(stage.read().await);
     let error = lost.await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.code, ErrorCode::UnknownOutcome, "a raft member that went away has confirmed nothing");
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,7 +156,7 @@ async fn time_that_runs_out_is_written_down() {
     let _gone = read.send(Ok(stage.replica()));
     assert!(matches!(ask.await.unwrap().unwrap().unwrap()[..], [Renewal::Lost { .. }]));
     stage.until(PATH, |actor| actor.view["leases"] == 0 && actor.view["counters"]["expired_total"] == 1).await;
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,7 +178,7 @@ async fn renewals_that_are_gathered_leave_no_timers_behind() {
         }
     }
     assert!(tasks() <= most, "{} tasks, where {most} were enough", tasks());
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -210,11 +195,11 @@ async fn a_restart_brings_no_expiry_back_that_the_log_never_took() {
         assert_eq!(ask.await.unwrap(), Ok(Ok(vec![Renewal::Renewed { expires_in_ms: 1000 }])));
     };
     renew(&mut stage).await;
-    stage.tree.crash(PATH, CrashHow::Panic).unwrap();
+    stage.universe.crash(PATH, CrashHow::Panic);
     stage.healthy(PATH, 2).await;
     // Its first word is the read of this renewal, and no proposal.
     renew(&mut stage).await;
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,9 +208,9 @@ async fn the_time_left_is_told() {
     stage.acquire("a", 60_000);
     stage.until(PATH, |actor| actor.view["soonest"][0]["name"] == "a").await;
     let leases = vec![lease("a"), lease("b")];
-    let left = stage.elections.ask(LONG, |reply| ElectionsMsg::Remaining { leases, reply }.into()).await.unwrap();
+    let left = stage.elections.ask(PATIENCE, |reply| ElectionsMsg::Remaining { leases, reply }.into()).await.unwrap();
     assert!(left[&lease("a")] > 30_000 && left.len() == 1, "{left:?}");
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,7 +223,7 @@ async fn a_crash_forgets_no_expiry_and_costs_no_holder_its_lease() {
         let ask = tokio::spawn(stage.renew("b", token));
         let _never_read = stage.read().await;
 
-        stage.tree.crash(PATH, how).unwrap();
+        stage.universe.crash(PATH, how);
         assert_eq!(ask.await.unwrap(), Err(AskError::Closed), "whoever asked sees a closed port");
         stage.healthy(PATH, 2).await;
         let (again, reply) = stage.proposal().await;
@@ -250,7 +235,7 @@ async fn a_crash_forgets_no_expiry_and_costs_no_holder_its_lease() {
         let read = stage.read().await;
         let _gone = read.send(Ok(stage.replica()));
         assert_eq!(ask.await.unwrap(), Ok(Ok(vec![Renewal::Renewed { expires_in_ms: 1000 }])));
-        stage.root.shut_down().await;
+        stage.universe.finish().await;
     }
 }
 
@@ -260,7 +245,7 @@ async fn a_contested_lease_has_an_actor_as_long_as_it_is_contested() {
     stage.candidate("c1");
     let path = stage.contest().await;
     stage.until(&path, |actor| actor.kind == "Election" && actor.view["state"] == "settling").await;
-    let actor = stage.tree.inspect(&path).await.unwrap();
+    let actor = stage.universe.tree().inspect(&path).await.unwrap();
     assert_eq!((&actor.view["lease"], &actor.view["candidates"][0]["state"]), (&"lk".into(), &"fresh".into()));
     let command = stage.go_along().await;
     assert_eq!((command.reason.as_str(), &command.by), ("election: elected c1", &Principal::Cluster));
@@ -270,13 +255,8 @@ async fn a_contested_lease_has_an_actor_as_long_as_it_is_contested() {
     let key = ObjectKey { kind: ObjectKind::LeaseCandidate, namespace: "default".to_owned(), name };
     stage.change(Change::DeleteObject { key, force: false });
     stage.until(PATH, |actor| actor.view["contests"] == 0).await;
-    for _ in 0..4000 {
-        if !stage.tree.flat().iter().any(|actor| actor.path == path) {
-            return stage.root.shut_down().await;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("the contest's actor stayed");
+    stage.universe.gone(&path).await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -286,7 +266,7 @@ async fn a_contest_that_crashes_goes_on_and_leaves_the_clock_alone() {
         stage.candidate("c1");
         let path = stage.contest().await;
         let (first, _never_answered) = stage.proposal().await;
-        stage.tree.crash(&path, how).unwrap();
+        stage.universe.crash(&path, how);
         stage.healthy(&path, 2).await;
         let (second, reply) = stage.proposal().await;
         assert_eq!(second.guards, first.guards, "guards make it happen once, whoever comes first");
@@ -294,8 +274,8 @@ async fn a_contest_that_crashes_goes_on_and_leaves_the_clock_alone() {
         let _gone = reply.send(result);
         assert!(matches!(stage.apply(&first), Err(ProposeError::Refused(_))));
         stage.until(&path, |actor| actor.view["holder"] == "c1").await;
-        assert_eq!(stage.tree.inspect(PATH).await.unwrap().incarnation, 1);
-        stage.root.shut_down().await;
+        assert_eq!(stage.universe.tree().inspect(PATH).await.unwrap().incarnation, 1);
+        stage.universe.finish().await;
     }
 }
 
@@ -306,10 +286,10 @@ async fn elections_that_crash_bring_their_contests_back() {
     let path = stage.contest().await;
     stage.go_along().await;
     stage.until(&path, |actor| actor.view["holder"] == "c1").await;
-    stage.tree.crash(PATH, CrashHow::Panic).unwrap();
+    stage.universe.crash(PATH, CrashHow::Panic);
     stage.healthy(PATH, 2).await;
     let path = stage.contest().await;
     stage.until(&path, |actor| actor.view["state"] == "settled").await;
     stage.until(PATH, |actor| actor.view["coordinated"]["leader_changes_total"] == 1).await;
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }

@@ -3,31 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, AskError, Intensity, Recipient, Slot, Spec, Supervisor, Tree};
+use muster_kernel::{Address, AskError, Slot, Spec};
 use muster_messages::protocol::{Applied, MeshMsg, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg, WishAccepted};
 use muster_messages::wire::{SeatReply, SeatRequest};
 use muster_messages::*;
 use muster_role_manager::{Config, Msg, Ports, RoleManagerShell};
-use tokio::sync::{mpsc, watch};
+use muster_tests::{PATIENCE, Probe, Universe};
+use tokio::sync::watch;
 
 use crate::world::{World, id};
 
-const LONG: Duration = Duration::from_secs(20);
+const PATH: &str = "node/role-manager";
 
 struct Stage {
     tables: Tables,
     publish: watch::Sender<Arc<Replica>>,
-    raft: mpsc::UnboundedReceiver<RaftMemberMsg>,
-    mesh: mpsc::UnboundedReceiver<MeshMsg>,
+    raft: Probe<RaftMemberMsg>,
+    mesh: Probe<MeshMsg>,
     view: watch::Receiver<Arc<RoleView>>,
     roles: Address<Msg>,
-    tree: Tree,
-    root: Supervisor,
-}
-
-fn probe<P: Send + 'static>() -> (Recipient<P>, mpsc::UnboundedReceiver<P>) {
-    let (tx, rx) = mpsc::unbounded_channel();
-    (Recipient::new(move |m| tx.send(m).map_err(|_| muster_kernel::Undeliverable::Down)), rx)
+    universe: Universe,
 }
 
 impl Stage {
@@ -36,28 +31,16 @@ impl Stage {
         let (publish, replica) = watch::channel(Arc::default());
         let (view, seen) = watch::channel(Arc::default());
         let (view, slot) = (Arc::new(view), Slot::new());
-        let ((raft, raft_heard), (mesh, mesh_heard)) = (probe(), probe());
-        let (roles, tree) = (Address::new(64), Tree::new());
-        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
-        let stage = Self { tables, publish, raft: raft_heard, mesh: mesh_heard, view: seen, roles, tree, root };
+        let universe = Universe::start().await;
+        let (raft, mesh, roles) = (universe.probe("raft-member"), universe.probe("mesh"), Address::new(64));
+        let ports = Ports { raft: raft.recipient(), mesh: mesh.recipient(), replica, view };
+        let stage = Self { tables, publish, raft, mesh, view: seen, roles, universe };
         stage.show();
-        let ports = Ports { raft, mesh, replica, view };
-        stage.root.children().start(Spec::actor("role-manager", stage.roles.clone(), move || {
+        stage.universe.start_actor(Spec::actor("role-manager", stage.roles.clone(), move || {
             Ok(RoleManagerShell::new(id(1), Config::default(), ports.clone(), slot.clone()))
         }));
-        stage.healthy(1).await;
+        stage.universe.healthy(PATH, 1).await;
         stage
-    }
-    async fn healthy(&self, incarnation: u64) {
-        for _ in 0..4000 {
-            if let Ok(actor) = self.tree.inspect("node/role-manager").await
-                && (actor.incarnation, actor.state) == (incarnation, ActorState::Healthy)
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("incarnation {incarnation} never became healthy");
     }
     /// Publishes the tables, with every voter answering.
     fn show(&self) {
@@ -83,23 +66,28 @@ impl Stage {
         };
         self.publish.send_replace(Arc::new(Replica { tables: self.tables.clone(), raft }));
     }
-    async fn heard(&mut self) -> RaftMemberMsg {
-        tokio::time::timeout(LONG, self.raft.recv()).await.expect("something is proposed").unwrap()
-    }
     /// Applies the next command and answers it.
     async fn apply_command(&mut self) -> Command {
-        let RaftMemberMsg::Propose { command, reply, .. } = self.heard().await else { panic!("a command first") };
+        let (command, reply) = self.hear_command("a command").await;
         let at = self.tables.revision.next();
         let result = muster_store::apply(&mut self.tables, at, &command);
         self.show();
         let _gone = reply.send(result.map(|()| Applied { revision: at }).map_err(ProposeError::Refused));
         *command
     }
+    async fn hear_command(&mut self, what: &str) -> (Box<Command>, Reply<Result<Applied, ProposeError>>) {
+        let pick = |msg| match msg {
+            RaftMemberMsg::Propose { command, reply, .. } => Some((command, reply)),
+            _ => None,
+        };
+        self.raft.expect(what, pick).await
+    }
     async fn hear_seat(&mut self) -> (SeatChange, Reply<Result<Applied, ProposeError>>) {
-        match self.heard().await {
-            RaftMemberMsg::ProposeSeat { change, reply } => (*change, reply),
-            _ => panic!("a seat change first"),
-        }
+        let pick = |msg| match msg {
+            RaftMemberMsg::ProposeSeat { change, reply } => Some((*change, reply)),
+            _ => None,
+        };
+        self.raft.expect("a seat change", pick).await
     }
     fn apply_seat(&mut self, change: &SeatChange) -> Applied {
         let at = self.tables.revision.next();
@@ -125,10 +113,10 @@ impl Stage {
     fn set_role(&self, n: u64, role: Role, request: u128) -> impl Future<Output = WishResult> + 'static {
         let roles = self.roles.clone();
         let (node, by, request) = (id(n), Principal::Operator, RequestId(request));
-        async move { roles.ask(LONG, |reply| RoleManagerMsg::SetRole { node, role, by, request, reply }.into()).await }
+        async move { roles.ask(PATIENCE, |reply| RoleManagerMsg::SetRole { node, role, by, request, reply }.into()).await }
     }
     async fn until_view(&mut self, what: &str, holds: impl Fn(&RoleView) -> bool) {
-        let seen = tokio::time::timeout(LONG, self.view.wait_for(|v| holds(v))).await;
+        let seen = tokio::time::timeout(PATIENCE, self.view.wait_for(|v| holds(v))).await;
         let _view = seen.unwrap_or_else(|_| panic!("never: {what}")).unwrap();
     }
 }
@@ -155,7 +143,7 @@ async fn a_demotion_is_told_from_wish_to_worker() {
         .await;
     stage.certify(3);
     stage.until_view("settled", |v| v.pending.is_empty()).await;
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test]
@@ -171,29 +159,27 @@ async fn a_crash_with_work_pending_loses_neither_queue() {
                 let (node, by, request) = (id(5), Principal::Operator, RequestId(10));
                 RoleManagerMsg::Remove { node, force: true, by, request, reply }.into()
             };
-            roles.ask(LONG, make).await
+            roles.ask(PATIENCE, make).await
         });
         let (change, first) = stage.hear_seat().await;
         stage.apply_command().await;
-        let RaftMemberMsg::Propose { command: deletion, reply: _open, .. } = stage.heard().await else {
-            panic!("the deletion")
-        };
-        let actor = stage.tree.inspect("node/role-manager").await.unwrap();
+        let (deletion, _open) = stage.hear_command("the deletion").await;
+        let actor = stage.universe.tree().inspect(PATH).await.unwrap();
         assert_eq!(actor.kind, "RoleManager");
         assert_eq!(actor.view["pending_reconciliation"][0]["reason"], "removing_seat", "{}", actor.view);
         assert_eq!(actor.view["pending_removal"][0], id(5).to_string());
 
-        stage.tree.crash("node/role-manager", how).unwrap();
+        stage.universe.crash(PATH, how);
         assert_eq!(removal.await.unwrap(), Err(AskError::Closed), "whoever asked sees a closed port");
-        stage.healthy(2).await;
-        let view = stage.tree.inspect("node/role-manager").await.unwrap().view;
+        stage.universe.healthy(PATH, 2).await;
+        let view = stage.universe.tree().inspect(PATH).await.unwrap().view;
         assert_eq!(view["pending_reconciliation"][0]["node"], id(4).to_string());
         assert_eq!(view["pending_removal"][0], id(5).to_string());
 
         // Both steps come again under their old request ids; the seat change is still in flight.
         let mut again = (None, None);
         while again.0.is_none() || again.1.is_none() {
-            match stage.heard().await {
+            match stage.raft.next("both steps").await {
                 RaftMemberMsg::Propose { command, reply, .. } => again.0 = Some((command, reply)),
                 RaftMemberMsg::ProposeSeat { change, reply } => again.1 = Some((change, reply)),
                 _ => panic!("nothing else is wanted"),
@@ -212,7 +198,7 @@ async fn a_crash_with_work_pending_loses_neither_queue() {
         stage.certify(4);
         stage.until_view("settled", |v| v.pending.is_empty()).await;
         assert!(stage.tables.blocklist.contains_key(&id(5)));
-        stage.root.shut_down().await;
+        stage.universe.finish().await;
     }
 }
 
@@ -232,10 +218,13 @@ async fn a_seat_is_given_after_the_dial_back() {
             data_lost: None,
             feature_level: FEATURE_LEVEL,
         };
-        roles.ask(LONG, |reply| RoleManagerMsg::RequestSeat { node: id(4), request, reply }.into()).await
+        roles.ask(PATIENCE, |reply| RoleManagerMsg::RequestSeat { node: id(4), request, reply }.into()).await
     });
-    let probe = tokio::time::timeout(LONG, stage.mesh.recv()).await.unwrap().unwrap();
-    let MeshMsg::Probe { addr, expect, reply } = probe else { panic!("a probe") };
+    let dialled = |msg| match msg {
+        MeshMsg::Probe { addr, expect, reply } => Some((addr, expect, reply)),
+        _ => None,
+    };
+    let (addr, expect, reply) = stage.mesh.expect("a dial-back", dialled).await;
     assert_eq!((addr.as_str(), expect), ("10.0.0.4:4400", id(4)));
     let _gone = reply.send(Ok(()));
     let (change, reply) = stage.hear_seat().await;
@@ -249,21 +238,21 @@ async fn a_seat_is_given_after_the_dial_back() {
     let applied = stage.apply_seat(&change);
     let _gone = reply.send(Ok(applied));
     stage.until_view("settled", |v| v.pending.is_empty()).await;
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test]
 async fn a_raft_member_that_went_away_leaves_the_outcome_unknown() {
     let mut stage = Stage::set(3, 0).await;
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
-    drop(stage.heard().await);
+    drop(stage.raft.next("the wish").await);
     let error = ask.await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.code, ErrorCode::UnknownOutcome);
     // The retry carries the same request id.
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
     assert_eq!(stage.apply_command().await.request, RequestId(9));
     assert_eq!(ask.await.unwrap(), Ok(Ok(WishAccepted { changed: true })));
-    stage.root.shut_down().await;
+    stage.universe.finish().await;
 }
 
 #[tokio::test]
@@ -273,6 +262,7 @@ async fn what_was_published_goes_with_the_role_manager() {
     stage.apply_command().await;
     assert!(ask.await.unwrap().is_ok());
     assert!(!stage.view.borrow().pending.is_empty());
-    stage.root.shut_down().await;
+    stage.universe.children().stop_and_wait("role-manager").await;
     assert!(stage.view.borrow().pending.is_empty());
+    stage.universe.finish().await;
 }

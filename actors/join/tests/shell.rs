@@ -1,0 +1,77 @@
+//! The join service as an actor, with strangers at the other ends of in-memory pipes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_gateway::{BoxStream, Connection, Framed, Services};
+use muster_join::{JoinLimits, JoinPorts, JoinService};
+use muster_kernel::{Address, Spec};
+use muster_messages::ErrorCode;
+use muster_messages::protocol::Service;
+use muster_messages::wire::{JoinFrame, JoinReply};
+use muster_tests::Universe;
+use tokio::io::DuplexStream;
+use tokio::time::Instant;
+
+const PATH: &str = "node/join";
+const CONVERSATION: Duration = Duration::from_secs(20);
+
+async fn service(universe: &Universe) -> Services {
+    let services = Services::new();
+    let ports = JoinPorts {
+        services: services.clone(),
+        leader: Arc::new(|_| Box::pin(std::future::pending())),
+        root_pem: Arc::new(|| "root".to_owned()),
+        limits: JoinLimits { conversation: CONVERSATION, conversations: 1 },
+    };
+    universe.start_actor(Spec::actor("join", Address::new(8), move || Ok(JoinService::new(ports.clone()))));
+    universe.healthy(PATH, 1).await;
+    services
+}
+
+async fn stranger(services: &Services) -> Framed<DuplexStream> {
+    let (ours, theirs) = tokio::io::duplex(1 << 16);
+    let stream: BoxStream = Box::pin(theirs);
+    let remote = "192.0.2.7:50000".parse().expect("an address");
+    let sink = services.sink(Service::Join).expect("the service listens");
+    let taken = sink.send(Connection::detached(stream, Service::Join, None, remote)).await;
+    assert!(taken.is_ok(), "the service takes it");
+    Framed::new(ours)
+}
+
+async fn ask_for_the_root(stranger: &mut Framed<DuplexStream>) -> JoinReply {
+    stranger.send(&JoinFrame::GetRoot).await.expect("it listens");
+    stranger.recv().await.expect("it speaks").expect("it answers")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stranger_who_says_nothing_holds_its_place_for_a_bounded_time() {
+    let universe = Universe::start().await;
+    let services = service(&universe).await;
+    let began = Instant::now();
+    let mut silent = stranger(&services).await;
+    universe.until(PATH, "in a conversation", |actor| actor.view["conversations"] == 1).await;
+
+    let JoinReply::Refused(full) = ask_for_the_root(&mut stranger(&services).await).await else { panic!("no place") };
+    assert_eq!((full.code, full.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
+
+    assert!(!matches!(silent.recv::<JoinReply>().await, Ok(Some(_))), "it is hung up on");
+    assert!(began.elapsed() >= CONVERSATION && began.elapsed() < CONVERSATION * 2, "{:?}", began.elapsed());
+    let answer = ask_for_the_root(&mut stranger(&services).await).await;
+    assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() });
+    universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_hangs_up_and_the_next_life_serves() {
+    let mut universe = Universe::start().await;
+    let services = service(&universe).await;
+    let mut first = stranger(&services).await;
+    ask_for_the_root(&mut first).await;
+    universe.crash(PATH, muster_messages::CrashHow::Panic);
+    assert!(!matches!(first.recv::<JoinReply>().await, Ok(Some(_))));
+    universe.healthy(PATH, 2).await;
+    let answer = ask_for_the_root(&mut stranger(&services).await).await;
+    assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() });
+    universe.finish().await;
+}

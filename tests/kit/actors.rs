@@ -1,0 +1,56 @@
+//! An actor that misbehaves as it is told to.
+
+use std::time::Duration;
+
+use muster_kernel::{Address, Backoff, Cx, Fault, Shell, Spec};
+use muster_messages::protocol::{Named, Reply};
+
+pub enum Msg {
+    Panic(&'static str),
+    Error(&'static str),
+    /// Leaves a task behind that belongs to nobody.
+    Leak,
+    /// Runs a task that ends with the actor.
+    Work,
+    Who(Reply<u64>),
+    /// Panics in a task that is not the actor's own.
+    Apart(&'static str),
+}
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Msg::Panic(_) => "panic",
+            Msg::Error(_) => "error",
+            Msg::Leak => "leak",
+            Msg::Work => "work",
+            Msg::Who(_) => "who",
+            Msg::Apart(_) => "apart",
+        }
+    }
+}
+
+pub struct Rogue;
+impl Shell for Rogue {
+    type Msg = Msg;
+    const KIND: &'static str = "Rogue";
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Panic(text) => panic!("{text}"),
+            Msg::Error(text) => tracing::error!(seat = 7, "{text}"),
+            Msg::Leak => drop(tokio::spawn(std::future::pending::<()>())),
+            Msg::Work => {
+                cx.after(Duration::from_secs(3600), Msg::Work);
+                cx.spawn(std::future::pending());
+            }
+            Msg::Who(reply) => drop(reply.send(cx.incarnation())),
+            Msg::Apart(text) => cx.spawn_apart(async move { panic!("{text}") }),
+        }
+        Ok(())
+    }
+}
+
+/// It, and where it is reached.
+pub fn rogue(name: &str) -> (Spec, Address<Msg>) {
+    let address = Address::new(8);
+    (Spec::actor(name, address.clone(), || Ok(Rogue)).backoff(Backoff::QUICK), address)
+}

@@ -1,0 +1,225 @@
+//! A universe: one test's root supervisor, and what must hold when the test ends.
+
+use std::time::Duration;
+
+use muster_kernel::{Address, Children, Cx, Fault, Intensity, Shell, Spec, Supervisor, Tree};
+use muster_messages::protocol::Named;
+use muster_messages::{ActorNode, ActorState, CrashHow};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::time::Instant;
+
+use crate::events::Errors;
+use crate::journal::Journal;
+use crate::panics::Panics;
+use crate::{PATIENCE, Probe};
+
+/// A real root supervisor, and the judge of what went wrong unseen.
+///
+/// A test [starts](Self::start) one, [finishes](Self::finish) it, and is failed by it for
+/// - a panic on its runtime that it did not [expect](Self::expects_panic), whether somebody caught it or not;
+/// - an ERROR event that it did not [expect](Self::expects_error);
+/// - a task, an actor's too, that is there when the tree has stopped and was not before;
+/// - what it expected and did not get.
+///
+/// It is for tests on the current-thread runtime, as `#[tokio::test]` makes it: there one thread polls every task of the
+/// test and no other test's, so that a subscriber that is this thread's default hears all of them. Factories run on
+/// the blocking pool: their panics count, ERROR events in them are not heard. One universe lives on a runtime at a time.
+///
+/// It is no simulation: time and mailboxes are the kernel's own. Cores alone need none of it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// let mut universe = muster_tests::Universe::start().await;
+/// universe.expects_panic("the disk is full");
+/// universe.expects_error("a disk broke");
+/// let writer = tokio::spawn(async { panic!("the disk is full") });
+/// assert!(writer.await.is_err());
+/// tracing::error!(disk = 7, "a disk broke");
+/// universe.finish().await;
+/// # }
+/// ```
+pub struct Universe {
+    tree: Tree,
+    path: String,
+    /// Empty once it is finished.
+    root: Option<Supervisor>,
+    journal: Journal,
+    panics: Panics,
+    errors: Errors,
+    expected_panics: Vec<Expected>,
+    expected_errors: Vec<Expected>,
+    /// Tasks that the runtime had before.
+    tasks: usize,
+}
+
+struct Expected {
+    text: String,
+    /// It may also not come.
+    optional: bool,
+}
+
+/// How long the last tasks get to see that their actors have gone.
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Universe {
+    /// Starts one, whose root is called `node`.
+    pub async fn start() -> Self {
+        Self::at("node").await
+    }
+
+    /// Starts one whose root has this path.
+    pub async fn at(path: &str) -> Self {
+        let flavor = Handle::current().runtime_flavor();
+        assert!(flavor == RuntimeFlavor::CurrentThread, "a universe needs the current-thread runtime");
+        let panics = Panics::collect().expect("there is one universe on a runtime at a time");
+        let (errors, tasks, tree) = (Errors::collect(), alive(), Tree::new());
+        let root = Supervisor::root(path, tree.clone(), Intensity::default()).await;
+        Self {
+            tree,
+            path: path.to_owned(),
+            root: Some(root.expect("a root always starts")),
+            journal: Journal::new(),
+            panics,
+            errors,
+            expected_panics: Vec::new(),
+            expected_errors: Vec::new(),
+            tasks,
+        }
+    }
+
+    /// Starts an actor, or a group of them, below the root. It is reached once it is [healthy](Self::healthy).
+    pub fn start_actor(&self, spec: Spec) {
+        self.children().start(spec);
+    }
+    /// The root's children.
+    pub fn children(&self) -> &Children {
+        self.root.as_ref().expect("it lives until it is finished").children()
+    }
+    /// The live tree.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// A probe that records into the journal of this universe.
+    pub fn probe<M: Named + Send + 'static>(&self, name: &str) -> Probe<M> {
+        Probe::recording(name, self.journal.clone())
+    }
+    /// `probe: message` for everything that its probes heard, in the order in which it arrived.
+    pub fn journal(&self) -> Vec<String> {
+        self.journal.lines()
+    }
+    /// The address of an actor that hands everything to this probe, for those who want more than a recipient. It is a
+    /// child of the root, by the probe's name; [`Tree::crash`] and the like reach it as they reach any other.
+    pub async fn address_of<M: Named + Send + 'static>(&self, probe: &Probe<M>) -> Address<M> {
+        let (address, hand_over) = (Address::new(usize::MAX), probe.hand_over());
+        let make = move || Ok(StandIn { hand_over: Box::new(hand_over.clone()) });
+        self.start_actor(Spec::actor(probe.name(), address.clone(), make));
+        self.healthy(&format!("{}/{}", self.path, probe.name()), 1).await;
+        address
+    }
+
+    /// Waits until the tree says this of an actor; the actor as it then is.
+    pub async fn until(&self, path: &str, what: &str, holds: impl Fn(&ActorNode) -> bool) -> ActorNode {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.tree.inspect(path).await {
+                Ok(actor) if holds(&actor) => return actor,
+                seen => assert!(
+                    Instant::now() < deadline,
+                    "never at {path}: {what}; last seen: {seen:#?}; the tree: {:#?}",
+                    self.tree.list()
+                ),
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+    /// Waits until this incarnation of an actor is healthy.
+    pub async fn healthy(&self, path: &str, incarnation: u64) -> ActorNode {
+        let holds = |actor: &ActorNode| (actor.incarnation, actor.state) == (incarnation, ActorState::Healthy);
+        self.until(path, &format!("incarnation {incarnation}, healthy"), holds).await
+    }
+    /// Waits until there is no actor at this path.
+    pub async fn gone(&self, path: &str) {
+        eventually(&format!("{path} is gone"), || !self.tree.list().iter().any(|p| p == path)).await;
+    }
+    /// Crashes an actor on purpose. The panic of [`CrashHow::Panic`] is expected.
+    pub fn crash(&mut self, path: &str, how: CrashHow) {
+        if how == CrashHow::Panic {
+            self.expected_panics.push(Expected { text: "crashed on request".to_owned(), optional: true });
+        }
+        self.tree.crash(path, how).expect("who is to be crashed runs");
+    }
+
+    /// Some panic with this in its text must come, and any number of them may.
+    pub fn expects_panic(&mut self, text: &str) {
+        self.expected_panics.push(Expected { text: text.to_owned(), optional: false });
+    }
+    /// Some ERROR event with this in its text (`target: message field=value …`) must come, and any number of them may.
+    pub fn expects_error(&mut self, text: &str) {
+        self.expected_errors.push(Expected { text: text.to_owned(), optional: false });
+    }
+
+    /// Stops the tree in reverse start order, and fails the test for whatever went wrong unseen.
+    pub async fn finish(mut self) {
+        let root = self.root.take().expect("it is finished once");
+        root.shut_down().await;
+        drop(root);
+        let deadline = Instant::now() + GRACE;
+        while alive() > self.tasks && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let mut wrong: Vec<String> =
+            self.tree.list().into_iter().map(|p| format!("{p} is still in the tree")).collect();
+        let left = alive().saturating_sub(self.tasks);
+        if left > 0 {
+            wrong.push(format!("tasks outlived it ({left}): actors that nobody stopped, or tasks that nobody ended"));
+        }
+        judge("a panic", &self.panics.texts(), &self.expected_panics, &mut wrong);
+        judge("an ERROR", &self.errors.texts(), &self.expected_errors, &mut wrong);
+        assert!(wrong.is_empty(), "the universe ended badly:\n  {}", wrong.join("\n  "));
+    }
+}
+
+impl Drop for Universe {
+    fn drop(&mut self) {
+        let judged = self.root.is_none() || std::thread::panicking();
+        assert!(judged, "a universe was dropped before it was finished: nobody has judged it");
+    }
+}
+
+fn judge(kind: &str, came: &[String], expected: &[Expected], wrong: &mut Vec<String>) {
+    for text in came.iter().filter(|text| !expected.iter().any(|e| text.contains(&e.text))) {
+        wrong.push(format!("{kind} that nobody expected: {text}"));
+    }
+    for missing in expected.iter().filter(|e| !e.optional && !came.iter().any(|text| text.contains(&e.text))) {
+        wrong.push(format!("{kind} that was expected did not come: {}", missing.text));
+    }
+}
+
+/// Tasks of this runtime, those of actors included.
+fn alive() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+/// Looks again until it holds. In virtual time this takes none.
+pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The actor before a probe.
+struct StandIn<M> {
+    hand_over: Box<dyn Fn(M) + Send>,
+}
+impl<M: Named + Send + 'static> Shell for StandIn<M> {
+    type Msg = M;
+    const KIND: &'static str = "Probe";
+    async fn handle(&mut self, _cx: &Cx<M>, msg: M) -> Result<(), Fault> {
+        (self.hand_over)(msg);
+        Ok(())
+    }
+}
