@@ -390,7 +390,9 @@ async fn ten_starts_that_fail_are_borne_and_eleven_end_the_supervisor_which_forg
     for path in ["node/g/bad", "node/g/twin", "node/g/apart"] {
         yard.lives(path, 1).await;
     }
-    assert!(yard.find("node/g").unwrap().last_exits[0].text.contains("bad failed too often (more than 10 exits in 60 s)"));
+    assert!(
+        yard.find("node/g").unwrap().last_exits[0].text.contains("bad failed too often (more than 10 exits in 60 s)")
+    );
 
     // A group can fail to start as well, and its own supervisor bears it.
     yard.crash("node/g", CrashHow::Start { times: 3 });

@@ -27,8 +27,8 @@ pub struct Node {
     level: Option<u32>,
     /// See [`Node::disk_hangs_while`].
     disk_hangs_while: Option<PathBuf>,
-    /// Further tables of its configuration, from its next start on.
-    pub settings: String,
+    /// Further tables of its configuration.
+    settings: String,
     /// Where its metrics are.
     pub metrics: Option<String>,
 }
@@ -40,7 +40,7 @@ struct Running {
 }
 
 impl Node {
-    pub fn new(world: &Path, name: &str) -> Self {
+    pub fn new(world: &Path, name: &str, settings: &str) -> Self {
         let listen = free_address().expect("a port is free");
         Self {
             name: name.to_owned(),
@@ -50,7 +50,7 @@ impl Node {
             running: None,
             level: None,
             disk_hangs_while: None,
-            settings: String::new(),
+            settings: settings.to_owned(),
             metrics: None,
         }
     }

@@ -65,20 +65,22 @@ pub fn specified(path: &str, how: CrashHow) -> Option<Vec<String>> {
 
 /// Supervisors that are no actors beside. Of the others' own children a thousand may fail.
 fn is_group(kind: &str) -> bool {
-    [String::from("node"), MANAGER.to_owned(), LEADER.to_owned()].iter().any(|group| group == kind) || kind.ends_with("/*")
+    [String::from("node"), MANAGER.to_owned(), LEADER.to_owned()].iter().any(|group| group == kind)
+        || kind.ends_with("/*")
 }
 
 /// Whether somebody else may lead afterwards: it is what leading takes.
 pub fn may_cost_leadership(path: &str, how: CrashHow) -> bool {
     let leads = ["node/manager/raft-member", "node/manager/mesh"];
-    specified(path, how).is_none_or(|tops| tops.iter().any(|top| top == MANAGER || leads.iter().any(|l| within(top, l))))
+    specified(path, how)
+        .is_none_or(|tops| tops.iter().any(|top| top == MANAGER || leads.iter().any(|l| within(top, l))))
 }
 
-/// Those whom another actor starts and stops as things go, with connections, leases and records.
+/// Those whom another actor starts, stops and replaces as things go, with connections, leases and records.
 pub fn comes_and_goes(path: &str) -> bool {
     let last = path.rsplit('/').next().unwrap_or(path);
     let kind = kind_of(last);
-    ["session-*", "election-*", "elect", "lease"].contains(&kind.as_str())
+    ["session-*", "election-*", "elect", "lease", "member", "record"].contains(&kind.as_str())
 }
 
 /// An outcome in the words of the table.
@@ -105,7 +107,10 @@ mod tests {
             ("node/manager/leader-switch", "node/manager/leader-switch"),
             ("node/manager/sessions/session-7ewb12otbfzedvwe1dxxs3cy3", "node/manager/sessions/session-*"),
             ("node/reconcilers/schema/elect", "node/reconcilers/*/elect"),
-            ("node/manager/leader/elections/election-c215aa34b47b50b27f3ccc467edd454c", "node/manager/leader/elections/election-*"),
+            (
+                "node/manager/leader/elections/election-c215aa34b47b50b27f3ccc467edd454c",
+                "node/manager/leader/elections/election-*",
+            ),
         ] {
             assert_eq!(kind_of(path), kind);
         }

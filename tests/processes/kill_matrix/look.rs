@@ -52,7 +52,9 @@ impl Seen {
             state: text(&actor["state"]),
             handling: actor["handling"]["message"].as_str().map(str::to_owned),
             is_thread: actor["mailbox_limit"].is_null() && actor["kind"] != "Supervisor",
-            last_exit: exits.and_then(|all| all.last()).map_or_else(String::new, |e| format!("{}: {}", text(&e["kind"]), text(&e["text"]))),
+            last_exit: exits
+                .and_then(|all| all.last())
+                .map_or_else(String::new, |e| format!("{}: {}", text(&e["kind"]), text(&e["text"]))),
         }
     }
     pub fn is_well(&self) -> bool {
@@ -71,9 +73,8 @@ pub fn tops(before: &Tree, now: &Tree) -> Vec<String> {
 }
 
 /// Whether a top was not started again by its supervisor after a failure, but by an actor whose business that is.
-pub fn came_by_itself(before: &Tree, now: &Tree, top: &str) -> bool {
-    let restarts = |tree: &Tree| tree.get(top).map_or(0, |seen| seen.restarts);
-    comes_and_goes(top) && (restarts(now) == 0 || restarts(now) == restarts(before))
+pub fn came_by_itself(now: &Tree, top: &str) -> bool {
+    comes_and_goes(top) && (now[top].restarts == 0 || now[top].last_exit.starts_with("normal"))
 }
 
 /// Who should be there again and is not.

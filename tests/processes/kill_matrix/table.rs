@@ -18,7 +18,8 @@ fn table(at_rest: &Outcomes, at_work: &Outcomes) -> String {
     text += &format!("|{}\n", "---|".repeat(HOWS.len() + 1));
     for kind in kinds {
         let cell = |name: &'static str| {
-            let of = |outcomes: &Outcomes| outcomes.get(&(kind.clone(), name)).cloned().unwrap_or("not there".to_owned());
+            let of =
+                |outcomes: &Outcomes| outcomes.get(&(kind.clone(), name)).cloned().unwrap_or("not there".to_owned());
             let (rest, work) = (of(at_rest), of(at_work));
             if rest == work { rest } else { format!("idle: {rest}; at work: {work}") }
         };
@@ -38,5 +39,9 @@ pub fn compare(at_rest: &Outcomes, at_work: &Outcomes) {
         std::fs::write(&path, format!("{before}{BEGIN}\n{seen}\n{END}{after}")).expect("the document is writable");
         return;
     }
-    assert_eq!(written.trim(), seen.trim(), "docs/supervision.md says otherwise; {BLESS}=1 writes down what was seen:\n{seen}");
+    assert_eq!(
+        written.trim(),
+        seen.trim(),
+        "docs/supervision.md says otherwise; {BLESS}=1 writes down what was seen:\n{seen}"
+    );
 }

@@ -21,6 +21,7 @@ use crate::harness::{Follower, Front, WAIT_MS, World, Writer, assert_kept, betwe
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 const OBJECT: &str = "kept";
 const LEASE: &str = "held";
+const LEASE_MS: u64 = 100_000;
 /// The worker that is frozen, and is to be promoted.
 const FROZEN: &str = "n4";
 
@@ -36,7 +37,8 @@ impl Furniture {
         let socket = world.socket("n2");
         let asks = ["--socket", socket.to_str().expect("the folder's path is text"), "elect", LEASE, "--priority", "1"];
         // Nobody's lease ends by itself here, however long this machine stands still.
-        let times = ["--lease-duration", "100s", "--renew-deadline", "80s", "--", "sleep", "10000"];
+        let lasts = format!("{LEASE_MS}ms");
+        let times = ["--lease-duration", &lasts, "--renew-deadline", "80s", "--", "sleep", "10000"];
         let holder = Front::start(world.folder(), &[&asks[..], &times].concat());
         let lease = eventually("the lease is held", || held(world));
         eventually("the object is made", || object(world));
@@ -54,7 +56,8 @@ impl Furniture {
 fn held(world: &World) -> Option<LeaseView> {
     let lease = LeaseRef { namespace: "default".to_owned(), name: LEASE.to_owned() };
     let answer = world.ask(&world.other_than(&[]), Request::Lease(LeaseRequest::Get { lease })).ok()?;
-    serde_json::from_value::<LeaseView>(answer).ok().filter(|lease| lease.holder.is_some())
+    // Chosen by the cluster first, and then taken up, for as long as it was asked for.
+    serde_json::from_value::<LeaseView>(answer).ok().filter(|lease| lease.lease_duration_ms == Some(LEASE_MS))
 }
 
 fn key() -> ManagedKey {
@@ -95,13 +98,13 @@ impl Work {
         Mark { written: self.writer.acknowledged(), repaired: self.vandal.repaired.load(Ordering::Relaxed) }
     }
 
-    /// All of it has gone on since then, and what can only wait still does.
-    pub fn goes_on(&self, world: &World, since: Mark) -> Result<(), String> {
+    /// It has gone on since then, and what can only wait still does. Repairs take a second each.
+    pub fn goes_on(&self, world: &World, since: Mark, repairs: bool) -> Result<(), String> {
         let now = self.mark();
         if now.written < since.written + 5 {
             return Err("writes do not go on".to_owned());
         }
-        if now.repaired <= since.repaired {
+        if repairs && now.repaired <= since.repaired {
             return Err("the object that is changed by hand is not repaired".to_owned());
         }
         let by = world.other_than(&[FROZEN]);
@@ -166,7 +169,8 @@ fn spoil(sockets: &[PathBuf], stop: &AtomicBool, repaired: &AtomicU64) {
             let body = json!({"release": "by hand"}).to_string();
             ReconcilerRequest::ObjectPut { key: key(), labels: BTreeMap::new(), body }
         };
-        let answer: Option<Value> = runtime.block_on(async { parse(&client.call(Request::Reconciler(request)).await.ok()?).ok() });
+        let answer: Option<Value> =
+            runtime.block_on(async { parse(&client.call(Request::Reconciler(request)).await.ok()?).ok() });
         match answer {
             None => turn += 1,
             Some(object) if spoilt && object["body"]["release"] == RELEASE => {
