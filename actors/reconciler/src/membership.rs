@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -130,14 +131,20 @@ impl Leave {
     }
 }
 
-/// A member for a tree that is there already; where it stands, as a level.
+/// A member for a tree that is there already; where it stands, as a level. Whoever has been told that it is over takes part anew
+/// with another of these, under the same name if it likes.
 pub fn member_spec(name: &str, setup: MemberSetup) -> (Spec, watch::Receiver<MemberView>, Leave) {
     let standing = Standing::Announcing { trouble: None };
     let view = MemberView { standing, announced: false, incarnation: SessionId(0), term: None, gone: false };
     let (tell, view) = watch::channel(view);
     let (tell, leave) = (Arc::new(tell), Leave::default());
     let left = leave.clone();
-    let make = move || Ok(MemberShell::new(setup.clone(), Arc::clone(&tell), left.clone()));
+    // Not by the actor's incarnation: that counts on from the member whose place in the tree this one takes.
+    let begun = AtomicBool::new(false);
+    let make = move || {
+        let again = begun.swap(true, Ordering::SeqCst);
+        Ok(MemberShell::new(setup.clone(), Arc::clone(&tell), left.clone(), again))
+    };
     (Spec::actor(name, Address::new(MAILBOX), make).with_children(), view, leave)
 }
 
@@ -178,11 +185,13 @@ pub struct MemberShell {
     view: Arc<watch::Sender<MemberView>>,
     leave: Leave,
     leaving: bool,
+    /// An earlier incarnation of this member has crashed.
+    again: bool,
     alarm: Alarm,
 }
 
 impl MemberShell {
-    fn new(setup: MemberSetup, view: Arc<watch::Sender<MemberView>>, leave: Leave) -> Self {
+    fn new(setup: MemberSetup, view: Arc<watch::Sender<MemberView>>, leave: Leave, again: bool) -> Self {
         let core = Admission::new(setup.member.serves, rand::random());
         Self {
             setup,
@@ -193,6 +202,7 @@ impl MemberShell {
             view,
             leave,
             leaving: false,
+            again,
             alarm: Alarm::default(),
         }
     }
@@ -312,7 +322,7 @@ impl Shell for MemberShell {
     const KIND: &'static str = "Member";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        if self.setup.member.serves && cx.incarnation() > 1 {
+        if self.setup.member.serves && self.again {
             // Whoever served relied on the incarnation that has crashed. Its lease runs out.
             self.view.send_modify(|view| {
                 if !view.standing.is_over() {

@@ -62,13 +62,14 @@ impl Seen {
     }
 }
 
-/// Topmost paths whose actor is another than before; those that have gone are not among them.
+/// Whether somebody is there who was not there before.
+pub fn is_new(before: &Tree, now: &Tree, path: &str) -> bool {
+    now.get(path).is_some_and(|is| before.get(path).is_none_or(|was| was.life != is.life))
+}
+
+/// The topmost paths of those.
 pub fn tops(before: &Tree, now: &Tree) -> Vec<String> {
-    let is_new = |path: &str| match (before.get(path), now.get(path)) {
-        (Some(was), Some(is)) => was.life != is.life,
-        (None, is) => is.is_some(),
-        (Some(_), None) => false,
-    };
+    let is_new = |path: &str| is_new(before, now, path);
     now.keys().filter(|path| is_new(path) && !is_new(above(path))).cloned().collect()
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{CrashHow, Role};
 
-use super::kinds::{LEADER, above, comes_and_goes, kind_of, may_cost_leadership, specified, within, words};
-use super::look::{Tree, came_by_itself, missing, tops, tree_of};
+use super::kinds::{LEADER, MANAGER, above, comes_and_goes, kind_of, may_cost_leadership, specified, within, words};
+use super::look::{Tree, came_by_itself, is_new, missing, tops, tree_of};
 use super::work::{Furniture, Work};
 use crate::harness::{PATIENCE, World, between_looks};
 
@@ -131,6 +131,7 @@ impl Stage {
     /// long as what follows from one can be told from what follows from the others: no path is concerned by two.
     pub fn column(&mut self, name: &'static str, how: CrashHow) {
         let begun = Instant::now();
+        self.forget();
         let mut open = self.kinds.clone();
         while !open.is_empty() {
             let mut wave: Vec<Hit> = Vec::new();
@@ -144,7 +145,27 @@ impl Stage {
             open = later;
             self.wave(name, how, wave);
         }
+        until(&format!("everybody takes part again after {name}"), || self.furniture.all_take_part(&self.world));
         println!("{name}: {:?}", begun.elapsed());
+    }
+
+    /// Supervisors bear ten failures within a minute: those below the root are started anew, and have borne none. Of the root's
+    /// own children each column fails each once, where that has happened the least.
+    fn forget(&mut self) {
+        for node in MANAGERS {
+            let tops = [MANAGER, "node/reconcilers"];
+            for path in tops {
+                let restart = ActorsAsk::Restart { path: path.to_owned() };
+                self.world.answer(node, Request::Actors { node: ActorsOf::Here, ask: restart });
+            }
+            let before = &self.rested.trees[node];
+            self.rested = until(&format!("supervisors of {node} are new"), || {
+                let now = self.at_rest()?;
+                let left = missing(before, &now.trees[node]).is_some();
+                let new = !left && tops.iter().all(|path| is_new(before, &now.trees[node], path));
+                if new { Ok(now) } else { Err("they are not".to_owned()) }
+            });
+        }
     }
 
     /// Where an actor of this kind is: with the leader if there is one; of the root's children, where it has failed the least.
@@ -152,7 +173,7 @@ impl Stage {
         let of = |node: &&'static str| self.rested.trees[node].keys().find(|path| kind_of(path) == kind).cloned();
         let recent = |node: &str| self.borne.iter().filter(|(n, at)| *n == node && at.elapsed() < MINUTE).count();
         let mut nodes = MANAGERS;
-        let is_roots = above(kind) == "node" && kind != super::kinds::MANAGER;
+        let is_roots = above(kind) == "node" && kind != MANAGER;
         nodes.sort_by_key(|node| if is_roots { recent(node) } else { usize::from(*node != self.rested.leader) });
         let (node, path) =
             nodes.iter().find_map(|node| Some((*node, of(node)?))).unwrap_or_else(|| panic!("no {kind} any more"));
@@ -163,7 +184,9 @@ impl Stage {
     fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) {
         let mark = self.work.as_ref().map(Work::mark);
         let begun = Instant::now();
-        for hit in &wave {
+        // Whoever is asked for the others last.
+        let (api, others): (Vec<&Hit>, Vec<&Hit>) = wave.iter().partition(|hit| hit.path == "node/api");
+        for hit in others.into_iter().chain(api) {
             self.strike(hit, how);
         }
         for hit in wave.iter().filter(|hit| hit.tops.is_none()) {
@@ -239,7 +262,8 @@ impl Stage {
             let hits = || wave.iter().filter(|hit| hit.node == *node);
             let wanted: Vec<&String> = hits().flat_map(|hit| hit.tops.iter().flatten()).collect();
             let led = now.term == self.rested.term;
-            if let Some(path) = wanted.iter().find(|path| !seen.contains(path) && (led || !within(path, LEADER))) {
+            if let Some(path) = wanted.iter().find(|path| !is_new(before, tree, path) && (led || !within(path, LEADER)))
+            {
                 return Err(format!("{path} of {node} is the one that was"));
             }
             for top in seen.iter().filter(|top| !wanted.contains(top)) {
@@ -274,7 +298,7 @@ impl Stage {
     fn outcome(&self, hit: &Hit, how: CrashHow, now: &Picture) -> String {
         let Some(wanted) = &hit.tops else { return words(&hit.path, None, false) };
         let (before, tree) = (&self.rested.trees[hit.node], &now.trees[hit.node]);
-        let followed: Vec<String> = wanted.iter().filter(|top| tops(before, tree).contains(top)).cloned().collect();
+        let followed: Vec<String> = wanted.iter().filter(|top| is_new(before, tree, top)).cloned().collect();
         for top in &followed {
             let (was, is) = (before.get(top).map_or(0, |seen| seen.restarts), &tree[top]);
             let (times, exit) = match how {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use muster::cli::client::{Client, parse};
 use muster_messages::wire::{LeaseRef, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{LeaseView, ManagedKey, Membership, Revision, Role};
+use muster_messages::{LeaseView, MANAGERS_SCOPE, ManagedKey, Membership, Revision, Role};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -43,6 +43,22 @@ impl Furniture {
         let lease = eventually("the lease is held", || held(world));
         eventually("the object is made", || object(world));
         Self { _holder: holder, lease }
+    }
+
+    /// Managers take part in Muster's own scope, and each node is a candidate for the reconciler.
+    pub fn all_take_part(&self, world: &World) -> Result<(), String> {
+        for (scope, phase, at_least) in [(MANAGERS_SCOPE, "serving", 3), ("candidates.schema", "announced", 3)] {
+            let list = ReconcilerRequest::MemberList { scope: Some(scope.to_owned()) };
+            let answer = world.ask("n1", Request::Reconciler(list)).map_err(|e| e.message)?;
+            let items = answer["items"].as_array().cloned().unwrap_or_default();
+            let mut there: Vec<&str> =
+                items.iter().filter(|i| i["phase"] == phase).filter_map(|i| i["member"].as_str()).collect();
+            there.dedup();
+            if there.len() < at_least {
+                return Err(format!("of {scope} there are {items:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// The lease is held by the same holder under the same token, and is renewed.

@@ -176,7 +176,7 @@ async fn a_crash_of_what_holds_its_lease_revokes_a_member() {
     let member = Member::new("db", "m1", release("1.0.0"));
     let setup =
         MemberSetup { cluster: world.link("m1"), clock: Arc::new(TokioTime), lease: LeaseTiming::default(), member };
-    let (spec, mut view, _leave) = member_spec("member", setup);
+    let (spec, mut view, _leave) = member_spec("member", setup.clone());
     root.children().start(spec);
     let serving = timeout(Duration::from_secs(60), view.wait_for(|view| view.standing == Standing::Serving));
     let term = serving.await.unwrap().unwrap().term.clone().unwrap();
@@ -187,6 +187,12 @@ async fn a_crash_of_what_holds_its_lease_revokes_a_member() {
     world.until("its record goes with its lease", |judge| judge.serving("db").is_empty()).await;
     sleep(Duration::from_secs(60)).await;
     assert!(view.borrow().standing.is_over());
+
+    // It takes part anew, in the same place of the tree.
+    let (spec, mut view, _leave) = member_spec("member", setup);
+    root.children().start(spec);
+    let serving = timeout(Duration::from_secs(60), view.wait_for(|view| view.standing == Standing::Serving));
+    assert!(serving.await.unwrap().is_ok());
 }
 
 /// SERVE-1: an admission that waited for a frozen process is none.
