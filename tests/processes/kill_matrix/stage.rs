@@ -131,7 +131,9 @@ impl Stage {
     /// long as what follows from one can be told from what follows from the others: no path is concerned by two.
     pub fn column(&mut self, name: &'static str, how: CrashHow) {
         let begun = Instant::now();
-        self.forget();
+        if how != CrashHow::Hang {
+            self.forget();
+        }
         let mut open = self.kinds.clone();
         while !open.is_empty() {
             let mut wave: Vec<Hit> = Vec::new();
@@ -279,16 +281,17 @@ impl Stage {
         Ok(now)
     }
 
-    /// Whoever is contained is never given up, and waits ever longer between its starts: it is told not to.
+    /// Whoever is never given up waits ever longer between its starts: it is told not to.
     fn hurry(&self, wave: &[Hit], how: CrashHow) {
         if !matches!(how, CrashHow::Start { .. }) {
             return;
         }
-        for hit in wave.iter().filter(|hit| hit.tops.as_ref().is_some_and(|tops| tops.contains(&hit.path))) {
-            let state =
-                tree_of(&self.world, hit.node, hit.node).and_then(|tree| Some(tree.get(&hit.path)?.state.clone()));
-            if state.as_deref() == Some("backing_off") {
-                let restart = ActorsAsk::Restart { path: hit.path.clone() };
+        for hit in wave {
+            let Some(tree) = tree_of(&self.world, hit.node, hit.node) else { continue };
+            for top in
+                hit.tops.iter().flatten().filter(|top| tree.get(*top).is_some_and(|seen| seen.state == "backing_off"))
+            {
+                let restart = ActorsAsk::Restart { path: top.clone() };
                 let _again = self.world.ask(hit.node, Request::Actors { node: ActorsOf::Here, ask: restart });
             }
         }
@@ -314,8 +317,10 @@ impl Stage {
             };
             assert!(is.restarts == was + times && is.last_exit == exit, "{hit:?} {how:?}: {is:?} after {was} restarts");
         }
-        let below = |path: &String| path != &hit.path && within(path, &hit.path) && !before[path].is_thread;
-        words(&hit.path, Some(&followed), before.keys().any(below))
+        // By its kind: now and then a member has just lost its lease.
+        let kind = kind_of(&hit.path);
+        let takes_children = self.kinds.iter().any(|below| *below != kind && within(below, &kind));
+        words(&hit.path, Some(&followed), takes_children)
     }
 
     /// Everything that was under way comes to its end.
@@ -337,19 +342,16 @@ const LATE: [&str; 4] = [
 ];
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Whether nothing is concerned by both.
+/// Whether nothing is concerned by both. Who leads is one question for all nodes, and for the leader's subtree.
 fn apart(a: &Hit, b: &Hit, how: CrashHow) -> bool {
-    let concerns = |hit: &Hit| -> Vec<String> {
-        let mut all = hit.tops.clone().unwrap_or_else(|| vec!["node".to_owned()]);
-        if may_cost_leadership(&hit.path, how) {
-            all.push(LEADER.to_owned());
-        }
-        all
-    };
-    let (of_a, of_b) = (concerns(a), concerns(b));
-    let leads = |all: &[String]| all.iter().any(|path| within(path, LEADER));
-    let meet = |x: &String, y: &String| within(x, y) || within(y, x);
-    let same_node = a.node == b.node && of_a.iter().any(|x| of_b.iter().any(|y| meet(x, y)));
-    // Who leads is one question for all of them.
-    !same_node && !(leads(&of_a) && leads(&of_b) && a.node != b.node)
+    let root = [String::from("node")];
+    let tops = |hit: &Hit| hit.tops.as_deref().unwrap_or(&root).to_vec();
+    let (of_a, of_b) = (tops(a), tops(b));
+    let led = |tops: &[String]| tops.iter().any(|top| within(top, LEADER));
+    let (a_costs, b_costs) = (may_cost_leadership(&a.path, how), may_cost_leadership(&b.path, how));
+    if a.node != b.node {
+        return !((a_costs || led(&of_a)) && (b_costs || led(&of_b)));
+    }
+    let meet = of_a.iter().any(|x| of_b.iter().any(|y| within(x, y) || within(y, x)));
+    !(meet || a_costs && led(&of_b) || b_costs && led(&of_a))
 }
