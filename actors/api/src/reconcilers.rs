@@ -472,7 +472,6 @@ enum Failed {
     Wave(ErrorBody),
 }
 
-/// A refusal, with what scripts need of it.
 /// What a runner names is repeated in refusals, which are remembered: no more of it than a name and a digest.
 fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
     if is_dns_label(name) && digest.len() == DIGEST_CHARS && digest.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -481,6 +480,7 @@ fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
     Err(ErrorBody::invalid("a run is named by its reconciler and the SHA-256 of its definition"))
 }
 
+/// A refusal, with what scripts need of it.
 fn explained(refusal: CommandRefusal) -> ErrorBody {
     use CommandRefusal as C;
     let details = match &refusal {
