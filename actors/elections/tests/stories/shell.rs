@@ -56,7 +56,7 @@ impl Stage {
         self.show();
         result.map(|()| Applied { revision: at.revision }).map_err(ProposeError::Refused)
     }
-    fn change(&mut self, change: Change) {
+    pub fn change(&mut self, change: Change) {
         let command = Command::idempotent(WallTime(1), Principal::Operator, "test").change(change);
         self.apply(&command).unwrap();
     }

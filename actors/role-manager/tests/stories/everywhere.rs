@@ -73,7 +73,8 @@ impl Stage {
                 }
                 self.universe.point(PATH, fuse);
             }
-            () = sleep(Duration::from_millis(5)) => {}
+            // As a leader does: who has answered is news, too.
+            () = sleep(Duration::from_millis(50)) => self.show(),
         }
         let stale = |r: &NodeRecord| r.certificate.as_ref().is_some_and(|c| c.granted != Some(r.granted));
         let due: Vec<u64> = (1..=5).filter(|n| self.tables.nodes.get(&id(*n)).is_some_and(|r| stale(r))).collect();
