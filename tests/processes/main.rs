@@ -16,3 +16,4 @@ mod losses;
 mod migrations;
 mod removal;
 mod roles;
+mod shutdown;
