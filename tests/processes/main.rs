@@ -11,6 +11,7 @@ mod feature_level;
 mod gates;
 mod harness;
 mod introspection;
+mod kill_matrix;
 mod leader_loss;
 mod losses;
 mod migrations;

@@ -178,7 +178,8 @@ struct Whose {
 struct Poke {
     node: Option<String>,
     action: String,
-    how: Option<CrashHow>,
+    how: Option<String>,
+    times: Option<u32>,
 }
 #[derive(Deserialize)]
 struct Since {
@@ -365,10 +366,25 @@ async fn actors(Extension(peer): Extension<Peer>, Query(q): Query<Whose>) -> Res
 async fn actor_inspect(Extension(peer): Extension<Peer>, Path(path): Path<String>, Query(q): Query<Whose>) -> Response {
     answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Inspect { path } }).await
 }
+fn crash_how(word: &str, times: Option<u32>) -> Result<CrashHow, ErrorBody> {
+    Ok(match word {
+        "panic" => CrashHow::Panic,
+        "error" => CrashHow::Error,
+        "kill" => CrashHow::Kill,
+        "hang" => CrashHow::Hang,
+        "start" => CrashHow::Start { times: times.unwrap_or(CrashHow::STARTS) },
+        other => {
+            return Err(ErrorBody::invalid(format!("how={other}: must be panic, error, kill, hang or start")));
+        }
+    })
+}
 async fn actor_poke(Extension(peer): Extension<Peer>, Path(path): Path<String>, Query(q): Query<Poke>) -> Response {
-    let ask = match (q.action.as_str(), q.how) {
+    let ask = match (q.action.as_str(), q.how.as_deref()) {
         ("restart", _) => ActorsAsk::Restart { path },
-        ("crash", how) => ActorsAsk::Crash { path, how: how.unwrap_or(CrashHow::Panic) },
+        ("crash", how) => match crash_how(how.unwrap_or("panic"), q.times) {
+            Ok(how) => ActorsAsk::Crash { path, how },
+            Err(body) => return error_response(&body),
+        },
         (other, _) => {
             let text = format!("action={other}: must be restart or crash");
             return error_response(&ErrorBody::invalid(text));

@@ -108,7 +108,10 @@ impl<M: Send + 'static> Handle for ActorHandle<M> {
         self.tenancy.address.letter(Letter::Refresh)
     }
     fn crash(&self, how: CrashHow) {
-        let _down = self.tenancy.address.letter(Letter::Crash(how));
+        match how {
+            CrashHow::Start { times } => self.siblings.fail_to_start(&self.name, times),
+            how => drop(self.tenancy.address.letter(Letter::Crash(how))),
+        }
     }
     fn restart(&self) {
         self.siblings.restart(&self.name);
@@ -164,7 +167,7 @@ impl<S: Shell> Body<S> {
 const HAS_SHELL: &str = "an incarnation has its shell until it has stopped";
 
 /// How long `crash --how hang` holds a handler.
-const HANG: Duration = Duration::from_secs(30);
+pub(crate) const HANG: Duration = Duration::from_secs(30);
 
 impl<S: Shell> Actor for Hosted<S> {
     type Msg = Letter<S::Msg>;
@@ -245,6 +248,8 @@ impl<S: Shell> Actor for Hosted<S> {
                         body.pulse.end();
                         Ok(())
                     }
+                    // Its supervisor does that, and was told.
+                    CrashHow::Start { .. } => Ok(()),
                 }
             }
         }

@@ -368,3 +368,42 @@ async fn a_child_that_panics_when_it_is_dropped_has_failed_itself_and_nobody_els
     assert_eq!((yard.find("node/sibling").unwrap().incarnation, yard.log.has("sibling down")), (1, false));
     yard.root.shut_down().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn ten_starts_that_fail_are_borne_and_eleven_end_the_supervisor_which_forgets_them() {
+    let yard = Yard::new(Intensity::default()).await;
+    let [outside, bad, twin, apart] = ["outside", "bad", "twin", "apart"].map(|name| yard.part(name));
+    yard.root.children().start(outside.spec());
+    let children = vec![bad.spec(), twin.spec(), apart.spec().contained()];
+    yard.root.children().start(Spec::group("g", Intensity::default(), fill(children)));
+    yard.lives("node/g/apart", 1).await;
+
+    // Ended in order, which is no failure, and failed ten times: all it may.
+    yard.crash("node/g/bad", CrashHow::Start { times: 10 });
+    yard.lives("node/g/bad", 12).await;
+    let exits = yard.find("node/g/bad").unwrap().last_exits;
+    assert!(exits.iter().all(|exit| exit.kind == ExitKind::Start && exit.text == "failed to start on request"));
+    // However often a contained one does, and it is contained all the while.
+    yard.crash("node/g/apart", CrashHow::Start { times: 12 });
+    yard.lives("node/g/apart", 14).await;
+    yard.lives("node/g", 1).await;
+    yard.lives("node/g/twin", 1).await;
+
+    // Once the window is over: one more, and the group is another one, which starts everybody at once.
+    tokio::time::sleep(Intensity::default().window * 2).await;
+    yard.crash("node/g/bad", CrashHow::Start { times: 100 });
+    yard.lives("node/g", 2).await;
+    for path in ["node/g/bad", "node/g/twin", "node/g/apart"] {
+        yard.lives(path, 1).await;
+    }
+    assert!(
+        yard.find("node/g").unwrap().last_exits[0].text.contains("bad failed too often (more than 10 exits in 60 s)")
+    );
+
+    // A group can fail to start as well, and its own supervisor bears it.
+    yard.crash("node/g", CrashHow::Start { times: 3 });
+    yard.lives("node/g", 6).await;
+    yard.lives("node/g/twin", 1).await;
+    yard.lives("node/outside", 1).await;
+    yard.root.shut_down().await;
+}

@@ -407,7 +407,9 @@ impl MeshShell {
         let seats = self.handle.seats.get().unwrap_or_default();
         let members = replica.tables.members.values().chain(seats.members.iter());
         let wanted: BTreeMap<NodeId, String> = members.map(|m| (m.node, m.addr.clone())).collect();
-        for node in wanted.keys().filter(|n| own.is_none_or(|o| o.node != **n)) {
+        // Known before the door is open, and `own` with it.
+        let me = self.wiring.credentials.borrow().identity.node().map(|(node, _)| node);
+        for node in wanted.keys().filter(|node| Some(**node) != me) {
             self.peer(cx, *node);
         }
         self.step(cx, Input::Wanted(wanted));

@@ -274,6 +274,9 @@ pub enum ActorsCommand {
         at: ActorAt,
         #[arg(long, default_value = "panic")]
         how: How,
+        /// With `--how start`: how many starts in a row fail. One more than a supervisor takes by default
+        #[arg(long, value_name = "N", default_value_t = CrashHow::STARTS)]
+        times: u32,
     },
 }
 
@@ -291,15 +294,19 @@ pub enum How {
     Panic,
     Error,
     Kill,
+    /// Its handler hangs for 30 s: a restart then meets the stop deadline
     Hang,
+    /// It is restarted, and its next starts fail
+    Start,
 }
-impl From<How> for CrashHow {
-    fn from(how: How) -> Self {
-        match how {
-            How::Panic => CrashHow::Panic,
-            How::Error => CrashHow::Error,
-            How::Kill => CrashHow::Kill,
-            How::Hang => CrashHow::Hang,
+impl How {
+    pub fn times(self, times: u32) -> CrashHow {
+        match self {
+            Self::Panic => CrashHow::Panic,
+            Self::Error => CrashHow::Error,
+            Self::Kill => CrashHow::Kill,
+            Self::Hang => CrashHow::Hang,
+            Self::Start => CrashHow::Start { times },
         }
     }
 }

@@ -173,6 +173,15 @@ pub enum CrashHow {
     Kill,
     /// Blocks the handler for a while.
     Hang,
+    /// It ends in order, and as many of its next starts fail. Forgotten when its supervisor ends.
+    Start {
+        times: u32,
+    },
+}
+
+impl CrashHow {
+    /// How many starts fail unless somebody says so: one more failure than a supervisor takes by default.
+    pub const STARTS: u32 = 11;
 }
 
 #[cfg(test)]

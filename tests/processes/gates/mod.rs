@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::harness::{Front, World};
 
 /// A definition of the reconciler `schema` of the scope `db`, which keeps these objects.
-fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<str>]) {
+pub fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<str>]) {
     let head =
         format!("name = \"schema\"\nrelease = \"{release}\"\nscope = \"db\"\nfloor = \"{floor}\"\nevery = \"1s\"\n");
     let object = |name: &str| {

@@ -30,6 +30,8 @@ pub struct Node {
     level: Option<u32>,
     /// See [`Node::disk_hangs_while`].
     disk_hangs_while: Option<PathBuf>,
+    /// Further tables of its configuration.
+    settings: String,
     /// Where its metrics are.
     pub metrics: Option<String>,
 }
@@ -41,7 +43,7 @@ struct Running {
 }
 
 impl Node {
-    pub fn new(world: &Path, name: &str) -> Self {
+    pub fn new(world: &Path, name: &str, settings: &str) -> Self {
         let listen = free_address().expect("a port is free");
         Self {
             name: name.to_owned(),
@@ -51,6 +53,7 @@ impl Node {
             running: None,
             level: None,
             disk_hangs_while: None,
+            settings: settings.to_owned(),
             metrics: None,
         }
     }
@@ -79,7 +82,7 @@ impl Node {
         let level = self.level.map_or_else(String::new, |level| format!("feature_level = {level}\n"));
         let hangs = |file: &PathBuf| format!("disk_hangs_while = {file:?}\n");
         let hangs = self.disk_hangs_while.as_ref().map_or_else(String::new, hangs);
-        std::fs::write(&config, format!("[debug]\ncrash = true\n{level}{hangs}"))
+        std::fs::write(&config, format!("[debug]\ncrash = true\n{level}{hangs}{}", self.settings))
             .expect("the world's folder is writable");
         let mut command = Command::new(MUSTERD);
         command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);

@@ -17,6 +17,8 @@ use super::{Node, Ran, eventually};
 /// The nodes of one test. Dropped: every process is killed and the folder goes.
 pub struct World {
     nodes: BTreeMap<String, Node>,
+    /// Further tables of the configuration of nodes that are made from now on.
+    pub settings: String,
     folder: TempDir,
     runtime: tokio::runtime::Runtime,
 }
@@ -26,6 +28,7 @@ impl World {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         Self {
             nodes: BTreeMap::new(),
+            settings: String::new(),
             folder: temporary_folder("test").expect("a temporary folder"),
             runtime: runtime.expect("a runtime"),
         }
@@ -62,8 +65,8 @@ impl World {
 
     /// A node by name; made on first use, not started.
     pub fn node(&mut self, name: &str) -> &mut Node {
-        let folder = self.folder.path();
-        self.nodes.entry(name.to_owned()).or_insert_with(|| Node::new(folder, name))
+        let (folder, settings) = (self.folder.path(), &self.settings);
+        self.nodes.entry(name.to_owned()).or_insert_with(|| Node::new(folder, name, settings))
     }
 
     pub fn socket(&self, name: &str) -> PathBuf {

@@ -23,6 +23,11 @@ pub(crate) enum SupervisorMsg {
     Restart {
         name: String,
     },
+    /// `muster actors crash --how start`.
+    FailToStart {
+        name: String,
+        times: u32,
+    },
     Launched {
         name: String,
         run: u64,
@@ -56,6 +61,7 @@ impl SupervisorMsg {
             Self::Start(_) => "start",
             Self::Stop { .. } => "stop",
             Self::Restart { .. } => "restart",
+            Self::FailToStart { .. } => "fail_to_start",
             Self::Launched { .. } => "launched",
             Self::Ended { .. } => "ended",
             Self::Healthy { .. } => "healthy",
@@ -133,6 +139,10 @@ impl Children {
     }
     pub(crate) fn crash(&self, how: CrashHow) {
         let _gone = self.supervisor.send_message(SupervisorMsg::Crash(how));
+    }
+    /// Restarts a child whose next starts fail.
+    pub(crate) fn fail_to_start(&self, name: &str, times: u32) {
+        let _gone = self.supervisor.send_message(SupervisorMsg::FailToStart { name: name.to_owned(), times });
     }
     pub(crate) fn filled(&self, report: Report) {
         let _gone = self.supervisor.send_message(SupervisorMsg::Filled(report));

@@ -57,7 +57,10 @@ impl Handle for GroupHandle {
         false
     }
     fn crash(&self, how: CrashHow) {
-        self.children.crash(how);
+        match how {
+            CrashHow::Start { times } => self.siblings.fail_to_start(&self.name, times),
+            how => self.children.crash(how),
+        }
     }
     fn restart(&self) {
         self.siblings.restart(&self.name);

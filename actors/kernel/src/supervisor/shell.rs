@@ -14,7 +14,7 @@ use super::Children;
 use super::children::{Report, SupervisorMsg};
 use super::core::{Core, Effect, Fate, Input, Policy, Timer};
 use crate::fence::Fence;
-use crate::host::{Panicked, Start};
+use crate::host::{HANG, Panicked, Start};
 use crate::spec::{KILL_DEADLINE, SHUTDOWN_LIMIT, is_segment};
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
@@ -38,6 +38,8 @@ struct Child {
     /// The run that was launched last, until it has ended or was left behind.
     fence: Option<(u64, Fence)>,
     stopped: Vec<oneshot::Sender<()>>,
+    /// As many of its next starts fail on request.
+    bad_starts: u32,
     /// Start order, for the reverse order of shutdown.
     order: u64,
     /// The timer that was set last: a child has one at a time.
@@ -109,6 +111,12 @@ impl Actor for SupervisorActor {
             }
             SupervisorMsg::Restart { name } => s.step(Input::Restart { name }),
             SupervisorMsg::Ended { actor, kind, text } => s.ended(actor, kind, text),
+            SupervisorMsg::FailToStart { name, times } => {
+                if let Some(child) = s.children.get_mut(&name) {
+                    child.bad_starts = times;
+                }
+                s.step(Input::Restart { name });
+            }
             SupervisorMsg::Launched { name, run, fence, result } => s.launched(name, run, &fence, result),
             SupervisorMsg::Healthy { name, run } => s.step(Input::Healthy { name, run }),
             SupervisorMsg::Filled(report) => {
@@ -122,7 +130,9 @@ impl Actor for SupervisorActor {
                 me.get_cell().kill();
                 return std::future::pending().await;
             }
-            SupervisorMsg::Crash(CrashHow::Hang) => tokio::time::sleep(Duration::from_secs(30)).await,
+            SupervisorMsg::Crash(CrashHow::Hang) => tokio::time::sleep(HANG).await,
+            // Its own supervisor does that, and was told.
+            SupervisorMsg::Crash(CrashHow::Start { .. }) => {}
         }
         s.end();
         Ok(())
@@ -285,6 +295,7 @@ impl State {
                     _registration: registration,
                     fence: None,
                     stopped: Vec::new(),
+                    bad_starts: 0,
                     order: self.started,
                     timer: None,
                 };
@@ -444,7 +455,13 @@ impl State {
             supervisor: self.me.cell(),
             siblings: self.me.clone(),
         };
-        let launching = child.spec.launch.launch(start);
+        let launching = match child.bad_starts.checked_sub(1) {
+            None => child.spec.launch.launch(start),
+            Some(left) => {
+                child.bad_starts = left;
+                Box::pin(std::future::ready(Err(Fault::new("failed to start on request"))))
+            }
+        };
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;

@@ -147,6 +147,8 @@ fn a_crashed_door_peer_or_mesh_heals() {
             answered = nodes[1].wait_for("answer");
         }
         assert_eq!(answered, format!("answer ok {text}"), "after the crash of {path}");
+        nodes[0].tell(&format!("view node/mesh/peer-{}", node::node(1)));
+        assert_eq!(nodes[0].wait_for("view"), "view {}", "it has made itself no peer after the crash of {path}");
     }
     nodes[0].wait_view("node/mesh", |v| v["peers"][0]["state"] == "up");
 }

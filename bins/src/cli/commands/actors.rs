@@ -32,9 +32,9 @@ pub async fn run(asking: &mut Asking, args: ActorsArgs) -> Outcome<u8> {
             let request = at_path(at, |path| ActorsAsk::Restart { path });
             asking.show(request, |_| String::new(), |_| sentence).await
         }
-        Some(ActorsCommand::Crash { at, how }) => {
+        Some(ActorsCommand::Crash { at, how, times }) => {
             let sentence = format!("{} was told to fail ({how:?})", at.path).to_lowercase();
-            let request = at_path(at, |path| ActorsAsk::Crash { path, how: how.into() });
+            let request = at_path(at, |path| ActorsAsk::Crash { path, how: how.times(times) });
             asking.show(request, |_| String::new(), |_| sentence).await
         }
     }

@@ -1,0 +1,331 @@
+//! A cluster whose actors fail, some at a time, and what becomes of it each time.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use muster_messages::{CrashHow, Role};
+
+use super::kinds::{LEADER, above, comes_and_goes, kind_of, may_cost_leadership, specified, within, words};
+use super::look::{Tree, came_by_itself, missing, tops, tree_of};
+use super::work::{Furniture, Work};
+use crate::harness::{PATIENCE, World, between_looks};
+
+pub const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
+
+/// What has become of each kind, by the way it failed.
+pub type Outcomes = BTreeMap<(String, &'static str), String>;
+
+pub struct Stage {
+    pub world: World,
+    pub outcomes: Outcomes,
+    work: Option<Work>,
+    furniture: Furniture,
+    /// At the end of the last wave.
+    rested: Picture,
+    /// Those that there are.
+    kinds: Vec<String>,
+    /// Where somebody else led afterwards although nothing that leading takes was concerned: this machine is busy.
+    usurped: BTreeMap<String, usize>,
+    /// Failures of the root's own children that were asked for: it bears ten within a minute.
+    borne: Vec<(&'static str, Instant)>,
+}
+
+/// All managers at one time.
+#[derive(Clone)]
+struct Picture {
+    trees: BTreeMap<&'static str, Tree>,
+    term: u64,
+    leader: &'static str,
+}
+
+impl Picture {
+    /// Every kind of actor that there is, those above before those below.
+    fn kinds(&self) -> Vec<String> {
+        let all = self.trees.values().flatten();
+        let mut kinds: Vec<String> =
+            all.filter(|(path, seen)| *path != "node" && !seen.is_thread).map(|(path, _)| kind_of(path)).collect();
+        kinds.sort_by_key(|kind| (kind.matches('/').count(), kind.clone()));
+        kinds.dedup();
+        kinds
+    }
+}
+
+/// One failure that is asked for.
+#[derive(Clone, Debug)]
+struct Hit {
+    node: &'static str,
+    path: String,
+    /// What must follow. Nothing: its process ends.
+    tops: Option<Vec<String>>,
+}
+
+/// Looks until something is so; what was not is told when it takes too long.
+#[track_caller]
+fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Ok(seen) => return seen,
+            Err(why) => assert!(Instant::now() < end, "not so within {PATIENCE:?}: {what}: {why}"),
+        }
+        between_looks();
+    }
+}
+
+impl Stage {
+    /// Three managers and a worker.
+    pub fn set(at_work: bool) -> Self {
+        let mut world = World::new();
+        world.settings = "[supervision]\nbackoff_first = \"100ms\"\nbackoff_cap = \"1s\"\n".to_owned();
+        world.node("n1").start(&["--init"]).ready();
+        for (count, role) in [(2, Role::Manager), (1, Role::Worker)] {
+            world.join_more(count, role);
+        }
+        world.all_settled();
+        let furniture = Furniture::move_in(&world);
+        let work = at_work.then(|| Work::begin(&mut world));
+        let nothing = Picture { trees: BTreeMap::new(), term: 0, leader: "" };
+        let mut stage = Self {
+            world,
+            outcomes: Outcomes::new(),
+            work,
+            furniture,
+            rested: nothing,
+            kinds: Vec::new(),
+            usurped: BTreeMap::new(),
+            borne: Vec::new(),
+        };
+        stage.rested = until("there is one of every kind", || stage.at_rest());
+        stage.kinds = stage.rested.kinds();
+        stage
+    }
+
+    /// Everybody as they are now, if all are well and somebody leads.
+    fn at_rest(&self) -> Result<Picture, String> {
+        let status = self.world.ask("n1", Request::RaftStatus { fresh: true }).map_err(|e| e.message)?;
+        let mut trees = BTreeMap::new();
+        for name in MANAGERS {
+            let tree = tree_of(&self.world, name, name).ok_or_else(|| format!("{name} does not answer"))?;
+            let peers = tree.keys().filter(|path| kind_of(path) == "node/manager/mesh/peer-*").count();
+            if peers != MANAGERS.len() - 1 {
+                return Err(format!("{name} has {peers} peers"));
+            }
+            if let Some((path, seen)) = tree.iter().find(|(_, seen)| !seen.is_well()) {
+                return Err(format!("{path} of {name} is {}: {}", seen.state, seen.last_exit));
+            }
+            trees.insert(name, tree);
+        }
+        let leading: Vec<&str> = MANAGERS.into_iter().filter(|name| trees[name].contains_key(LEADER)).collect();
+        let [leader] = leading[..] else { return Err(format!("{leading:?} lead")) };
+        let now = Picture { trees, term: status["term"].as_u64().unwrap_or_default(), leader };
+        let kinds = now.kinds();
+        let mut wanted = self.kinds.iter().map(String::as_str).chain(LATE);
+        match wanted.find(|kind| !kinds.iter().any(|there| there == kind)) {
+            Some(kind) => Err(format!("there is no {kind}")),
+            None => Ok(now),
+        }
+    }
+
+    /// Makes an actor of each kind fail in this way, one after the other. Where a failure takes its time several do so at a time, as
+    /// long as what follows from one can be told from what follows from the others: no path is concerned by two.
+    pub fn column(&mut self, name: &'static str, how: CrashHow) {
+        let begun = Instant::now();
+        let mut open = self.kinds.clone();
+        while !open.is_empty() {
+            let mut wave: Vec<Hit> = Vec::new();
+            let mut later = Vec::new();
+            for kind in std::mem::take(&mut open) {
+                let hit = self.aim(&kind, how);
+                let slow = matches!(how, CrashHow::Hang | CrashHow::Start { .. });
+                let fits = wave.is_empty() || slow && wave.iter().all(|other| apart(&hit, other, how));
+                if fits { wave.push(hit) } else { later.push(kind) }
+            }
+            open = later;
+            self.wave(name, how, wave);
+        }
+        println!("{name}: {:?}", begun.elapsed());
+    }
+
+    /// Where an actor of this kind is: with the leader if there is one; of the root's children, where it has failed the least.
+    fn aim(&self, kind: &str, how: CrashHow) -> Hit {
+        let of = |node: &&'static str| self.rested.trees[node].keys().find(|path| kind_of(path) == kind).cloned();
+        let recent = |node: &str| self.borne.iter().filter(|(n, at)| *n == node && at.elapsed() < MINUTE).count();
+        let mut nodes = MANAGERS;
+        let is_roots = above(kind) == "node" && kind != super::kinds::MANAGER;
+        nodes.sort_by_key(|node| if is_roots { recent(node) } else { usize::from(*node != self.rested.leader) });
+        let (node, path) =
+            nodes.iter().find_map(|node| Some((*node, of(node)?))).unwrap_or_else(|| panic!("no {kind} any more"));
+        let tops = specified(&path, how);
+        Hit { node, path, tops }
+    }
+
+    fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) {
+        let mark = self.work.as_ref().map(Work::mark);
+        let begun = Instant::now();
+        for hit in &wave {
+            self.strike(hit, how);
+        }
+        for hit in wave.iter().filter(|hit| hit.tops.is_none()) {
+            let node = self.world.node(hit.node);
+            assert_eq!(node.exit(), Some(1), "{} of {} fails too often", hit.path, hit.node);
+            node.start(&[]).ready();
+        }
+        let what = format!("all is well after {name} of {wave:#?}");
+        let now = until(&what, || self.healed(&wave, how));
+        let healed = begun.elapsed();
+        if let (Some(work), Some(mark)) = (&self.work, mark) {
+            let repairs = wave.iter().any(|hit| within(&hit.path, "node/reconcilers"));
+            until(&format!("work goes on after {name} of {wave:?}"), || work.goes_on(&self.world, mark, repairs));
+        }
+        until(&format!("the lease is kept after {name} of {wave:?}"), || self.furniture.is_kept(&self.world));
+        println!(
+            "{name}: healed after {healed:?}, all after {:?}: {:?}",
+            begun.elapsed(),
+            wave.iter().map(|h| &h.path).collect::<Vec<_>>()
+        );
+        let usurped = now.term != self.rested.term && !wave.iter().any(|hit| may_cost_leadership(&hit.path, how));
+        for hit in &wave {
+            let kind = kind_of(&hit.path);
+            if usurped {
+                let times = self.usurped.entry(kind.clone()).or_default();
+                *times += 1;
+                assert!(*times < 3, "somebody else leads each time that {kind} fails");
+            }
+            let outcome = self.outcome(hit, how, &now);
+            self.outcomes.insert((kind, name), outcome);
+        }
+        self.rested = now;
+    }
+
+    /// Whoever cannot answer itself is asked through another.
+    fn strike(&mut self, hit: &Hit, how: CrashHow) {
+        let other = MANAGERS.into_iter().find(|name| *name != hit.node).expect("there are three");
+        let by = if hit.path == "node/api" { other } else { hit.node };
+        let node = if by == hit.node { ActorsOf::Here } else { ActorsOf::Node(hit.node.to_owned()) };
+        let ask = |ask: ActorsAsk| self.world.ask(by, Request::Actors { node: node.clone(), ask });
+        let path = || hit.path.clone();
+        until(&format!("{} of {} is told to fail", hit.path, hit.node), || {
+            ask(ActorsAsk::Crash { path: path(), how }).map_err(|e| e.message)
+        });
+        if how == CrashHow::Hang {
+            until(&format!("{} of {} hangs", hit.path, hit.node), || {
+                let tree = tree_of(&self.world, hit.node, by).ok_or("no answer")?;
+                let handling = tree.get(&hit.path).and_then(|seen| seen.handling.clone());
+                if handling.as_deref() == Some("crash") { Ok(()) } else { Err(format!("it is at {handling:?}")) }
+            });
+            until(&format!("{} of {} is told to restart", hit.path, hit.node), || {
+                ask(ActorsAsk::Restart { path: path() }).map_err(|e| e.message)
+            });
+        } else if above(&hit.path) == "node" {
+            self.borne.push((hit.node, Instant::now()));
+        }
+    }
+
+    /// The cluster as it is, once all is well and all that is specified has followed; nothing else may have.
+    fn healed(&self, wave: &[Hit], how: CrashHow) -> Result<Picture, String> {
+        self.hurry(wave, how);
+        let now = self.at_rest()?;
+        for (node, before) in &self.rested.trees {
+            let ended = wave.iter().any(|hit| hit.node == *node && hit.tops.is_none());
+            let tree = &now.trees[node];
+            if let Some(path) = missing(before, tree) {
+                return Err(format!("{path} of {node} is not there"));
+            }
+            if ended {
+                continue;
+            }
+            let seen = tops(before, tree);
+            let hits = || wave.iter().filter(|hit| hit.node == *node);
+            let wanted: Vec<&String> = hits().flat_map(|hit| hit.tops.iter().flatten()).collect();
+            let led = now.term == self.rested.term;
+            if let Some(path) = wanted.iter().find(|path| !seen.contains(path) && (led || !within(path, LEADER))) {
+                return Err(format!("{path} of {node} is the one that was"));
+            }
+            for top in seen.iter().filter(|top| !wanted.contains(top)) {
+                let explained = within(top, LEADER) && !led;
+                assert!(
+                    explained || came_by_itself(tree, top),
+                    "{top} of {node} has started again, and was not to, after {how:?} of {wave:#?}: {:?}, before {:?}",
+                    tree[top],
+                    before.get(top)
+                );
+            }
+        }
+        Ok(now)
+    }
+
+    /// Whoever is contained is never given up, and waits ever longer between its starts: it is told not to.
+    fn hurry(&self, wave: &[Hit], how: CrashHow) {
+        if !matches!(how, CrashHow::Start { .. }) {
+            return;
+        }
+        for hit in wave.iter().filter(|hit| hit.tops.as_ref().is_some_and(|tops| tops.contains(&hit.path))) {
+            let state =
+                tree_of(&self.world, hit.node, hit.node).and_then(|tree| Some(tree.get(&hit.path)?.state.clone()));
+            if state.as_deref() == Some("backing_off") {
+                let restart = ActorsAsk::Restart { path: hit.path.clone() };
+                let _again = self.world.ask(hit.node, Request::Actors { node: ActorsOf::Here, ask: restart });
+            }
+        }
+    }
+
+    /// What was seen to follow, in words.
+    fn outcome(&self, hit: &Hit, how: CrashHow, now: &Picture) -> String {
+        let Some(wanted) = &hit.tops else { return words(&hit.path, None, false) };
+        let (before, tree) = (&self.rested.trees[hit.node], &now.trees[hit.node]);
+        let followed: Vec<String> = wanted.iter().filter(|top| tops(before, tree).contains(top)).cloned().collect();
+        for top in &followed {
+            let (was, is) = (before.get(top).map_or(0, |seen| seen.restarts), &tree[top]);
+            let (times, exit) = match how {
+                _ if comes_and_goes(top) || *top != hit.path => continue,
+                CrashHow::Panic => (1, "panic: panicked: crashed on request"),
+                CrashHow::Error => (1, "error: failed on request"),
+                CrashHow::Kill | CrashHow::Hang => (1, "killed: killed"),
+                CrashHow::Start { times } => {
+                    let restarts = is.restarts - was;
+                    assert!(restarts > u64::from(times), "{hit:?}: {is:?}, after {was} restarts before");
+                    continue;
+                }
+            };
+            assert!(is.restarts == was + times && is.last_exit == exit, "{hit:?} {how:?}: {is:?} after {was} restarts");
+        }
+        let below = |path: &String| path != &hit.path && within(path, &hit.path) && !before[path].is_thread;
+        words(&hit.path, Some(&followed), before.keys().any(below))
+    }
+
+    /// Everything that was under way comes to its end.
+    pub fn end(mut self) -> Outcomes {
+        if let Some(work) = self.work.take() {
+            work.end(&mut self.world);
+        }
+        self.world.all_settled();
+        self.outcomes
+    }
+}
+
+/// What there is a while after the rest.
+const LATE: [&str; 4] = [
+    "node/manager/sessions/session-*",
+    "node/manager/leader/elections/election-*",
+    "node/manager/feature-level/reconcilers/*/elect",
+    "node/reconcilers/*/elect",
+];
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Whether nothing is concerned by both.
+fn apart(a: &Hit, b: &Hit, how: CrashHow) -> bool {
+    let concerns = |hit: &Hit| -> Vec<String> {
+        let mut all = hit.tops.clone().unwrap_or_else(|| vec!["node".to_owned()]);
+        if may_cost_leadership(&hit.path, how) {
+            all.push(LEADER.to_owned());
+        }
+        all
+    };
+    let (of_a, of_b) = (concerns(a), concerns(b));
+    let leads = |all: &[String]| all.iter().any(|path| within(path, LEADER));
+    let meet = |x: &String, y: &String| within(x, y) || within(y, x);
+    let same_node = a.node == b.node && of_a.iter().any(|x| of_b.iter().any(|y| meet(x, y)));
+    // Who leads is one question for all of them.
+    !same_node && !(leads(&of_a) && leads(&of_b) && a.node != b.node)
+}
