@@ -17,3 +17,4 @@ mod losses;
 mod migrations;
 mod removal;
 mod roles;
+mod shutdown;

@@ -220,17 +220,21 @@ fn a_command_whose_guardian_or_keeper_is_killed_is_ended_and_tried_again() {
 
 /// A keeper that is frozen says nothing of what its guardian has done long since, and holds nobody up for ever.
 #[test]
-fn a_frozen_keeper_is_given_up_with_the_time_of_its_run() {
+fn a_keeper_that_is_frozen_with_its_guardian_is_given_up_with_the_time_of_its_run() {
     let mut story = Story::within(PLODS, "20s");
     let runner = story.runner();
     let commands = story.commands();
     let keeper = child_of(story.world.node(&runner).pid(), "guard-keeper");
-    let keeper = ProcessId::of(u32::try_from(keeper).expect("a pid")).expect("it runs");
-    keeper.signal(Signal::STOP);
+    let guardian = child_of(keeper, "guard-guardian");
+    let [keeper, guardian] =
+        [keeper, guardian].map(|pid| ProcessId::of(u32::try_from(pid).expect("a pid")).expect("it runs"));
+    for frozen in [&guardian, &keeper] {
+        frozen.signal(Signal::STOP);
+    }
     eventually_so("it is tried again", || {
         story.lines("trace").iter().filter(|line| line.contains("begins")).count() == 2
     });
-    assert!(!commands[0].is_alive() && !keeper.is_alive(), "one at a time");
+    assert!(!commands[0].is_alive() && !keeper.is_alive() && !guardian.is_alive(), "one at a time");
     assert_eq!(story.terms().len(), 1, "the lease was held all the time");
 }
 

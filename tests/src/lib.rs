@@ -83,6 +83,10 @@
 //! # fn main() { an_order_reaches_the_kitchen_and_a_crash_forgets_the_count() }
 //! ```
 //!
+//! # A crash at every point
+//! [`at_every_point`] tells a story once for each point at which its actor may crash: before and after each message that it handles, and
+//! each thing that it does meanwhile.
+//!
 //! # Virtual time
 //! Under `#[tokio::test(start_paused = true)]` (tokio's feature `test-util`) the clock stands still while any task has work,
 //! and jumps to the next timer when none has: *auto-advance*. So the hour above takes no real time, a deadline never runs
@@ -96,13 +100,15 @@
 mod events;
 mod journal;
 mod panics;
+mod points;
 mod probe;
 mod universe;
 
 use std::time::Duration;
 
+pub use points::{at_every_point, at_every_point_twice};
 pub use probe::{Probe, answered};
-pub use universe::{Universe, eventually};
+pub use universe::{Universe, eventually, insisting};
 
 /// How long the kit waits for what should come: longer than any machine that does ten other things needs. Only a test
 /// that fails waits for so long, and in virtual time not even that.

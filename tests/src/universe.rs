@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use muster_kernel::{Address, Children, Cx, Fault, Intensity, Shell, Spec, Supervisor, Tree};
-use muster_messages::protocol::Named;
+use muster_kernel::{Address, Children, Cx, Fault, Fuse, Intensity, Shell, Spec, Supervisor, Tree};
+use muster_messages::protocol::{Named, Reply};
 use muster_messages::{ActorNode, ActorState, CrashHow};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
@@ -151,6 +151,20 @@ impl Universe {
         self.tree.crash(path, how).expect("who is to be crashed runs");
     }
 
+    /// Has an actor crash at one of its crash points. The panic is expected, and so is that it does not come.
+    pub fn crash_at(&mut self, path: &str, fuse: &Fuse) {
+        self.expected_panics.push(Expected { text: Fuse::BLOWN.to_owned(), optional: true });
+        self.tree.arm(path, fuse.clone()).expect("who is to crash is in the tree");
+    }
+    /// A crash point outside the actor: if it is the one, the actor is killed as soon as it takes its next message. Such are the
+    /// moments at which its collaborators have heard of something, have done it, and have answered.
+    pub fn point(&mut self, path: &str, fuse: &Fuse) {
+        if fuse.pass() {
+            // Nobody to kill is no matter: it is down already.
+            let _down = self.tree.crash(path, CrashHow::Kill);
+        }
+    }
+
     /// Some panic with this in its text must come, and any number of them may.
     pub fn expects_panic(&mut self, text: &str) {
         self.expected_panics.push(Expected { text: text.to_owned(), optional: false });
@@ -207,6 +221,21 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Asks until there is an answer, as everybody does whom Muster's actors serve: after a crash the question comes again.
+pub async fn insisting<M: Send + 'static, T: Send + 'static>(
+    address: &Address<M>,
+    mut make: impl FnMut(Reply<T>) -> M,
+) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match address.ask(PATIENCE, &mut make).await {
+            Ok(answer) => return answer,
+            Err(why) => assert!(Instant::now() < deadline, "never answered: {why}"),
+        }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_gateway::{FrameError, Framed};
@@ -19,6 +20,10 @@ pub type Caller = Arc<dyn Fn() -> Principal + Send + Sync>;
 /// Answers that may fill a frame, on their way on one connection at once: a client that asks for many and reads none
 /// costs a few frames, not one for each request.
 const LONG_ANSWERS: usize = 8;
+
+/// Whoever was told to retry later and goes on at once is heard no faster than this on a connection: to refuse costs time, too,
+/// which others wait for.
+const PACE: Duration = Duration::from_millis(10);
 
 /// An answer, and its place among the long ones until it is written.
 type Outgoing = (ApiAnswer, Option<OwnedSemaphorePermit>);
@@ -39,7 +44,16 @@ where
                 let _ended = tasks.join_next().await;
             }
             while tasks.try_join_next().is_some() {}
-            let (service, caller, answers) = (service.clone(), caller(), answers.clone());
+            let caller = caller();
+            let room = match service.enter(&caller) {
+                Ok(room) => room,
+                Err(full) => {
+                    let _gone = answers.send((ApiAnswer { id: call.id, result: Err(full) }, None)).await;
+                    tokio::time::sleep(PACE).await;
+                    continue;
+                }
+            };
+            let (service, answers) = (service.clone(), answers.clone());
             let long = may_be_long(&call.request).then(|| Arc::clone(&long));
             // What waits for a change has its place for the answer, not for the wait.
             let polls = matches!(call.request, Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. }));
@@ -51,7 +65,8 @@ where
                 };
                 let before = if polls { None } else { place(long.clone()).await };
                 // A panic is a bug of ours: whoever asked is told so, instead of waiting for an answer for ever.
-                let answered = AssertUnwindSafe(service.answer(caller, call)).catch_unwind().await;
+                let answered = AssertUnwindSafe(service.answer_in(&room, caller, call, false)).catch_unwind().await;
+                drop(room);
                 let result = answered.unwrap_or_else(|_| {
                     tracing::error!("a request panicked");
                     Err(ErrorBody::new(ErrorCode::Internal, "the request failed here; the daemon's log says how"))

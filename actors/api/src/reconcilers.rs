@@ -9,7 +9,7 @@ use futures_util::stream;
 use muster_gates::{Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Guard,
+    Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Gate, Guard,
     LEVEL_RECONCILER, Participant, ParticipantKey, ParticipantPhase, Principal, Progress, ReconcilerChange,
     Reconcilers, Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
 };
@@ -328,14 +328,15 @@ impl Service {
         let copy = self.copy(manager, asked.left()).await?;
         let all = &copy.tables.reconcilers;
         let gate = all.gates.get(name).ok_or_else(|| no_gate(all, name))?;
-        let below = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving && p.release.triple < floor;
+        let mut floor = floor.max(gate.least_floor());
+        let mut then = Gate::clone(gate);
+        then.now.floor = floor;
+        let out = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving && !then.admits(p);
         let excluded: Vec<String> =
-            all.participants_of(&gate.scope).filter(below).map(|p| p.key.member.clone()).collect();
-        let mut floor = floor;
+            all.participants_of(&gate.scope).filter(out).map(|p| p.key.member.clone()).collect();
         if !dry_run {
             let change = ReconcilerChange::ForceFloor { reconciler: name.to_owned(), floor };
             let copy = self.change(manager, asked, change).await?;
-            // Never below where a run that is at work leads.
             floor = copy.tables.reconcilers.gates.get(name).map_or(floor, |gate| gate.now.floor);
         }
         Ok(json!({"name": name, "floor": floor, "excluded": excluded, "changed": !dry_run}).to_string())
@@ -472,7 +473,6 @@ enum Failed {
     Wave(ErrorBody),
 }
 
-/// A refusal, with what scripts need of it.
 /// What a runner names is repeated in refusals, which are remembered: no more of it than a name and a digest.
 fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
     if is_dns_label(name) && digest.len() == DIGEST_CHARS && digest.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -481,6 +481,7 @@ fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
     Err(ErrorBody::invalid("a run is named by its reconciler and the SHA-256 of its definition"))
 }
 
+/// A refusal, with what scripts need of it.
 fn explained(refusal: CommandRefusal) -> ErrorBody {
     use CommandRefusal as C;
     let details = match &refusal {

@@ -14,8 +14,9 @@ use crate::ports::{ApiPorts, ManagerPorts};
 use crate::relay::Relay;
 use crate::shares::{Share, Shares};
 
-/// One caller may have this part of all watches.
-const SHARE_OF_WATCHES: u64 = 4;
+/// One caller may have this part of all watches, and of all requests in progress: what waits long (for news, for a quorum) would
+/// else leave no place to others.
+const SHARE: u64 = 4;
 /// Long answers of one caller on their way at once: a list of ten thousand leases takes some 10 MB until it is read.
 const LONG_ANSWERS: usize = 16;
 
@@ -27,7 +28,8 @@ pub struct Service {
     /// Room for requests that this node passes on as they are.
     pub(crate) passing: Arc<Semaphore>,
     pub(crate) counters: Arc<Counters>,
-    /// Watch streams, and long answers on their way, by whoever asked.
+    /// Requests in progress, watch streams, and long answers on their way, by whoever asked.
+    asking: Shares,
     watching: Shares,
     long: Shares,
 }
@@ -66,10 +68,10 @@ impl Service {
     pub fn new(ports: ApiPorts) -> Self {
         let relay = Relay::new(ports.dialer.clone());
         let passing = Arc::new(Semaphore::new(crate::kube::proxy::ON_THEIR_WAY));
-        let share = (ports.limits.watches / SHARE_OF_WATCHES).max(1);
-        let watching = Shares::of(usize::try_from(share).unwrap_or(usize::MAX));
+        let share_of = |all: u64| Shares::of(usize::try_from((all / SHARE).max(1)).unwrap_or(usize::MAX));
+        let (asking, watching) = (share_of(ports.limits.in_progress), share_of(ports.limits.watches));
         let (long, counters) = (Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
-        Self { ports, relay, passing, counters, watching, long }
+        Self { ports, relay, passing, counters, asking, watching, long }
     }
 
     /// Answers a request of an authenticated caller, within its timeout.
@@ -79,6 +81,18 @@ impl Service {
 
     /// Answers what another manager's caller asked; that manager has authenticated it.
     pub async fn answer_relayed(&self, caller: Principal, call: ApiCall, relayed: bool) -> Result<String, ErrorBody> {
+        let place = self.enter(&caller)?;
+        self.answer_in(&place, caller, call, relayed).await
+    }
+
+    /// Answers a request that has its place.
+    pub(crate) async fn answer_in(
+        &self,
+        _place: &Place,
+        caller: Principal,
+        call: ApiCall,
+        relayed: bool,
+    ) -> Result<String, ErrorBody> {
         let timeout = Duration::from_millis(call.timeout_ms).min(self.ports.limits.longest);
         // A write is asked again of the next leader when one is lost: without an id of its own it could be made twice.
         let request_id = match (call.request_id, kind_of(&call.request)) {
@@ -86,7 +100,6 @@ impl Service {
             (given, _) => given,
         };
         let asked = Asked { caller, request_id, deadline: Instant::now() + timeout, request: call.request };
-        let _place = self.enter()?;
         let result = self.while_the_half_lasts(&asked, relayed).await;
         let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -94,28 +107,37 @@ impl Service {
     }
 
     /// A place among the requests in progress, until dropped.
-    pub(crate) fn enter(&self) -> Result<Place<'_>, ErrorBody> {
+    pub(crate) fn enter(&self, caller: &Principal) -> Result<Place, ErrorBody> {
+        let Some(share) = self.asking.take(caller) else {
+            return Err(self.overloaded("as many requests of yours are in progress here as may be; retry"));
+        };
+        let place = Place(Arc::clone(&self.counters), share);
         if self.counters.in_progress.fetch_add(1, Ordering::Relaxed) >= self.ports.limits.in_progress {
-            self.counters.in_progress.fetch_sub(1, Ordering::Relaxed);
-            self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
-            let full = ErrorBody::new(ErrorCode::TooManyRequests, "too many requests are in progress here; retry");
-            return Err(full.retry_after(Duration::from_millis(500)));
+            return Err(self.overloaded("too many requests are in progress here; retry"));
         }
-        Ok(Place(&self.counters))
+        Ok(place)
+    }
+
+    fn overloaded(&self, text: &str) -> ErrorBody {
+        self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
+        ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(500))
     }
 
     /// A place among the watches, until dropped; `None`: there is none left, or this caller has its share of them.
     pub(crate) fn watch_place(&self, caller: &Principal) -> Option<Watching> {
-        let share = self.watching.take(caller)?;
-        let place = Watching(Arc::clone(&self.counters), share);
-        (self.counters.watches.fetch_add(1, Ordering::Relaxed) < self.ports.limits.watches).then_some(place)
+        let place = self.watching.take(caller).map(|share| Watching(Arc::clone(&self.counters), share));
+        let place = place.filter(|_| self.counters.watches.fetch_add(1, Ordering::Relaxed) < self.ports.limits.watches);
+        if place.is_none() {
+            self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
+        }
+        place
     }
 
     /// A place among the long answers of one caller that are being made or have not been read yet, until dropped.
     pub(crate) fn long_answer(&self, caller: &Principal) -> Result<Share, ErrorBody> {
         self.long.take(caller).ok_or_else(|| {
-            let text = "too many long answers of yours are not read yet; read them, or retry";
-            ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1))
+            self.overloaded("too many long answers of yours are not read yet; read them, or retry")
+                .retry_after(Duration::from_secs(1))
         })
     }
 
@@ -250,8 +272,8 @@ impl Drop for Watching {
     }
 }
 
-pub(crate) struct Place<'a>(&'a Counters);
-impl Drop for Place<'_> {
+pub(crate) struct Place(Arc<Counters>, #[expect(dead_code, reason = "dropped with it")] Share);
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.in_progress.fetch_sub(1, Ordering::Relaxed);
     }
@@ -266,4 +288,26 @@ pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
         error.code = ErrorCode::Forbidden;
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::World;
+
+    #[tokio::test]
+    async fn one_callers_requests_leave_places_to_others_and_a_refusal_says_when_to_retry() {
+        let service = World::new().service;
+        let (ann, bob) = (Principal::User("ann".parse().unwrap()), Principal::User("bob".parse().unwrap()));
+        let share = service.ports.limits.in_progress / SHARE;
+        let mut places: Vec<_> = (0..share).map(|_| service.enter(&ann).unwrap()).collect();
+        let refused = service.enter(&ann).err().unwrap();
+        assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
+        assert!(service.enter(&bob).is_ok());
+        assert_eq!(service.counters.overloaded.load(Ordering::Relaxed), 1);
+        places.pop();
+        assert!(service.enter(&ann).is_ok(), "what is answered gives its place back");
+        drop(places);
+        assert_eq!(service.counters.in_progress.load(Ordering::Relaxed), 0);
+    }
 }

@@ -6,12 +6,12 @@ mod world;
 use std::sync::{Arc, Mutex};
 
 use muster_cert_authority::{CertAuthorityShell, Config, Msg};
-use muster_kernel::{Address, AskError, Spec};
+use muster_kernel::{Address, AskError, Fuse, Spec};
 use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg};
 use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
 use muster_messages::*;
 use muster_pki::*;
-use muster_tests::{PATIENCE, Probe, Universe, answered};
+use muster_tests::{PATIENCE, Probe, Universe, answered, at_every_point, insisting};
 use tokio::sync::watch;
 use world::{MANAGER, WORKER, World, id};
 
@@ -165,4 +165,80 @@ async fn a_crash_closes_the_ports_and_the_retry_is_the_same_join() {
     let text = serde_json::to_string(&ca.universe.tree().snapshot().await).unwrap();
     assert!(!text.contains(WORKER) && !text.contains("PRIVATE"));
     ca.universe.finish().await;
+}
+
+/// Two join at once, each until it is answered, and then once more; the first one renews. The actor crashes at the fuse's point, or when the
+/// raft member has heard of, done, or answered something.
+async fn two_join_and_one_renews(fuse: Fuse) {
+    let mut tables = World::new().log;
+    let joined_before = joins_logged(&tables);
+    let copy = |tables: &Tables| Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() });
+    let (publish, replica) = watch::channel(copy(&tables));
+    let mut universe = Universe::start().await;
+    let mut raft = universe.probe("raft-member");
+    let (address, to_raft) = (Address::<Msg>::new(64), raft.recipient());
+    universe.start_actor(Spec::actor("cert-authority", address.clone(), move || {
+        Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), replica.clone()))
+    }));
+    universe.healthy(PATH, 1).await;
+    universe.crash_at(PATH, &fuse);
+
+    let joins = |n: u128, token: &'static str| {
+        let address = address.clone();
+        tokio::spawn(async move {
+            let key = new_key();
+            let wish = request(n, token, &key);
+            let mut answer = None;
+            for _ in 0..2 {
+                let make = |reply| {
+                    let request = Box::new(wish.clone());
+                    CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request, reply }.into()
+                };
+                answer = Some(loop {
+                    match insisting(&address, make).await {
+                        Ok(reply) => break reply,
+                        Err(error) => assert_eq!(error.code, ErrorCode::UnknownOutcome, "{error}"),
+                    }
+                });
+            }
+            let (cert, root) = joined(Ok(answer.unwrap()));
+            let creds = credentials(key, cert, root).expect("it is for the key that was shown");
+            assert_eq!(creds.identity.node().map(|(node, _)| node), Some(id(n)));
+            let make = |reply| {
+                let (identity, observed_addr) = (Box::new(creds.identity.clone()), OBSERVED.to_owned());
+                CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem: make_csr(&new_key()).unwrap(), reply }
+                    .into()
+            };
+            while let Err(error) = insisting(&address, make).await {
+                assert_eq!(error.code, ErrorCode::UnknownOutcome, "{error}");
+            }
+        })
+    };
+    let (one, two) = (joins(5, MANAGER), joins(6, WORKER));
+    while !(one.is_finished() && two.is_finished()) {
+        let asked = tokio::time::timeout(std::time::Duration::from_millis(5), raft.next("a proposal")).await;
+        let Ok(RaftMemberMsg::Propose { command, reply, .. }) = asked else { continue };
+        universe.point(PATH, &fuse);
+        let revision = tables.revision.next();
+        let result = muster_store::apply(&mut tables, revision, &command);
+        universe.point(PATH, &fuse);
+        let _gone = reply.send(result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
+        publish.send_replace(copy(&tables));
+        universe.point(PATH, &fuse);
+    }
+    one.await.unwrap();
+    two.await.unwrap();
+    assert_eq!(tables.nodes.len(), 3, "each has joined once");
+    assert_eq!(joins_logged(&tables), joined_before + 2);
+    universe.finish().await;
+}
+
+fn joins_logged(tables: &Tables) -> usize {
+    tables.events.iter().filter(|event| event.kind == EventKind::Node).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn wherever_it_crashes_whoever_asks_again_has_joined_once() {
+    let points = at_every_point(two_join_and_one_renews).await;
+    assert!(points > 20, "there were {points} crash points");
 }

@@ -73,13 +73,13 @@ fn who_runs(tables: &Tables, name: &str) -> (RunnerChoice, Option<NodeId>) {
     newest.map(|d| (d.choice, d.pinned)).unwrap_or_default()
 }
 
-/// Best first; of equals the older, by the log. Who has nothing to run is none.
 /// Who of them may run it: the best, or where one node is named for it, who is on that.
 pub(crate) fn best_candidate(tables: &Tables, name: &str) -> Option<CandidateView> {
     let (_, pinned) = who_runs(tables, name);
     candidates(tables, name).into_iter().find(|candidate| pinned.is_none() || candidate.node == pinned)
 }
 
+/// Best first; of equals the older, by the log. Who has nothing to run is none.
 pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
     let (all, scope) = (&tables.reconcilers, candidates_scope(name));
     let (choice, _) = who_runs(tables, name);

@@ -35,6 +35,10 @@ pub const JOIN_FRAME_LIMIT: usize = 32 * 1024;
 /// A peer that does not take a greeting of a few hundred bytes in this time is not listening.
 const GREETING_DEADLINE: Duration = Duration::from_secs(3);
 
+/// What an HTTP client is told for whom there is no room.
+const NO_ROOM: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+
 /// How long accepting pauses when it fails: out of file descriptors, most likely, and retrying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -197,10 +201,10 @@ impl Newcomer {
         match (arrival.service, &arrival.identity) {
             (Service::Join, _) => self.welcome_joiner(arrival).await,
             (Service::Http, None) => self.welcome_stranger(arrival).await,
-            (Service::Http, Some(_)) => {
-                let Some(sink) = self.reserve(Service::Http) else { return };
-                self.hand_over(arrival, Bytes::new(), None, sink);
-            }
+            (Service::Http, Some(_)) => match self.reserve(Service::Http) {
+                Some(sink) => self.hand_over(arrival, Bytes::new(), None, sink),
+                None => self.no_room(arrival).await,
+            },
             _ => self.welcome_native(arrival).await,
         }
     }
@@ -268,7 +272,7 @@ impl Newcomer {
             Ok(_) => return,
             Err(_) => return self.too_slow("no request in time"),
         }
-        let Some(sink) = self.reserve(Service::Http) else { return };
+        let Some(sink) = self.reserve(Service::Http) else { return self.no_room(arrival).await };
         self.place.anonymous(Service::Http);
         self.hand_over(arrival, first.freeze(), None, sink);
     }
@@ -337,7 +341,18 @@ impl Newcomer {
             // From here on it is a stranger that waits for an answer: a cut by name must not come before that answer.
             self.place.anonymous(Service::Http);
             self.hand_over(arrival, Bytes::new(), Some(refusal), sink);
+        } else {
+            self.no_room(arrival).await;
         }
+    }
+
+    /// The HTTP service, which answers otherwise, takes nobody now. On HTTP/2 that cannot be said in a few bytes: its clients
+    /// retry what was cut off before it was read.
+    async fn no_room(self, mut arrival: Arrival) {
+        if arrival.alpn.as_deref() != Some(b"h2") {
+            let _ = timeout(GREETING_DEADLINE, arrival.tls.write_all(NO_ROOM)).await;
+        }
+        let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
     }
 
     async fn refuse_joiner(self, mut arrival: Arrival, body: ErrorBody, what: &'static str) {

@@ -193,3 +193,26 @@ async fn anonymous_http_connections_are_bounded() {
     assert_eq!(cut, 6, "the oldest make room");
     assert!(served[9].0.kill.cut_reason().is_none());
 }
+
+#[tokio::test]
+async fn an_http_client_for_whom_there_is_no_room_is_told_to_come_back() {
+    let world = World::new(1);
+    let mut gate = Gate::manager(&world, GatewayConfig::default(), known()).await;
+    gate.serve(Service::Http, 1);
+    let worker = world.node(3, Role::Worker, 6);
+    let _fills_the_inbox = gate.dial(&worker, Service::Http).await.unwrap();
+    until("it is full", || gate.port.metrics().admitted.get(&Service::Http) == Some(&1)).await;
+    for identity in [Some(&*worker), None] {
+        let tls = muster_pki::client_config(&world.root.cert_pem, identity, &[b"http/1.1"]).unwrap();
+        let tcp = TcpStream::connect(&gate.addr).await.unwrap();
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let mut client = tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await.unwrap();
+        client.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        // Closed with a request unread: the answer may be followed by a reset.
+        let _reset = tokio::time::timeout(SOON, client.read_to_end(&mut answer)).await.expect("an end");
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
+    }
+    assert_eq!(gate.port.metrics().refused.get("too_many_requests"), Some(&2));
+}

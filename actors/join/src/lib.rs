@@ -2,7 +2,7 @@
 //!
 //! Owns   the connections of strangers, each for one short conversation.
 //! Hears  `JoinFrame`s.     Says  the root certificate; `PeerCall::Join` to the leader; the leader's answer.
-//! Keeps  JOIN-4  a stranger holds a connection for a bounded time, and this service a bounded number of them ([`JoinLimits`]).
+//! Keeps  JOIN-4  a stranger holds a connection for a bounded time, and asks the leader one thing on it; so many ask at once ([`JoinLimits`]).
 //! Has no opinion about tokens: the certificate authority on the leader judges them on its own applied copy.
 
 use std::net::SocketAddr;
@@ -24,7 +24,8 @@ use tokio::sync::{Semaphore, mpsc};
 pub struct JoinLimits {
     /// From the first frame to the answer: it waits for a quorum, not for a person.
     pub conversation: Duration,
-    /// Conversations at once. Each holds one connection and, while it waits for the leader, one call.
+    /// Requests to become a node at once: each holds a call to the leader. (How many strangers are connected at once, the
+    /// gateway decides: whoever only talks must not take a place from somebody who asks.)
     pub conversations: usize,
 }
 
@@ -34,9 +35,12 @@ impl Default for JoinLimits {
     }
 }
 
-/// Frames in one conversation: the root and a retry, then one request. The gateway charges a source's rate for the
-/// first frame only, so a request ends the conversation.
+/// Frames in one conversation: the root, and retries. The gateway charges a source's rate for the first frame only, so a
+/// request is the first frame or none, and the last.
 const FRAMES: usize = 3;
+
+/// When whoever found no place may come again.
+const SOON: Duration = Duration::from_secs(1);
 
 /// Asks the leader, wherever it is.
 pub type AskLeader = Arc<dyn Fn(PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> + Send + Sync>;
@@ -106,15 +110,13 @@ impl Shell for JoinService {
 
     async fn handle(&mut self, cx: &Cx<JoinMsg>, msg: JoinMsg) -> Result<(), Fault> {
         let JoinMsg::Connection(connection) = msg;
-        let place = Arc::clone(&self.room).try_acquire_owned();
-        let (ports, counters) = (self.ports.clone(), Arc::clone(&self.counters));
+        let (ports, counters, room) = (self.ports.clone(), Arc::clone(&self.counters), Arc::clone(&self.room));
         cx.spawn(async move {
-            let full = place.is_err();
             let Connection { stream, remote, permit, .. } = *connection;
-            let conversation =
-                converse(Framed::new(stream).with_limit(JOIN_FRAME_LIMIT), remote, &ports, &counters, full);
+            let stream = Framed::new(stream).with_limit(JOIN_FRAME_LIMIT);
+            let conversation = converse(stream, remote, &ports, &counters, &room);
             let _late = tokio::time::timeout(ports.limits.conversation, conversation).await;
-            drop((permit, place));
+            drop(permit);
         });
         Ok(())
     }
@@ -134,24 +136,26 @@ async fn converse(
     remote: SocketAddr,
     ports: &JoinPorts,
     counters: &Counters,
-    full: bool,
+    room: &Semaphore,
 ) {
-    for _ in 0..FRAMES {
+    for said in 0..FRAMES {
         let Ok(Some(frame)) = stream.recv::<JoinFrame>().await else { return };
-        let last = matches!(frame, JoinFrame::Join(_));
-        let reply = match frame {
-            _ if full => {
-                let busy = ErrorBody::new(
-                    ErrorCode::TooManyRequests,
-                    "too many nodes are joining through this manager; retry",
-                );
-                JoinReply::Refused(busy.retry_after(Duration::from_secs(1)))
-            }
+        let (reply, last) = match frame {
             JoinFrame::GetRoot => {
                 counters.roots.fetch_add(1, Ordering::Relaxed);
-                JoinReply::Root { root_pem: (ports.root_pem)() }
+                (JoinReply::Root { root_pem: (ports.root_pem)() }, false)
             }
-            JoinFrame::Join(request) => ask(ports, remote, request).await,
+            JoinFrame::Join(_) if said > 0 => {
+                let text = "a join request is the first thing said on its connection; connect again";
+                (JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(SOON)), true)
+            }
+            JoinFrame::Join(request) => match room.try_acquire() {
+                Ok(_place) => (ask(ports, remote, request).await, true),
+                Err(_) => {
+                    let text = "too many nodes are joining through this manager; retry";
+                    (JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(SOON)), true)
+                }
+            },
         };
         match &reply {
             JoinReply::Joined { .. } => drop(counters.joined.fetch_add(1, Ordering::Relaxed)),
@@ -176,7 +180,10 @@ async fn ask(ports: &JoinPorts, remote: SocketAddr, request: JoinRequest) -> Joi
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use muster_gateway::BoxStream;
+    use muster_messages::{Name, NodeId, RequestId, Secret};
 
     use super::*;
 
@@ -192,11 +199,33 @@ mod tests {
         }
     }
 
-    async fn talk(ports: JoinPorts, full: bool, frames: Vec<JoinFrame>) -> Vec<JoinReply> {
+    fn request() -> JoinFrame {
+        JoinFrame::Join(JoinRequest {
+            request_id: RequestId(1),
+            node: NodeId::from_entropy(50),
+            token_secret: Secret::new("secret"),
+            csr_pem: String::new(),
+            name: Name::sanitized("n50"),
+            advertise: String::new(),
+            release: String::new(),
+            labels: BTreeMap::new(),
+            rekey: None,
+        })
+    }
+
+    fn joined() -> JoinReply {
+        let (node, root_pem) = (NodeId::from_entropy(50), "root".to_owned());
+        JoinReply::Joined { node, cert_pem: String::new(), root_pem, managers: vec![] }
+    }
+
+    /// What is replied to these frames, one after the other, while so many more may ask the leader.
+    async fn talk(room: usize, frames: Vec<JoinFrame>) -> Vec<JoinReply> {
+        let ports = ports(Ok(wire::encode(&joined()).unwrap()));
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let serving = tokio::spawn(async move {
-            let stream: BoxStream = Box::pin(theirs);
-            converse(Framed::new(stream), "127.0.0.1:9".parse().unwrap(), &ports, &Counters::default(), full).await;
+            let stream = Framed::new(Box::pin(theirs) as BoxStream);
+            let (counters, room) = (Counters::default(), Semaphore::new(room));
+            converse(stream, "127.0.0.1:9".parse().unwrap(), &ports, &counters, &room).await;
         });
         let mut client = Framed::new(ours);
         let mut replies = Vec::new();
@@ -216,15 +245,23 @@ mod tests {
 
     #[tokio::test]
     async fn the_root_is_given_to_anyone_and_a_conversation_is_short() {
-        let frames = vec![JoinFrame::GetRoot; 6];
-        let replies = talk(ports(Ok(Vec::new())), false, frames).await;
+        let replies = talk(0, vec![JoinFrame::GetRoot; 6]).await;
         assert_eq!(replies, vec![JoinReply::Root { root_pem: "root".into() }; FRAMES]);
+        assert_eq!(talk(1, vec![request(), JoinFrame::GetRoot]).await, vec![joined()], "a request ends it");
     }
 
     #[tokio::test]
     async fn a_full_service_says_when_to_come_back() {
-        let replies = talk(ports(Ok(Vec::new())), true, vec![JoinFrame::GetRoot]).await;
+        let replies = talk(0, vec![request()]).await;
         let [JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
+        assert_eq!((error.code, error.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
+    }
+
+    /// The gateway has charged nobody for it.
+    #[tokio::test]
+    async fn a_request_behind_another_frame_is_not_passed_on() {
+        let replies = talk(1, vec![JoinFrame::GetRoot, request(), request()]).await;
+        let [JoinReply::Root { .. }, JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
         assert_eq!((error.code, error.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
     }
 }

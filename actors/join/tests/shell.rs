@@ -1,14 +1,15 @@
 //! The join service as an actor, with strangers at the other ends of in-memory pipes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::{BoxStream, Connection, Framed, Services};
 use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Spec};
-use muster_messages::ErrorCode;
 use muster_messages::protocol::Service;
-use muster_messages::wire::{JoinFrame, JoinReply};
+use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
+use muster_messages::{ErrorCode, Name, NodeId, RequestId, Secret};
 use muster_tests::Universe;
 use tokio::io::DuplexStream;
 use tokio::time::Instant;
@@ -39,26 +40,48 @@ async fn stranger(services: &Services) -> Framed<DuplexStream> {
     Framed::new(ours)
 }
 
+fn request() -> JoinFrame {
+    JoinFrame::Join(JoinRequest {
+        request_id: RequestId(1),
+        node: NodeId::from_entropy(50),
+        token_secret: Secret::new("secret"),
+        csr_pem: String::new(),
+        name: Name::sanitized("n50"),
+        advertise: String::new(),
+        release: String::new(),
+        labels: BTreeMap::new(),
+        rekey: None,
+    })
+}
+
 async fn ask_for_the_root(stranger: &mut Framed<DuplexStream>) -> JoinReply {
     stranger.send(&JoinFrame::GetRoot).await.expect("it listens");
     stranger.recv().await.expect("it speaks").expect("it answers")
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stranger_who_says_nothing_holds_its_place_for_a_bounded_time() {
+async fn a_stranger_who_only_talks_is_let_go_and_takes_no_place_from_who_asks() {
     let universe = Universe::start().await;
     let services = service(&universe).await;
     let began = Instant::now();
-    let mut silent = stranger(&services).await;
-    universe.until(PATH, "in a conversation", |actor| actor.view["conversations"] == 1).await;
+    let (mut silent, mut talker) = (stranger(&services).await, stranger(&services).await);
+    ask_for_the_root(&mut talker).await;
+    let mut asker = stranger(&services).await;
+    asker.send(&request()).await.expect("it listens");
+    universe.until(PATH, "one asks", |actor| actor.view["conversations"] == 1).await;
 
-    let JoinReply::Refused(full) = ask_for_the_root(&mut stranger(&services).await).await else { panic!("no place") };
+    let mut next = stranger(&services).await;
+    next.send(&request()).await.expect("it listens");
+    let Ok(Some(JoinReply::Refused(full))) = next.recv().await else { panic!("a refusal") };
     assert_eq!((full.code, full.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
-
-    assert!(!matches!(silent.recv::<JoinReply>().await, Ok(Some(_))), "it is hung up on");
-    assert!(began.elapsed() >= CONVERSATION && began.elapsed() < CONVERSATION * 2, "{:?}", began.elapsed());
     let answer = ask_for_the_root(&mut stranger(&services).await).await;
-    assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() });
+    assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() }, "that needs no place");
+
+    for held in [&mut silent, &mut talker, &mut asker] {
+        assert!(!matches!(held.recv::<JoinReply>().await, Ok(Some(_))), "it is hung up on");
+    }
+    assert!(began.elapsed() >= CONVERSATION && began.elapsed() < CONVERSATION * 2, "{:?}", began.elapsed());
+    universe.until(PATH, "the place is free", |actor| actor.view["conversations"] == 0).await;
     universe.finish().await;
 }
 

@@ -11,8 +11,7 @@ use ractor::ActorRef;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::fence::speaks_too_late;
-
+use crate::fence::{crash_point, speaks_too_late};
 use crate::vitals::Mailbox;
 
 /// Why a message was not taken.
@@ -263,7 +262,10 @@ impl<P: Send + 'static> Recipient<P> {
     }
     /// Sends a message. Never blocks.
     pub fn tell(&self, msg: P) -> Result<(), Undeliverable> {
-        (self.0)(msg)
+        crash_point();
+        let told = (self.0)(msg);
+        crash_point();
+        told
     }
     /// Asks and waits for the answer; see [`Address::ask`].
     pub async fn ask<T: Send + 'static>(

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_messages::{Moment, WallTime};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::address::Letter;
 use crate::beside::Beside;
-use crate::fence::Fence;
+use crate::fence::{Fence, crash_point, within_task};
 use crate::host::panic_text;
 use crate::supervisor::{Children, Report};
 use crate::{Address, Clock, Intensity, Tree};
@@ -108,22 +108,22 @@ impl<M: Send + 'static> Cx<M> {
     /// [`Cx::after`], and the way to call it off.
     pub(crate) fn timer(&self, delay: Duration, msg: M) -> AbortHandle {
         let (me, ended) = (self.me.clone(), self.ended().clone());
-        tokio::spawn(async move {
+        let timer = begin(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
                 () = tokio::time::sleep(delay) => { let _gone = me.tell(msg); }
             }
-        })
-        .abort_handle()
+        });
+        timer.abort_handle()
     }
 
     /// Runs a task that ends with this incarnation. A panic in it is a fault of the actor.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let (me, ended) = (self.me.clone(), self.ended().clone());
-        tokio::spawn(async move {
+        begin(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
-                done = AssertUnwindSafe(task).catch_unwind() => {
+                done = AssertUnwindSafe(within_task(&ended, task)).catch_unwind() => {
                     if let Err(panic) = done {
                         let _ended = me.letter(Letter::TaskPanicked(panic_text(panic.as_ref())));
                     }
@@ -136,10 +136,10 @@ impl<M: Send + 'static> Cx<M> {
     /// must not take the others' along. The panic is logged as the error that it is.
     pub fn spawn_apart(&self, task: impl Future<Output = ()> + Send + 'static) {
         let (path, ended) = (Arc::clone(&self.inner), self.ended().clone());
-        tokio::spawn(async move {
+        begin(async move {
             tokio::select! {
                 () = ended.cancelled() => {}
-                done = AssertUnwindSafe(task).catch_unwind() => {
+                done = AssertUnwindSafe(within_task(&ended, task)).catch_unwind() => {
                     if let Err(panic) = done {
                         tracing::error!(path = %path.path, text = %panic_text(panic.as_ref()), "a task panicked");
                     }
@@ -162,4 +162,12 @@ impl<M: Send + 'static> Cx<M> {
             Children::launch(self.inner.path.clone(), self.inner.tree.clone(), CHILDREN.into(), fence, cell)
         })
     }
+}
+
+/// Starts a task, between two crash points.
+fn begin(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    crash_point();
+    let begun = tokio::spawn(task);
+    crash_point();
+    begun
 }

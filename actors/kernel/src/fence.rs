@@ -6,9 +6,16 @@ use std::sync::{Arc, OnceLock};
 use ractor::{ActorCell, ActorProcessingErr};
 use tokio_util::sync::CancellationToken;
 
+use crate::Fuse;
+
 tokio::task_local! {
-    /// The end of the incarnation whose handler is at work.
-    static AT_WORK: CancellationToken;
+    /// The incarnation whose handler is at work.
+    static AT_WORK: AtWork;
+}
+
+struct AtWork {
+    ended: CancellationToken,
+    fuse: Option<Fuse>,
 }
 
 /// What a supervisor shares with one run of a child: whether it still counts, and which actor it has become.
@@ -46,13 +53,39 @@ impl Fence {
     }
 }
 
-/// Runs a handler of the incarnation that ends with `ended`. Its tasks need no such mark: they end with the fence, and what they
-/// hold may say goodbye when it is dropped.
-pub(crate) fn at_work<F: Future>(ended: &CancellationToken, work: F) -> impl Future<Output = F::Output> + use<F> {
-    AT_WORK.scope(ended.clone(), work)
+/// Runs a task of the incarnation that ends with `ended`: each turn of it is the incarnation's own. What it holds may say goodbye
+/// when it is dropped. Tasks have no crash points: their order is nobody's promise.
+pub(crate) fn within_task<F: Future>(ended: &CancellationToken, task: F) -> impl Future<Output = F::Output> + use<F> {
+    let ended = ended.clone();
+    let mut task = Box::pin(task);
+    std::future::poll_fn(move |cx| {
+        let at_work = AtWork { ended: ended.clone(), fuse: None };
+        AT_WORK.sync_scope(at_work, || task.as_mut().poll(cx))
+    })
+}
+
+/// Runs a handler of the incarnation that ends with `ended`.
+pub(crate) fn at_work<F: Future>(
+    ended: &CancellationToken,
+    fuse: Option<&Fuse>,
+    work: F,
+) -> impl Future<Output = F::Output> + use<F> {
+    let at_work = AtWork { ended: ended.clone(), fuse: fuse.cloned() };
+    AT_WORK.scope(at_work, async {
+        crash_point();
+        let done = work.await;
+        crash_point();
+        done
+    })
+}
+
+/// Ends whoever is at work here if it was told to crash at this point.
+pub(crate) fn crash_point() {
+    let here = AT_WORK.try_with(|at_work| at_work.fuse.as_ref().is_some_and(Fuse::pass)).unwrap_or(false);
+    assert!(!here, "{}", Fuse::BLOWN);
 }
 
 /// Whether whoever is at work here is an incarnation that has ended or was given up: what it says and writes counts no more.
 pub(crate) fn speaks_too_late() -> bool {
-    AT_WORK.try_with(CancellationToken::is_cancelled).unwrap_or(false)
+    AT_WORK.try_with(|at_work| at_work.ended.is_cancelled()).unwrap_or(false)
 }

@@ -190,7 +190,9 @@ impl<S: Shell> Actor for Hosted<S> {
     async fn post_start(&self, _me: ActorRef<Self::Msg>, body: &mut Self::State) -> Result<(), ActorProcessingErr> {
         body.pulse.begin("started");
         let shell = body.shell.as_mut().expect(HAS_SHELL);
-        let done = AssertUnwindSafe(at_work(body.cx.ended(), shell.started(&body.cx))).catch_unwind().await;
+        let done = AssertUnwindSafe(at_work(body.cx.ended(), body.pulse.vitals.fuse(), shell.started(&body.cx)))
+            .catch_unwind()
+            .await;
         body.pulse.end();
         let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
         done.map_err(|fault| ActorProcessingErr::from(fault.0))?;
@@ -211,7 +213,10 @@ impl<S: Shell> Actor for Hosted<S> {
             Letter::Message(msg, ticket) => {
                 body.pulse.begin(msg.name());
                 let shell = body.shell.as_mut().expect(HAS_SHELL);
-                let done = AssertUnwindSafe(at_work(body.cx.ended(), shell.handle(&body.cx, msg))).catch_unwind().await;
+                let done =
+                    AssertUnwindSafe(at_work(body.cx.ended(), body.pulse.vitals.fuse(), shell.handle(&body.cx, msg)))
+                        .catch_unwind()
+                        .await;
                 drop(ticket);
                 let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
                 if body.pulse.end() {
@@ -256,7 +261,9 @@ impl<S: Shell> Actor for Hosted<S> {
         }
         body.pulse.begin("stopping");
         let mut shell = body.shell.take().expect(HAS_SHELL);
-        let stopped = AssertUnwindSafe(at_work(body.cx.ended(), shell.stopping(&body.cx))).catch_unwind().await;
+        let stopped = AssertUnwindSafe(at_work(body.cx.ended(), body.pulse.vitals.fuse(), shell.stopping(&body.cx)))
+            .catch_unwind()
+            .await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(shell)));
         body.pulse.end();
         // Now, and not when its supervisor lets go of what is left of it: that may be busy with its siblings for long.

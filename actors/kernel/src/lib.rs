@@ -6,7 +6,7 @@
 //! - [`Supervisor`], [`Spec`]: the supervision tree.
 //! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
 //! - [`Beside`]: what works beside an actor without being one, in the same tree.
-//! - [`Slot`]: state that outlives a crash.
+//! - [`Slot`]: state that outlives a crash. [`Fuse`]: crashes half-way through a message, for tests.
 //!
 //! ractor runs the actors. What it does not give is here: bounded mailboxes, addresses that survive restarts,
 //! restarts with backoff and intensity, deadlines for stopping, and introspection. Actors are never named in
@@ -18,6 +18,7 @@ mod beside;
 mod clock;
 mod context;
 mod fence;
+mod fuse;
 mod host;
 mod shell;
 mod slot;
@@ -31,6 +32,7 @@ pub use alarm::Alarm;
 pub use beside::{AtWork, Beside};
 pub use clock::Clock;
 pub use context::Cx;
+pub use fuse::Fuse;
 pub use shell::{Fault, Shell};
 pub use slot::Slot;
 pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};

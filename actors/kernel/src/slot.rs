@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::fence::speaks_too_late;
+use crate::fence::{crash_point, speaks_too_late};
 
 /// A checkpoint slot: made once, captured by an actor's factory, handed to every incarnation.
 ///
@@ -26,6 +26,11 @@ impl<T: Clone> Slot<T> {
     }
     /// Replaces what is in it; in a handler of an incarnation that was given up nothing happens.
     pub fn set(&self, value: T) {
+        crash_point();
+        self.keep(value);
+        crash_point();
+    }
+    fn keep(&self, value: T) {
         // Asked with the lock in hand: whoever was in time is read by the successor.
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !speaks_too_late() {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use muster_messages::{ActorNode, ActorState, CrashHow, ErrorBody, ErrorCode, ID_LEN};
 
 pub use self::numbers::ActorNumbers;
+use crate::Fuse;
 use crate::vitals::Vitals;
 
 type Paths = BTreeMap<String, Arc<Vitals>>;
@@ -90,6 +91,12 @@ impl Tree {
         let vitals = self.find(path)?;
         let handle = vitals.handle().ok_or_else(|| not_running(path))?;
         handle.crash(how);
+        Ok(())
+    }
+
+    /// Has an actor crash at one of its crash points, once in the life of its path. For tests.
+    pub fn arm(&self, path: &str, fuse: Fuse) -> Result<(), ErrorBody> {
+        self.find(path)?.arm(fuse);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use muster_messages::{ActorExit, ActorNode, ActorState, CrashHow, ExitKind, HandlerTimes, Handling, WallTime, millis};
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use crate::Clock;
+use crate::{Clock, Fuse};
 
 /// Exits that are remembered.
 const EXITS_KEPT: usize = 8;
@@ -63,6 +63,7 @@ pub(crate) struct Vitals {
     /// What older incarnations still reported.
     stale: AtomicU64,
     handle: Mutex<Option<Arc<dyn Handle>>>,
+    fuse: OnceLock<Fuse>,
 }
 
 impl Vitals {
@@ -87,6 +88,7 @@ impl Vitals {
             refreshing: AtomicBool::new(false),
             stale: AtomicU64::new(0),
             handle: Mutex::new(None),
+            fuse: OnceLock::new(),
         }
     }
 
@@ -96,6 +98,14 @@ impl Vitals {
 
     pub(crate) fn handle(&self) -> Option<Arc<dyn Handle>> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where it is to crash; the first word counts.
+    pub(crate) fn arm(&self, fuse: Fuse) {
+        let _first = self.fuse.set(fuse);
+    }
+    pub(crate) fn fuse(&self) -> Option<&Fuse> {
+        self.fuse.get()
     }
 
     pub(crate) fn enter(&self, state: ActorState) {
@@ -148,8 +158,13 @@ impl Vitals {
     /// Asks for a fresh view; false: there is none to come.
     pub(crate) fn refresh(&self) -> bool {
         let Some(handle) = self.handle() else { return false };
-        let asked = self.refreshing.swap(true, Ordering::Relaxed) || handle.refresh();
-        self.refreshing.store(asked, Ordering::Relaxed);
+        if self.refreshing.swap(true, Ordering::Relaxed) {
+            return true;
+        }
+        let asked = handle.refresh();
+        if !asked {
+            self.refreshing.store(false, Ordering::Relaxed);
+        }
         asked
     }
     /// How much it wants to be looked at: whoever is not well or at something long, then who has failed, then who has work.

@@ -80,6 +80,35 @@ async fn what_a_stuck_incarnation_says_and_writes_once_it_is_let_go_counts_no_mo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_a_task_says_and_writes_after_its_incarnation_has_ended_counts_no_more() {
+    let yard = Yard::new(Intensity::default()).await;
+    let (a, other, slot) = (yard.part("a"), yard.part("other"), Slot::new());
+    yard.root.children().start(a.spec());
+    yard.root.children().start(other.spec());
+    yard.lives("node/a", 1).await;
+    yard.lives("node/other", 1).await;
+    let ((at_it, begun), (release, held), (outcome, told)) = (mpsc::channel(), mpsc::channel::<()>(), mpsc::channel());
+    let (to, memory) = (other.address.clone(), slot.clone());
+    let begins = move |cx: &Cx<Msg>| {
+        cx.spawn(async move {
+            let _begun = at_it.send(());
+            let _dropped = held.recv();
+            memory.set("a task of one that has ended");
+            let _heard = outcome.send(to.tell(Msg::Echo));
+        });
+    };
+    a.address.tell(Msg::Block(mpsc::channel().1, Box::new(begins))).expect("it runs");
+    eventually("it holds its thread", || begun.try_recv().is_ok()).await;
+    yard.crash("node/a", CrashHow::Panic);
+    yard.lives("node/a", 2).await;
+    slot.set("its successor");
+    drop(release);
+    assert_eq!(told.recv(), Ok(Err(Undeliverable::Down)));
+    assert_eq!((other.address.stale(), slot.get()), (1, Some("its successor")));
+    yard.root.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn who_is_below_a_group_that_ends_counts_no_more_though_its_thread_is_held() {
     for end in [None, Some(CrashHow::Error), Some(CrashHow::Panic), Some(CrashHow::Kill)] {
         let yard = Yard::new(Intensity::default()).await;

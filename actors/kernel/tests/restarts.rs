@@ -263,7 +263,9 @@ async fn a_child_that_was_asked_to_go_before_is_given_its_time_at_shutdown_too()
 
 /// Until it holds. No time passes while a factory is at work, so nobody waits for any.
 async fn turns(until: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
     while !until() {
+        assert!(std::time::Instant::now() < end, "it never holds");
         tokio::task::yield_now().await;
     }
 }
@@ -357,8 +359,12 @@ async fn a_child_that_panics_when_it_is_dropped_has_failed_itself_and_nobody_els
     bad.farewell.send_replace(Farewell::PanicsInDrop);
     yard.tree.restart("node/bad").expect("it runs");
     yard.lives("node/bad", 2).await;
-    bad.farewell.send_replace(Farewell::AtOnce);
     assert!(yard.find("node/bad").unwrap().last_exits[0].text.contains("while it is dropped"));
+    // One that is killed is dropped by others.
+    yard.crash("node/bad", CrashHow::Kill);
+    yard.lives("node/bad", 3).await;
+    bad.farewell.send_replace(Farewell::AtOnce);
+    assert_eq!(yard.find("node/bad").unwrap().last_exits[1].kind, ExitKind::Killed);
     assert_eq!((yard.find("node/sibling").unwrap().incarnation, yard.log.has("sibling down")), (1, false));
     yard.root.shut_down().await;
 }

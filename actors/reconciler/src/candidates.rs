@@ -36,6 +36,13 @@ pub struct Memory {
     out_until: Slot<Option<Moment>>,
 }
 
+impl Memory {
+    /// Whoever stood has gone, with all actors of the name.
+    pub fn forget_elector(&self) {
+        self.elector.set(None);
+    }
+}
+
 /// What the actor hears. All of it is its own, but for `Resign`.
 pub enum Msg {
     Look,
@@ -174,9 +181,8 @@ impl Candidates {
         self.elect = Elect::Running(elector.clone());
         let me = cx.me().clone();
         cx.spawn(async move {
-            if elector.ended().await.is_err() {
-                let _gone = me.tell(Msg::Again);
-            }
+            let _how = elector.ended().await;
+            let _gone = me.tell(Msg::Again);
         });
     }
 
@@ -215,9 +221,21 @@ impl Shell for Candidates {
     const KIND: &'static str = "Candidates";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        if let Elect::Running(elector) = &self.elect {
-            let elector = elector.clone();
-            self.adopt(cx, elector);
+        match &self.elect {
+            Elect::Running(elector) => {
+                let elector = elector.clone();
+                self.adopt(cx, elector);
+            }
+            // An earlier incarnation may have started one that it could not note any more.
+            _ if cx.incarnation() > 1 => {
+                self.elect = Elect::Ending;
+                let (siblings, me) = (self.siblings.clone(), cx.me().clone());
+                cx.spawn(async move {
+                    siblings.stop_and_wait(ELECT).await;
+                    let _gone = me.tell(Msg::ElectEnded);
+                });
+            }
+            _ => {}
         }
         let (mut views, me) = (self.wiring.views.clone(), cx.me().clone());
         views.mark_changed();

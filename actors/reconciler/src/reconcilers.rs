@@ -150,6 +150,8 @@ fn group(wiring: Wiring) -> Spec {
     let path = wiring.name.clone();
     let fill = move |children: &muster_kernel::Children| {
         let Wiring { name, setup, publish, .. } = wiring.clone();
+        // Whoever stood for an earlier group went with it.
+        wiring.memory.forget_elector();
         children.start(participants_spec(setup.cluster, name, setup.release.triple, publish));
         children.start(runner_spec(wiring.clone()));
         children.start(candidates_spec(wiring.clone(), children.clone()));

@@ -101,7 +101,7 @@ impl RoleManager {
             Input::Committed { step, outcome } => self.end_proposal(now, step, outcome, out),
             Input::Probed { step, result } => self.end_probe(now, step, result, out),
             Input::Transferred { step, taken } => self.end_transfer(now, step, taken),
-            Input::Woke => {}
+            Input::Woke => self.armed = None,
         }
         self.advance(now, out);
     }

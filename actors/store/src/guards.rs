@@ -48,7 +48,7 @@ pub(crate) fn judge(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result
         }
         Guard::LeaseToken { key, token } => {
             let lease = lease_of(object(tables, key)?, key)?;
-            let held = lease.holding.token == *token && lease.spec.held_by().is_some();
+            let held = lease.holding.token == *token && lease.is_live();
             believed(held, || format!("{key} is not held under token {token}"))
         }
         Guard::InTerm(term) => {

@@ -2,7 +2,7 @@
 //! applied an entry of its own term; another term is another subtree.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -13,9 +13,11 @@ use muster_kernel::{Address, Backoff, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{
-    Change, ClusterRecord, Command, Guard, NodeId, NodeRecord, Principal, Replica, Revision, Role, RoleView, Token,
+    Change, ClusterRecord, Command, Guard, NodeId, NodeRecord, Principal, Replica, Revision, Role, RoleView, Term,
+    Token,
 };
 use muster_role_manager::RoleManagerShell;
+use muster_role_manager::core::Checkpoint;
 use muster_sessions::{DispatcherPorts, dispatcher_address, dispatcher_spec};
 use tokio::sync::watch;
 
@@ -50,6 +52,26 @@ pub struct LeaderPlan {
     mesh: MeshHandle,
     view: Arc<watch::Sender<Arc<RoleView>>>,
     stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
+    kept: PerTerm<(Slot<Checkpoint>, ElectionsPorts)>,
+}
+
+/// What lives as long as a leadership, however often its subtree is started: what was under way in this term may still
+/// be applied. What an earlier leadership was about to do, a fresh look decides anew.
+struct PerTerm<T>(Mutex<Option<(Term, T)>>);
+
+impl<T> Default for PerTerm<T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+impl<T: Clone> PerTerm<T> {
+    fn of(&self, term: Term, make: impl FnOnce() -> T) -> T {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((of, there)) if *of == term => there.clone(),
+            _ => kept.insert((term, make())).1.clone(),
+        }
+    }
 }
 
 impl LeaderPlan {
@@ -61,7 +83,7 @@ impl LeaderPlan {
         view: Arc<watch::Sender<Arc<RoleView>>>,
         stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
     ) -> Self {
-        Self { shared, addresses, ports, mesh, view, stale }
+        Self { shared, addresses, ports, mesh, view, stale, kept: PerTerm::default() }
     }
 }
 
@@ -82,10 +104,10 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         let (addresses, ports, mesh, me) =
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
         let (view, stale) = (Arc::clone(&self.view), Arc::clone(&self.stale));
-        // One slot per leadership: what an earlier leadership was about to do, a fresh look decides anew.
-        let slot = Slot::new();
-        let elections =
-            ElectionsPorts::new(settings.elections(), level.raft.term, ports.replica.clone(), ports.raft.clone());
+        let (slot, elections) = self.kept.of(level.raft.term, || {
+            let (replica, raft) = (ports.replica.clone(), ports.raft.clone());
+            (Slot::new(), ElectionsPorts::new(settings.elections(), level.raft.term, replica, raft))
+        });
         Spec::group("leader", intensity, move |children| {
             let (raft, replica) = (ports.raft.clone(), ports.replica.clone());
             let (view, slot, probe) = (Arc::clone(&view), slot.clone(), mesh.recipient());
@@ -185,5 +207,18 @@ fn default_token(role: Role, founding: &muster_pki::Founding) -> Token {
         expires_at: None,
         uses_left: None,
         revision: Revision(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_under_way_in_a_term_is_there_however_often_its_subtree_is_started_and_in_no_other_term() {
+        let kept = PerTerm::default();
+        let [first, again, next] = [3, 3, 4].map(|term| kept.of(Term(term), Slot::<u32>::new));
+        first.set(7);
+        assert_eq!((again.get(), next.get()), (Some(7), None));
     }
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use muster_elector::{BootTime, Hold, Timekeeper};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
@@ -178,9 +178,12 @@ impl Guarded {
         news
     }
 
-    /// Kills a guardian, or a keeper, that reacts to nothing any more. A guardian's command dies with it; a keeper's guardian
-    /// hears the connection close, and ends the command.
+    /// Kills a guardian, or a keeper, that reacts to nothing any more, and what it guards. A guardian's command would die with it; a
+    /// keeper's guardian hears the connection close, and ends the command, unless it is frozen itself.
     pub fn kill(&mut self) {
+        if let Some(group) = self.group {
+            family::signal(group, Signal::KILL);
+        }
         let _gone = self.process.kill();
     }
 

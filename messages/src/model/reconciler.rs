@@ -255,6 +255,17 @@ impl Gate {
         let all = begun.chain(self.since_done().map(|entry| &entry.reconciled));
         all.max_by_key(|release| release.triple).unwrap_or(&self.now.reconciled)
     }
+    /// Whether this participant may serve, as far as this gate is concerned.
+    pub fn admits(&self, participant: &Participant) -> bool {
+        let needs = participant.needs.get(&self.reconciler);
+        participant.release.triple >= self.now.floor && needs.is_none_or(|needs| *needs <= self.now.reconciled.triple)
+    }
+    /// What no floor may be below: on the way, what is there already, and where it leads.
+    pub fn least_floor(&self) -> Triple {
+        let Some(target) = &self.now.target else { return Triple::default() };
+        let there = self.since_done().find(|entry| entry.state == GateState::Done).map(|entry| entry.floor);
+        target.floor.max(there.unwrap_or_default())
+    }
     /// The floor that an operator has set since it was done last: higher than what it was led through asks for.
     fn forced_floor(&self) -> Option<Triple> {
         let led = self.since_done().skip(1).filter(|entry| entry.state == GateState::Done).map(|entry| entry.floor);
@@ -266,11 +277,18 @@ impl Gate {
     pub fn floor_of_outcome(&self, target: &GateTarget) -> Triple {
         self.forced_floor().map_or(target.floor, |forced| forced.max(target.floor))
     }
-    /// Keeps [`GATE_HISTORY`] entries at most; that of the last outcome is among them.
+    /// Keeps [`GATE_HISTORY`] entries at most. Among them are the last outcome, the newest release that it has been led to since, and
+    /// the highest floor: what [`Self::highest`] and [`Self::floor_of_outcome`] are computed from.
     pub fn remember(history: &mut Vec<GateEntry>) {
         while history.len() > GATE_HISTORY {
             let done = history.iter().rposition(|entry| entry.state == GateState::Done);
-            history.remove(usize::from(done == Some(0)));
+            let led = || (done.map_or(0, |at| at + 1)..history.len()).filter(|at| history[*at].target.is_some());
+            let target = |at: &usize| history[*at].target.as_ref();
+            let newest = led().max_by_key(|at| target(at).map(|target| target.release.triple));
+            let strictest = led().max_by_key(|at| target(at).map(|target| target.floor));
+            let kept = [done, newest, strictest];
+            let oldest = (0..history.len()).find(|at| !kept.contains(&Some(*at)));
+            history.remove(oldest.unwrap_or_default());
         }
     }
     /// See [`GatePath`]. Metropolis' rule: nobody is waited for when going up in release without raising the floor. A floor

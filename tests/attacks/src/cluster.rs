@@ -7,6 +7,7 @@ use muster::cli::client::{Client, parse};
 use muster::cli::dev::story::temporary_folder;
 use muster::cli::failure::{Failure, Outcome};
 use muster::cli::settled::{Progress, progress};
+use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{NodeListView, NodeView, Role};
 use serde_json::Value;
@@ -78,6 +79,19 @@ impl Cluster {
         let shown = self.ask("n1", Request::TokenShow { role }).await?;
         let token = shown["token"].as_str().ok_or_else(|| Failure::internal("no token"))?;
         Ok(token.to_owned())
+    }
+
+    /// A user's certificate, made as `muster user create` makes it.
+    pub async fn user(&self, name: &str, admin: bool) -> Outcome<NodeCredentials> {
+        let key = muster_pki::new_key();
+        let csr_pem = muster_pki::make_csr(&key).map_err(|e| Failure::internal(e.to_string()))?;
+        let name = name.parse().map_err(|_| Failure::internal(format!("{name} is no name")))?;
+        let request = Request::UserCreate { name, admin, namespaces: vec!["default".into()], ttl_ms: None, csr_pem };
+        let made = self.ask("n1", request).await?;
+        let cert_pem = made["cert_pem"].as_str().ok_or_else(|| Failure::internal(made.to_string()))?.to_owned();
+        let root_pem = self.node("n1").credentials()?.root_pem;
+        let identity = muster_pki::identity_of_pem(&cert_pem).map_err(|e| Failure::internal(e.to_string()))?;
+        Ok(NodeCredentials { cert_pem, key_pem: key, root_pem, identity })
     }
 
     /// One actor's own view of itself.

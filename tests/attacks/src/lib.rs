@@ -4,6 +4,7 @@
 //! - [`caller`]: a client with any certificate, any ALPN and any loopback address.
 //! - [`manager`]: a manager gone bad, the mesh protocol written by hand over TLS.
 //! - [`flood`]: garbage, oversized frames, half-open connections and more, while others join.
+//! - [`rush`]: 100,000 well-formed requests of one client, while another one works.
 //! - [`watch`]: what an attack costs: memory, log lines, leadership.
 //!
 //! Loopback only, every loop bounded by a number or a time.
@@ -16,4 +17,5 @@ pub mod cluster;
 pub mod daemon;
 pub mod flood;
 pub mod manager;
+pub mod rush;
 pub mod watch;

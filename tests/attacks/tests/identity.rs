@@ -113,7 +113,7 @@ async fn certificates_open_only_what_their_holder_may_use() {
 
     // An operator's and a user's: the API, and nothing else. Revoked: nothing at all, not even on a live connection.
     for (name, admin) in [("op", true), ("alice", false)] {
-        let user = user(&cluster, name, admin).await;
+        let user = cluster.user(name, admin).await.expect("n1 signs");
         for service in [Service::Mesh, Service::Agent] {
             refused(&cluster, "n1", service, &user, &[RefusalReason::Forbidden]).await;
         }
@@ -146,19 +146,6 @@ async fn certificates_open_only_what_their_holder_may_use() {
         let reason = stranger.greeted().await.err().and_then(|no| no.reason());
         assert_eq!(reason, Some(RefusalReason::Unauthenticated), "{service:?}");
     }
-}
-
-/// A user's certificate, made as `muster user create` makes it.
-async fn user(cluster: &Cluster, name: &str, admin: bool) -> NodeCredentials {
-    let key = muster_pki::new_key();
-    let csr_pem = muster_pki::make_csr(&key).expect("a key");
-    let name = name.parse().expect("a name");
-    let request = Request::UserCreate { name, admin, namespaces: vec!["default".into()], ttl_ms: None, csr_pem };
-    let made = cluster.ask("n1", request).await.expect("n1 signs");
-    let cert = made["cert_pem"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
-    let root_pem = cluster.node("n1").credentials().expect("an identity").root_pem;
-    let identity = muster_pki::identity_of_pem(&cert).expect("a certificate");
-    NodeCredentials { cert_pem: cert, key_pem: key, root_pem, identity }
 }
 
 /// Waits until the other side ends this connection.

@@ -7,13 +7,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use muster::cli::dev::process::{ProcessId, Ready, free_address};
 use muster::cli::parent;
 use rustix::process::Signal;
 
 use super::{MUSTERD, PATIENCE, eventually};
+
+/// By then a process has ended by itself: an orderly stop is given 10 s, and a busy machine as much again.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 
 /// A data directory with an address, and the process that serves it now, if one does.
 pub struct Node {
@@ -176,6 +179,28 @@ impl Node {
     pub fn stop(&mut self) {
         self.signal(Signal::TERM);
         assert_eq!(self.exit(), Some(0), "{} ends cleanly:\n{}", self.name, self.log());
+    }
+
+    /// TERM; the exit status, and how long it took to end. The promise is 10 s; what ends only because a test has no
+    /// patience left is far above that.
+    #[track_caller]
+    pub fn ends_of_its_own_accord(&mut self) -> (Option<i32>, Duration) {
+        let told = Instant::now();
+        let code = self.signal(Signal::TERM).exit();
+        let took = told.elapsed();
+        assert!(took < ENDS_WITHIN, "{} took {took:?} to end:\n{}", self.name, self.log());
+        (code, took)
+    }
+
+    /// TERM, a clean end, and nothing in all it has ever logged that somebody should look at. How long it took.
+    #[track_caller]
+    pub fn ends_in_order(&mut self) -> Duration {
+        let (code, took) = self.ends_of_its_own_accord();
+        assert_eq!(code, Some(0), "{} ends cleanly:\n{}", self.name, self.log());
+        let log = self.log();
+        let wrong: Vec<&str> = log.lines().filter(|line| line.contains(" ERROR ")).collect();
+        assert!(wrong.is_empty(), "{} had trouble: {wrong:#?}\n{log}", self.name);
+        took
     }
 
     pub fn is_running(&self) -> bool {

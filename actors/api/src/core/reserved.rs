@@ -23,8 +23,7 @@ pub fn judge(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -
         R::Progress { progress } if ours(&progress.reconciler) => &progress.reconciler,
         R::MemberForget { scope, member } | R::MemberDrain { scope, member } if is_managers(scope) => {
             return Err(ErrorBody::forbidden(format!(
-                "{member} of {scope} is a manager of this cluster: it leaves when it stops, and is forgotten 15 s after it \
-                 could not say so; `muster node demote` makes it a worker, `muster node rm` removes it"
+                "{member} of {scope} is a manager of this cluster: it is forgotten 15 s after it has stopped; `muster node demote` makes it a worker, `muster node rm` removes it"
             )));
         }
         R::Leave { key } if is_managers(&key.scope) => return takes_part(tables, caller, key),

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
 mod coordination;
+mod everywhere;
 mod expiries;
 mod load;
 mod random;

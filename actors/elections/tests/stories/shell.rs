@@ -12,20 +12,20 @@ use tokio::sync::watch;
 
 use crate::world::{ONE, lease};
 
-const PATH: &str = "node/elections";
+pub const PATH: &str = "node/elections";
 
-struct Stage {
-    tables: Tables,
+pub struct Stage {
+    pub tables: Tables,
     publish: watch::Sender<Arc<Replica>>,
-    raft: Probe<RaftMemberMsg>,
-    elections: Address<Msg>,
-    universe: Universe,
+    pub raft: Probe<RaftMemberMsg>,
+    pub elections: Address<Msg>,
+    pub universe: Universe,
 }
 
 type Renewed = Result<Result<Vec<Renewal>, ErrorBody>, AskError>;
 
 impl Stage {
-    async fn set() -> Self {
+    pub async fn set() -> Self {
         let (publish, replica) = watch::channel(Arc::default());
         let (config, universe) = (ElectionsConfig::default(), Universe::start().await);
         let (elections, raft) = (elections_address(&config), universe.probe("raft-member"));
@@ -43,24 +43,24 @@ impl Stage {
     async fn until(&self, path: &str, holds: impl Fn(&ActorNode) -> bool) {
         self.universe.until(path, "as the test has it", holds).await;
     }
-    fn replica(&self) -> Arc<Replica> {
+    pub fn replica(&self) -> Arc<Replica> {
         let raft = RaftStatus { term: Term(5), leading: true, ..RaftStatus::default() };
         Arc::new(Replica { tables: self.tables.clone(), raft })
     }
     fn show(&self) {
         self.publish.send_replace(self.replica());
     }
-    fn apply(&mut self, command: &Command) -> Result<Applied, ProposeError> {
+    pub fn apply(&mut self, command: &Command) -> Result<Applied, ProposeError> {
         let at = Place { revision: self.tables.revision.next(), term: Term(5) };
         let result = muster_store::apply(&mut self.tables, at, command);
         self.show();
         result.map(|()| Applied { revision: at.revision }).map_err(ProposeError::Refused)
     }
-    fn change(&mut self, change: Change) {
+    pub fn change(&mut self, change: Change) {
         let command = Command::idempotent(WallTime(1), Principal::Operator, "test").change(change);
         self.apply(&command).unwrap();
     }
-    fn acquire(&mut self, name: &str, duration_ms: u64) -> FencingToken {
+    pub fn acquire(&mut self, name: &str, duration_ms: u64) -> FencingToken {
         let key = lease(name);
         let holder = "x".to_owned();
         self.change(Change::AcquireLease { key, holder, session: ONE, duration_ms, uid: Uid(1) });
@@ -92,7 +92,7 @@ impl Stage {
         let _gone = reply.send(result);
         *command
     }
-    fn candidate(&mut self, name: &str) {
+    pub fn candidate(&mut self, name: &str) {
         let spec = CandidateSpec {
             lease_name: "lk".to_owned(),
             renewed: Some(MicroTime(1)),
@@ -107,7 +107,7 @@ impl Stage {
         self.change(Change::CreateObject(Box::new(object)));
     }
     /// The one contest there is.
-    async fn contest(&self) -> String {
+    pub async fn contest(&self) -> String {
         let mut found = None;
         let contest = |path: &String| path.contains("/election-");
         eventually("a contest is started", || {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use muster_messages::CrashHow;
-use ractor::{Actor, ActorCell, ActorRef, ActorRuntime};
+use muster_messages::{CrashHow, ExitKind};
+use ractor::{Actor, ActorCell, ActorId, ActorRef, ActorRuntime};
 use tokio::sync::oneshot;
 
 use super::core::Timer;
@@ -34,6 +34,12 @@ pub(crate) enum SupervisorMsg {
         fence: Fence,
         result: Result<(), Fault>,
     },
+    /// One that was killed has gone, with all that it had.
+    Ended {
+        actor: ActorId,
+        kind: ExitKind,
+        text: String,
+    },
     Healthy {
         name: String,
         run: u64,
@@ -57,6 +63,7 @@ impl SupervisorMsg {
             Self::Restart { .. } => "restart",
             Self::FailToStart { .. } => "fail_to_start",
             Self::Launched { .. } => "launched",
+            Self::Ended { .. } => "ended",
             Self::Healthy { .. } => "healthy",
             Self::Filled(_) => "filled",
             Self::Timer { .. } => "timer",

@@ -110,6 +110,7 @@ impl Actor for SupervisorActor {
                 s.step(Input::Stop { name });
             }
             SupervisorMsg::Restart { name } => s.step(Input::Restart { name }),
+            SupervisorMsg::Ended { actor, kind, text } => s.ended(actor, kind, text),
             SupervisorMsg::FailToStart { name, times } => {
                 if let Some(child) = s.children.get_mut(&name) {
                     child.bad_starts = times;
@@ -139,7 +140,7 @@ impl Actor for SupervisorActor {
 
     async fn handle_supervisor_evt(
         &self,
-        _me: ActorRef<Self::Msg>,
+        me: ActorRef<Self::Msg>,
         event: SupervisionEvent,
         s: &mut State,
     ) -> Result<(), ActorProcessingErr> {
@@ -151,11 +152,21 @@ impl Actor for SupervisorActor {
                 (cell, kind, text)
             }
             SupervisionEvent::ActorTerminated(cell, state, reason) => {
-                drop(state);
                 let text = reason.unwrap_or_default();
                 // The second is what a task says that its runtime has dropped.
                 let killed = matches!(text.as_str(), "killed" | "actor_task_cancelled");
                 let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
+                if let (ExitKind::Killed, Some(state)) = (kind, state) {
+                    // It was not asked to let go of what it has. That may panic, or take its time: not here. It is gone once that
+                    // is done.
+                    let (me, actor) = (me.clone(), cell.get_id());
+                    tokio::spawn(async move {
+                        let _panicked = tokio::task::spawn_blocking(move || drop(state)).await;
+                        let _ending = me.send_message(SupervisorMsg::Ended { actor, kind, text });
+                    });
+                    s.end();
+                    return Ok(());
+                }
                 (cell, kind, text)
             }
             _ => {
@@ -163,10 +174,7 @@ impl Actor for SupervisorActor {
                 return Ok(());
             }
         };
-        match s.running.remove(&cell.get_id()) {
-            Some((name, run)) => s.exited(name, run, kind, text),
-            None => drop(s.early.insert(cell.get_id(), (kind, text))),
-        }
+        s.ended(cell.get_id(), kind, text);
         s.end();
         Ok(())
     }
@@ -295,6 +303,13 @@ impl State {
             }
         }
         self.step(Input::Start { name, policy, requires });
+    }
+
+    fn ended(&mut self, actor: ActorId, kind: ExitKind, text: String) {
+        match self.running.remove(&actor) {
+            Some((name, run)) => self.exited(name, run, kind, text),
+            None => drop(self.early.insert(actor, (kind, text))),
+        }
     }
 
     fn launched(&mut self, name: String, run: u64, fence: &Fence, result: Result<(), Fault>) {

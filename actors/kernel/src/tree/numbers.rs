@@ -69,9 +69,10 @@ impl Tree {
     /// What is counted, by path. Nothing is left of a path that is gone. Where actors are told together the last segment
     /// stands for all of them, and what those counted that have gone is there for as long as their parent is.
     pub fn numbers(&self) -> BTreeMap<String, ActorNumbers> {
-        let all: Vec<_> = self.paths().values().cloned().collect();
+        // Held to the end: whoever goes meanwhile would be counted twice, and a counter would go back the next time.
+        let paths = self.paths();
         let mut numbers: BTreeMap<String, ActorNumbers> = BTreeMap::new();
-        for vitals in &all {
+        for vitals in paths.values() {
             numbers.entry(vitals.label.clone()).or_default().merge(&ActorNumbers::of(vitals, false));
         }
         for (label, gone) in self.gone().iter() {

@@ -293,8 +293,9 @@ impl Run {
     /// Goes on after a crash. `acting`: the action that still runs. What was asked is asked again: all of it may be.
     pub fn recover(&mut self, acting: Option<u64>) {
         self.reporting.forget();
-        match &self.phase {
-            Phase::Acting { number, .. } if acting == Some(*number) => {}
+        match &mut self.phase {
+            // Whether it has heard that it is to end is not known: it is told again.
+            Phase::Acting { number, cancelled, .. } if acting == Some(*number) => *cancelled = None,
             Phase::Acting { .. } | Phase::Stepping { .. } | Phase::Waving { .. } => self.look(),
             _ => {}
         }

@@ -200,6 +200,20 @@ fn what_has_run_is_not_run_again_for_a_floor_set_meanwhile() {
     }
 }
 
+/// Nobody else can have run anything in our term: also before there is a gate that says so.
+#[test]
+fn what_has_run_for_the_first_time_is_not_run_again_because_its_completion_had_to_wait() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.end(number, Outcome::Done);
+    story.refuse(ErrorCode::Conflict); // somebody has come who is in the way, or an operator has paused it
+    story.see(|view| view.hold = Some(Waiting { reason: "paused".into(), message: "paused".into() }));
+    story.nothing();
+    story.see(|view| view.hold = None);
+    story.grant(GateStep::Complete, true);
+}
+
 /// RUN-4.
 #[test]
 fn a_view_from_before_its_completion_begins_no_second_run() {
@@ -336,6 +350,18 @@ fn what_takes_too_long_is_ended_and_counts_as_a_failure() {
     story.end(number, Outcome::Failed("signal".into()));
     let progress = story.run.progress(WallTime(0));
     assert_eq!((progress.consecutive_failures, progress.last_error.as_deref()), (1, Some("it did not end within 60s")));
+}
+
+#[test]
+fn what_takes_too_long_is_told_to_end_again_after_a_crash_that_may_have_kept_it_from_hearing() {
+    let mut story = Story::new(command(), "first");
+    story.look();
+    let (number, _) = story.acts();
+    story.pass(60_000);
+    assert_eq!(story.only(), Effect::Cancel { number });
+    story.run.recover(Some(number));
+    story.hear(Input::Woke);
+    assert_eq!(story.only(), Effect::Cancel { number });
 }
 
 /// RUN-3.

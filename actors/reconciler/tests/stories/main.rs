@@ -5,6 +5,7 @@
 
 mod admission;
 mod cluster;
+mod everywhere;
 mod fleet;
 mod histories;
 mod judge;

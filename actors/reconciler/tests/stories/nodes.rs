@@ -19,7 +19,7 @@ use crate::judge::{Judge, release, triple};
 fn phase(judge: &Judge, name: &str) -> (String, String) {
     judge.progress.get(name).map_or_else(Default::default, |p| (p.phase.clone(), p.reason.clone()))
 }
-fn is_done(judge: &Judge, name: &str, of: &str) -> bool {
+pub fn is_done(judge: &Judge, name: &str, of: &str) -> bool {
     judge.gate(name).is_some_and(|gate| gate.now.state == GateState::Done && gate.now.reconciled == release(of))
 }
 async fn serves(world: &World, member: &str, runs: &str) -> ServingGuard {
@@ -328,6 +328,29 @@ async fn crashes_of_its_actors_neither_repeat_an_action_nor_disturb_another_name
     world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
     assert_eq!(begun(&commands), 1, "the action that ran was waited for");
     world.with(|judge| assert_eq!(terms(judge), before));
+}
+
+/// All of a name's actors go at once, or the one that stands does alone: whoever comes after them stands again, and holds the term.
+#[tokio::test(start_paused = true)]
+async fn whatever_goes_of_a_name_stands_again() {
+    for (path, how) in [
+        ("node/reconcilers/schema", CrashHow::Panic),
+        ("node/reconcilers/schema", CrashHow::Kill),
+        ("node/reconcilers/schema/elect", CrashHow::Kill),
+        ("node/reconcilers", CrashHow::Error),
+    ] {
+        let world = World::new();
+        let commands = Commands::default();
+        world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
+        let node = Node::start(&world, "n1", "1.0.0", &commands).await;
+        world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
+        node.tree.crash(path, how).unwrap();
+        // Whatever was held is over by then.
+        sleep(Duration::from_secs(60)).await;
+        world.stays("somebody holds the term", 60, |judge| judge.runner("schema").is_some()).await;
+        assert_eq!(begun(&commands), 1, "{path}: once is once");
+        node.stop().await;
+    }
 }
 
 struct Applies(AtomicU32);

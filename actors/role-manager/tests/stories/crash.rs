@@ -17,6 +17,23 @@ fn a_crash_with_a_membership_change_in_flight_ends_it_once() {
     assert!(world.is_worker(3));
 }
 
+/// Its shell has one alarm, which has rung: whoever is woken while something waits asks to be woken again, whatever it was told before.
+#[test]
+fn while_something_waits_every_waking_is_followed_by_another() {
+    use muster_role_manager::core::{Effect, Input, Now};
+    let mut world = World::new(3, 1);
+    world.machine(4).no_certificates = true;
+    world.promote(4);
+    world.run_for(secs(1));
+    let later = Now { at: world.now.at + secs(60), ..world.now };
+    let core = world.core.as_mut().unwrap();
+    for _ in 0..2 {
+        let mut out = Vec::new();
+        core.step(later, Input::Woke, &mut out);
+        assert!(out.iter().any(|effect| matches!(effect, Effect::WakeAt(_))), "{out:?}");
+    }
+}
+
 #[test]
 fn both_queues_survive_a_crash() {
     let mut world = World::new(5, 1);

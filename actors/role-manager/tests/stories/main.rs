@@ -5,6 +5,7 @@
 
 mod crash;
 mod demotion;
+mod everywhere;
 mod flips;
 mod gates;
 mod promotion;

@@ -13,20 +13,20 @@ use tokio::sync::watch;
 
 use crate::world::{World, id};
 
-const PATH: &str = "node/role-manager";
+pub const PATH: &str = "node/role-manager";
 
-struct Stage {
-    tables: Tables,
+pub struct Stage {
+    pub tables: Tables,
     publish: watch::Sender<Arc<Replica>>,
-    raft: Probe<RaftMemberMsg>,
-    mesh: Probe<MeshMsg>,
-    view: watch::Receiver<Arc<RoleView>>,
-    roles: Address<Msg>,
-    universe: Universe,
+    pub raft: Probe<RaftMemberMsg>,
+    pub mesh: Probe<MeshMsg>,
+    pub view: watch::Receiver<Arc<RoleView>>,
+    pub roles: Address<Msg>,
+    pub universe: Universe,
 }
 
 impl Stage {
-    async fn set(managers: u64, workers: u64) -> Self {
+    pub async fn set(managers: u64, workers: u64) -> Self {
         let tables = World::new(managers, workers).tables;
         let (publish, replica) = watch::channel(Arc::default());
         let (view, seen) = watch::channel(Arc::default());
@@ -43,7 +43,7 @@ impl Stage {
         stage
     }
     /// Publishes the tables, with every voter answering.
-    fn show(&self) {
+    pub fn show(&self) {
         let at = self.tables.revision;
         let progress = |m: &Member| PeerProgress {
             raft_id: m.raft_id,
@@ -95,7 +95,7 @@ impl Stage {
         self.show();
         Applied { revision: at }
     }
-    fn certify(&mut self, n: u64) {
+    pub fn certify(&mut self, n: u64) {
         let record = self.tables.nodes[&id(n)].clone();
         let certificate = CertificateRecord {
             role: record.role,

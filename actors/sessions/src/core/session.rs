@@ -175,11 +175,11 @@ impl AgentSession {
         }
     }
 
-    /// After a crash: the connection is lost, what was known of the node is not; its heartbeats count from now.
+    /// After a crash: the connection is lost, what was known of the node is not; its heartbeats count from now. One that was down
+    /// is found down again, and reported again: the report may have been lost.
     pub fn resume(node: NodeId, config: Arc<SessionsConfig>, fact: Option<SessionFact>, now: Moment) -> Self {
         let mut session = Self::new(node, config);
         session.heard = now;
-        session.down_at = fact.as_ref().filter(|f| f.liveness == Liveness::Down).map(|_| now);
         session.fact = fact.map(Box::new);
         session
     }

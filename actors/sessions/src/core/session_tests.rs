@@ -333,6 +333,20 @@ fn a_session_that_restarts_keeps_the_node_ready_for_three_heartbeats() {
     assert_eq!(w.liveness(), Some(Liveness::Down));
 }
 
+/// Whoever was to hear of it may not have.
+#[test]
+fn a_session_that_restarts_says_again_that_its_node_is_down() {
+    let mut w = World::new();
+    w.open();
+    w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
+    w.run_for(Duration::from_secs(20));
+    assert_eq!(w.liveness(), Some(Liveness::Down));
+    let fact = w.session.fact().cloned();
+    w.session = AgentSession::resume(node(1), Arc::new(SessionsConfig::default()), fact, w.now);
+    w.run_for(Duration::from_secs(17));
+    assert!(w.said(|e| matches!(e, Effect::Report { .. })));
+}
+
 #[test]
 fn a_hello_beyond_measure_is_refused() {
     let mut w = World::new();

@@ -7,7 +7,7 @@
 
 use muster_messages::{
     AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, Lease, LeaseSpec, MicroTime, Object,
-    ObjectBody, ObjectKey, ObjectMeta, SessionId, Uid, in_short,
+    ObjectBody, ObjectKey, ObjectMeta, RUNNERS_NAMESPACE, SessionId, Uid, in_short,
 };
 
 use super::*;
@@ -152,6 +152,9 @@ pub(super) fn acquire(
     key: &ObjectKey,
     by: &Acquirer<'_>,
 ) -> Result<(), CommandRefusal> {
+    if key.namespace == RUNNERS_NAMESPACE {
+        super::reconcilers::stands_here(tables, stamp, &key.name, by.holder)?;
+    }
     let now = MicroTime::from(stamp.wall);
     let Some(old) = tables.objects.get(key).cloned() else {
         let spec = LeaseSpec {
@@ -172,10 +175,13 @@ pub(super) fn acquire(
     };
     let was = lease_of(&old, key)?;
     let own = was.spec.held_by() == Some(by.holder);
-    if was.is_live() && !own && !sabotaged(Sabotage::TakeLiveLeases) {
+    let same = own && was.holding.session == Some(by.session);
+    // Another process under the same name takes over at once; but what a runner began may be at work until its lease ends,
+    // whoever comes next.
+    let takes_over = same || own && key.namespace != RUNNERS_NAMESPACE;
+    if was.is_live() && !takes_over && !sabotaged(Sabotage::TakeLiveLeases) {
         return Err(held(key, was));
     }
-    let same = own && was.holding.session == Some(by.session);
     let mut lease = was.clone();
     lease.spec.holder = Some(by.holder.to_owned());
     lease.spec.duration_ms = Some(by.duration_ms);

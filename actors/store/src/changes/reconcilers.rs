@@ -14,8 +14,8 @@ use muster_messages::wire::MOST_BLOCKERS;
 use muster_messages::{
     CANDIDATES_SCOPE, Controls, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, Gate, GateEntry, GatePath,
     GateState, GateStep, MEMBERS_NAMESPACE, ManagedKey, ManagedObject, ObjectKey, Participant, ParticipantKey,
-    ParticipantPhase, Progress, RECONCILER_LABEL, RECONCILERS_LEVEL, RUNNERS_NAMESPACE, ReconcilerChange, Triple,
-    runner_lease,
+    ParticipantPhase, Principal, Progress, RECONCILER_LABEL, RECONCILERS_LEVEL, RUNNERS_NAMESPACE, ReconcilerChange,
+    Triple, candidates_scope, runner_lease,
 };
 
 use super::*;
@@ -175,8 +175,13 @@ fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -
     if key.scope.starts_with(CANDIDATES_SCOPE) {
         // The runner's lease says no more than a member's name: it means one node.
         let named = tables.reconcilers.participants_of(&key.scope).find(|p| p.key.member == key.member);
-        believed(named.is_none_or(|there| there.node == participant.node), || {
-            format!("{} stands for {} on another node; take another name", key.member, key.scope)
+        // Of programs that name no node nobody knows which of two it is.
+        let there_too = |there: &Arc<Participant>| there.node.is_some() && there.node == participant.node;
+        believed(named.is_none_or(there_too), || {
+            let (member, scope) = (&key.member, &key.scope);
+            format!(
+                "{member} stands for {scope} already, on another node or as another start; take another name, or wait"
+            )
         })?;
     }
     match participant.token {
@@ -321,14 +326,29 @@ impl Runner<'_> {
 }
 
 /// RELEASE-4: the term is the one in force.
-fn in_force(tables: &Tables, reconciler: &str, term: FencingToken) -> Result<(), CommandRefusal> {
+fn in_force(tables: &Tables, stamp: &Stamp<'_>, reconciler: &str, term: FencingToken) -> Result<(), CommandRefusal> {
     if sabotaged(Sabotage::RunWithoutTerm) {
         return Ok(());
     }
     let key = runner_lease(reconciler);
     let lease = lease_of(object(tables, &key)?, &key)?;
     let holds = lease.holding.token == term && lease.is_live();
-    believed(holds, || format!("term {term} of {reconciler} is over"))
+    believed(holds, || format!("term {term} of {reconciler} is over"))?;
+    stands_here(tables, stamp, reconciler, lease.spec.held_by().unwrap_or_default())
+}
+
+/// A node acts by the terms of those that stand on it, and of nobody else: judged here, because a copy of the tables may be
+/// older than the term.
+pub(super) fn stands_here(
+    tables: &Tables,
+    stamp: &Stamp<'_>,
+    reconciler: &str,
+    member: &str,
+) -> Result<(), CommandRefusal> {
+    let Principal::Node(node) = stamp.by else { return Ok(()) };
+    let scope = candidates_scope(reconciler);
+    let here = tables.reconcilers.participants_of(&scope).any(|p| p.key.member == member && p.node == Some(*node));
+    believed(here, || format!("{member} does not stand for {reconciler} on {node}"))
 }
 
 fn step(
@@ -339,7 +359,7 @@ fn step(
     step: GateStep,
 ) -> Result<(), CommandRefusal> {
     let (reconciler, term) = (by.reconciler, by.term);
-    in_force(tables, reconciler, term)?;
+    in_force(tables, stamp, reconciler, term)?;
     let all = &tables.reconcilers;
     let definition = by.definition(tables)?;
     let gate = all.gates.get(reconciler).cloned();
@@ -459,7 +479,7 @@ fn apply_object(
     key: &ManagedKey,
     object: Option<&DesiredObject>,
 ) -> Result<(), CommandRefusal> {
-    in_force(tables, by.reconciler, by.term)?;
+    in_force(tables, stamp, by.reconciler, by.term)?;
     let definition = by.definition(tables)?.key();
     believed(leads(tables, &definition)?, || format!("the gate of {} does not lead to {}", by.reconciler, by.release))?;
     let there = tables.reconcilers.objects.get(key);
@@ -517,7 +537,7 @@ fn put_object(tables: &mut Tables, stamp: &Stamp<'_>, desired: &DesiredObject, b
 
 fn report(tables: &mut Tables, stamp: &Stamp<'_>, progress: &Progress) -> Result<(), CommandRefusal> {
     known(tables, &progress.reconciler)?;
-    in_force(tables, &progress.reconciler, progress.term)?;
+    in_force(tables, stamp, &progress.reconciler, progress.term)?;
     let all = &mut tables.reconcilers;
     all.progress.insert(progress.reconciler.clone(), Arc::new(progress.clone()));
     all.progressed = stamp.at;

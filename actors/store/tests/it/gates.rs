@@ -8,7 +8,9 @@ use muster_store::invariants::check_step;
 use crate::world::*;
 
 mod attacked;
+mod by_hand;
 mod random;
+mod terms;
 
 const NAME: &str = "schema";
 const SCOPE: &str = "db";

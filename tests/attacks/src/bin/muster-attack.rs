@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use muster::cli::failure::Outcome;
 use muster_attacks::cluster::Cluster;
 use muster_attacks::flood::{self, Door, Flood, Kind, Meanwhile, Row, Who};
+use muster_attacks::rush::{self, Rush};
 
 #[derive(Parser)]
 #[command(name = "muster-attack", about = "Attacks a Muster cluster that it starts on this machine.")]
@@ -40,6 +41,24 @@ enum Command {
         #[arg(long, default_value_t = 2000)]
         join_every_ms: u64,
     },
+    /// One client asks the leader well-formed questions as fast as it can, door by door, and prints a table
+    Rush {
+        /// Questions of each rush
+        #[arg(long, default_value_t = 100_000)]
+        requests: usize,
+        /// Connections of the client that rushes
+        #[arg(long, default_value_t = 64)]
+        connections: usize,
+        /// Only at these doors
+        #[arg(long, value_enum, value_delimiter = ',')]
+        door: Vec<rush::Door>,
+        /// Only these questions
+        #[arg(long, value_enum, value_delimiter = ',')]
+        say: Vec<rush::Say>,
+        /// Managers of the cluster
+        #[arg(long, default_value_t = 3)]
+        managers: usize,
+    },
 }
 
 fn main() -> std::process::ExitCode {
@@ -61,7 +80,18 @@ fn main() -> std::process::ExitCode {
 }
 
 async fn run(command: Command) -> Outcome {
-    let Command::Flood { seconds, kind, door, who, together, managers, join_every_ms } = command;
+    let (seconds, kind, door, who, together, managers, join_every_ms) = match command {
+        Command::Rush { requests, connections, door, say, managers } => {
+            let wanted = |(d, s): &(rush::Door, rush::Say)| {
+                (door.is_empty() || door.contains(d)) && (say.is_empty() || say.contains(s))
+            };
+            let rushes = rush::every().filter(wanted);
+            return all_rushes(rushes.map(|(door, say)| Rush { door, say, requests, connections }), managers).await;
+        }
+        Command::Flood { seconds, kind, door, who, together, managers, join_every_ms } => {
+            (seconds, kind, door, who, together, managers, join_every_ms)
+        }
+    };
     let program = std::env::current_exe().expect("this program has a path");
     let cluster = Cluster::up(&program, managers, 1).await?;
     let (victim, _) = cluster.leader("n1").await?;
@@ -99,6 +129,22 @@ async fn run(command: Command) -> Outcome {
         }
         if seen.logged.worst.0 > 1 {
             println!("<!-- most often: {} -->", seen.logged.worst.1);
+        }
+    }
+    Ok(())
+}
+
+/// Each against a cluster of its own, so that what it costs is its own.
+async fn all_rushes(rushes: impl Iterator<Item = Rush>, managers: usize) -> Outcome {
+    let program = std::env::current_exe().expect("this program has a path");
+    println!("{}", rush::header());
+    for rush in rushes {
+        let cluster = Cluster::up(&program, managers, 0).await?;
+        let (victim, _) = cluster.leader("n1").await?;
+        let seen = rush::rush(&cluster, &victim, rush).await?;
+        println!("{}", rush::Row(rush, &seen));
+        for line in seen.failed.iter().chain(seen.answers.other.keys()).take(5) {
+            println!("<!-- {line} -->");
         }
     }
     Ok(())

@@ -10,8 +10,9 @@ impl Run {
     pub(super) fn decide(&mut self, now: Moment, view: &Arc<RunnerView>, out: &mut Out) {
         if let Some(job) = &mut self.job {
             // What has run is not run again, as long as the gate is on its way there under our own term: an operator may
-            // have moved its floor meanwhile.
-            job.ran &= !job.refused || view.gate.at_work && view.gate.term == self.who.term;
+            // have moved its floor meanwhile. Nor before there is a gate: as long as our term lasts nobody else has run anything.
+            let ours = view.gate.at_work && view.gate.term == self.who.term || view.gate.reconciled.is_none();
+            job.ran &= !job.refused || ours;
             job.refused = false;
         }
         let Some(definition) = &view.definition else {

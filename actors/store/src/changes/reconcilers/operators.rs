@@ -1,6 +1,6 @@
 //! What operators say of a reconciler and its gate.
 
-use muster_messages::{Controls, Gate, GateEntry, Participant, ParticipantPhase, Triple};
+use muster_messages::{Controls, Gate, GateEntry, ParticipantPhase, Triple};
 
 use super::*;
 
@@ -41,10 +41,19 @@ pub(super) fn repair(
     let gate = gate(tables, reconciler)?;
     let entry = gate.history.iter().chain([&gate.now]).find(|entry| entry.epoch == epoch);
     let entry = entry.ok_or_else(|| not_found("epoch", epoch))?.clone();
+    // RELEASE-3 holds for operators, too, as long as it can be read which way it is on.
+    let keeps_out = !gate.is_readable() || gate.now.target.is_none() || entry.floor >= gate.now.floor;
+    believed(keeps_out, || {
+        let (floor, now) = (entry.floor, gate.now.floor);
+        format!(
+            "epoch {epoch} of {reconciler} lets {floor} in, and what is being applied is for {now} and newer; \
+             apply a definition that leads out of it"
+        )
+    })?;
     let why = format!("repaired from epoch {epoch}");
     let entry = GateEntry { term: gate.now.term, at: stamp.wall, revision: stamp.at, why, ..entry };
     write_gate(tables, stamp, reconciler, &gate.scope, entry);
-    exclude(tables, stamp, &gate.scope);
+    exclude(tables, stamp, reconciler);
     Ok(())
 }
 
@@ -59,20 +68,20 @@ pub(super) fn force_floor(
         let reconciler = reconciler.to_owned();
         return Err(CommandRefusal::Held(muster_messages::Hold::GateUnreadable { reconciler }));
     }
-    // Never below where the run that is at work leads.
-    let floor = gate.now.target.as_ref().map_or(floor, |target| floor.max(target.floor));
+    let floor = floor.max(gate.least_floor());
     let why = "floor set by hand".to_owned();
     let entry = GateEntry { floor, at: stamp.wall, revision: stamp.at, why, ..gate.now.clone() };
     write_gate(tables, stamp, reconciler, &gate.scope, entry);
-    exclude(tables, stamp, &gate.scope);
+    exclude(tables, stamp, reconciler);
     Ok(())
 }
 
-/// RELEASE-1, where an operator moved the gate.
-pub(super) fn exclude(tables: &mut Tables, stamp: &Stamp<'_>, scope: &str) {
-    let serving = |p: &&Arc<Participant>| p.phase == ParticipantPhase::Serving;
+/// RELEASE-1, where an operator moved a gate: those go who could not be admitted any more by what it says. What others of the
+/// scope say of them is not looked at: nobody has moved those.
+fn exclude(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) {
     let all = &tables.reconcilers;
-    let out = all.participants_of(scope).filter(serving).filter(|p| all.admission(p).is_err());
+    let Some(gate) = all.gates.get(reconciler) else { return };
+    let out = all.participants_of(&gate.scope).filter(|p| p.phase == ParticipantPhase::Serving && !gate.admits(p));
     let out: Vec<_> = out.map(|p| (**p).clone()).collect();
     for mut participant in out {
         participant.phase = ParticipantPhase::Draining;

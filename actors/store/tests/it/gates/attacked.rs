@@ -126,31 +126,6 @@ fn of_many_releases_the_new_one_and_those_of_the_gate_are_kept() {
 }
 
 #[test]
-fn a_candidates_name_means_one_node() {
-    let mut world = Gated::new();
-    let mut stands = |n: u8, session: u128| {
-        let key =
-            ParticipantKey { scope: candidates_scope(NAME), member: "r".to_owned(), incarnation: SessionId(session) };
-        let token = Some(world.acquire(&key.lease(), "r", session));
-        let participant = Participant {
-            key,
-            node: Some(crate::world::id(n)),
-            release: release("1.0.0"),
-            needs: BTreeMap::new(),
-            phase: ParticipantPhase::Announced,
-            token,
-            since: WallTime(0),
-            revision: Revision(0),
-        };
-        super::change(ReconcilerChange::Announce(Box::new(participant)))
-    };
-    let (first, second, again) = (stands(1, 5), stands(2, 6), stands(1, 7));
-    world.0.must(first);
-    assert!(matches!(world.0.refused(second), CommandRefusal::Stale { .. }), "its runner's term would be anybody's");
-    world.0.must(again);
-}
-
-#[test]
 fn without_the_gate_of_what_was_applied_nobody_is_admitted_whatever_they_need() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "2.0.0");

@@ -257,9 +257,11 @@ proptest! {
                     world.manners.insert(NAMES[child].to_owned(), manner);
                 }
                 Chaos::Stale { child, ago, what } => {
-                    if let Some(run) = world.core.run_of(NAMES[child]) {
+                    let earlier = world.core.run_of(NAMES[child]).map(|run| run.wrapping_sub(ago));
+                    // The end of one that was left behind is news.
+                    if let Some(run) = earlier.filter(|run| !world.is_left_behind(*run)) {
                         let before = (world.alive(), world.unsettled(), world.stale);
-                        world.hear(stale(NAMES[child].to_owned(), run.wrapping_sub(ago), what));
+                        world.hear(stale(NAMES[child].to_owned(), run, what));
                         prop_assert_eq!((world.alive(), world.unsettled(), world.stale), (before.0, before.1, before.2 + 1));
                     }
                 }

@@ -227,6 +227,10 @@ impl World {
         }
     }
 
+    pub fn is_left_behind(&self, run: u64) -> bool {
+        self.running.get(&run).is_some_and(|(_, life)| *life == Life::Abandoned)
+    }
+
     /// Jumps to the next timer; false: there is none.
     pub fn jump(&mut self) -> bool {
         let next = self.timers.iter().min_by_key(|(name, (at, ..))| (*at, (*name).clone()));

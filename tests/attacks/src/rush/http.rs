@@ -1,0 +1,73 @@
+//! Questions over HTTP/1.1, pipelined.
+
+use std::ops::Range;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::time::timeout;
+
+use super::{Answers, PATIENCE, Say};
+
+/// Questions in one write.
+const TOGETHER: usize = 64;
+
+fn question(say: Say, number: usize) -> String {
+    match say {
+        Say::Reads => "GET /v1/nodes/n1?fresh=true HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
+        Say::Polls => "GET /v1/events?since=9000000000&watch=1 HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
+        Say::Writes => {
+            let body = format!(r#"{{"add":{{"rush":"{number}"}}}}"#);
+            let head = "PATCH /v1/nodes/n1 HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+            format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+        }
+    }
+}
+
+/// Asks all of these on one connection, and reads every answer.
+pub async fn ask<S>(stream: S, say: Say, numbers: Range<usize>) -> Answers
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin,
+{
+    let (reader, mut writer) = tokio::io::split(stream);
+    let (mut reader, wanted) = (BufReader::with_capacity(16 * 1024, reader), numbers.len());
+    let writing = async {
+        let all: Vec<usize> = numbers.collect();
+        for some in all.chunks(TOGETHER) {
+            let text: String = some.iter().map(|number| question(say, *number)).collect();
+            if writer.write_all(text.as_bytes()).await.is_err() || writer.flush().await.is_err() {
+                return; // the reader sees it, too
+            }
+        }
+    };
+    let reading = async {
+        let mut answers = Answers::default();
+        while answers.answered() < wanted {
+            let Ok(Some((status, later))) = timeout(PATIENCE, answer(&mut reader)).await else { break };
+            match status {
+                200 => answers.ok += 1,
+                429 | 503 if later => answers.later += 1,
+                other => answers.refused(other.to_string()),
+            }
+        }
+        answers.none = wanted - answers.answered();
+        answers
+    };
+    tokio::pin!(reading);
+    tokio::select! {
+        answers = &mut reading => answers,
+        () = writing => reading.await,
+    }
+}
+
+/// The next answer's status, and whether it says when to retry.
+async fn answer<R: AsyncRead + Unpin>(reader: &mut BufReader<R>) -> Option<(u16, bool)> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(reader.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).ok()?.to_ascii_lowercase();
+    let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    let mut body = vec![0; field("content-length")?.parse().ok()?];
+    reader.read_exact(&mut body).await.ok()?;
+    let status = head.split_whitespace().nth(1)?.parse().ok()?;
+    Some((status, field("retry-after").is_some()))
+}

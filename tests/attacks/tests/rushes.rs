@@ -1,0 +1,62 @@
+//! 100,000 well-formed questions of one client, while another one works. The times of a release build are in docs/attacks.md,
+//! with the command that measures them.
+
+use std::path::Path;
+
+use muster_attacks::cluster::Cluster;
+use muster_attacks::flood;
+use muster_attacks::rush::{self, Door, Row, Rush, Say, Seen};
+
+const MOST_MB: u64 = 64;
+
+/// What holds of every rush, whatever the machine.
+async fn rushes(cluster: &Cluster, rush: Rush) -> Seen {
+    let seen = rush::rush(cluster, "n1", rush).await.expect("a rush");
+    println!("{}", Row(rush, &seen));
+    let answers = &seen.answers;
+    assert_eq!(answers.none, 0, "{rush:?}: every question has an answer");
+    assert!(answers.other.is_empty(), "{rush:?}: a refusal says when to retry: {:?}", answers.other);
+    assert_eq!(answers.ok + answers.later, rush.requests, "{rush:?}");
+    assert!(seen.failed.is_empty(), "{rush:?}: the other client is served: {:?}", seen.failed);
+    assert!(seen.grown_mb() < MOST_MB, "{rush:?}: grown by {} MB", seen.grown_mb());
+    seen
+}
+
+async fn cluster() -> Cluster {
+    flood::raise_file_limit();
+    println!("{}", rush::header());
+    Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 1, 0).await.expect("a cluster")
+}
+
+fn no_alarm(cluster: &Cluster) {
+    let log = cluster.node("n1").log();
+    let alarms: Vec<&str> = log.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked")).collect();
+    assert!(alarms.is_empty(), "{alarms:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_api_answers_every_question_of_a_rush_and_another_clients_too() {
+    let cluster = cluster().await;
+    let overloaded = async || cluster.inspect("n1", "node/api").await.expect("n1 answers")["overloaded"].clone();
+    let rush = |door, say, requests| Rush { door, say, requests, connections: 64 };
+    rushes(&cluster, rush(Door::Api, Say::Reads, 100_000)).await;
+    rushes(&cluster, rush(Door::Http, Say::Reads, 100_000)).await;
+    rushes(&cluster, rush(Door::Socket, Say::Reads, 10_000)).await;
+    rushes(&cluster, rush(Door::Api, Say::Writes, 10_000)).await;
+    // Each of these keeps its place for a second, so most find none; the other client's are not among them.
+    let before = overloaded().await.as_u64();
+    let polls = rushes(&cluster, rush(Door::Api, Say::Polls, 100_000)).await;
+    assert!(polls.answers.later > 0, "some are told to come back");
+    let counted = overloaded().await.as_u64().zip(before).map(|(after, before)| after - before);
+    assert_eq!(counted, Some(polls.answers.later as u64), "the tree shows them");
+    no_alarm(&cluster);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_join_service_answers_every_stranger_of_a_rush_and_others_join() {
+    let cluster = cluster().await;
+    let rush = Rush { door: Door::Join, say: Say::Writes, requests: 4_000, connections: 64 };
+    let seen = rushes(&cluster, rush).await;
+    assert!(seen.answers.later > 0, "an address joins 20 times a second");
+    no_alarm(&cluster);
+}
