@@ -103,7 +103,7 @@ async fn the_largest_that_a_node_has_to_send_fits_its_frame() {
 async fn a_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_again_slowly() {
     let (world, ann) = (World::new(), Principal::User("ann".parse().unwrap()));
     let mut places = Vec::new();
-    while let Ok(place) = world.service.enter(&ann) {
+    while let Ok(place) = world.service.enter(&ann, false) {
         places.push(place);
     }
     let (ours, theirs) = tokio::io::duplex(16 * 1024);
