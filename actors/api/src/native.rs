@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-use crate::service::Service;
+use crate::service::{Service, waits};
 
 /// Who speaks on a connection. A certificate speaks for one principal; an admin socket for what its node is right now.
 pub type Caller = Arc<dyn Fn() -> Principal + Send + Sync>;
@@ -45,7 +45,7 @@ where
             }
             while tasks.try_join_next().is_some() {}
             let caller = caller();
-            let room = match service.enter(&caller) {
+            let room = match service.enter(&caller, waits(&call.request)) {
                 Ok(room) => room,
                 Err(full) => {
                     let _gone = answers.send((ApiAnswer { id: call.id, result: Err(full) }, None)).await;

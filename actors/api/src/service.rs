@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use muster_messages::wire::{ApiCall, LeaseRequest, Refusal, Request};
+use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId, millis};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -14,9 +14,10 @@ use crate::ports::{ApiPorts, ManagerPorts};
 use crate::relay::Relay;
 use crate::shares::{Share, Shares};
 
-/// One caller may have this part of all watches, and of all requests in progress: what waits long (for news, for a quorum) would
-/// else leave no place to others.
+/// One caller may have this part of all watches, and of all places with what waits for news: others would else find none.
 const SHARE: u64 = 4;
+/// And this part with what is worked on: what it asks at once, the others wait for.
+const SHARE_OF_WORK: u64 = 16;
 /// Long answers of one caller on their way at once: a list of ten thousand leases takes some 10 MB until it is read.
 const LONG_ANSWERS: usize = 16;
 
@@ -28,8 +29,10 @@ pub struct Service {
     /// Room for requests that this node passes on as they are.
     pub(crate) passing: Arc<Semaphore>,
     pub(crate) counters: Arc<Counters>,
-    /// Requests in progress, watch streams, and long answers on their way, by whoever asked.
-    asking: Shares,
+    /// Requests in progress that are worked on, those that wait for news, watch streams, and long answers on their way, by
+    /// whoever asked.
+    working: Shares,
+    waiting: Shares,
     watching: Shares,
     long: Shares,
 }
@@ -68,10 +71,11 @@ impl Service {
     pub fn new(ports: ApiPorts) -> Self {
         let relay = Relay::new(ports.dialer.clone());
         let passing = Arc::new(Semaphore::new(crate::kube::proxy::ON_THEIR_WAY));
-        let share_of = |all: u64| Shares::of(usize::try_from((all / SHARE).max(1)).unwrap_or(usize::MAX));
-        let (asking, watching) = (share_of(ports.limits.in_progress), share_of(ports.limits.watches));
+        let part = |all: u64, part: u64| Shares::of(usize::try_from((all / part).max(1)).unwrap_or(usize::MAX));
+        let (places, watches) = (ports.limits.in_progress, ports.limits.watches);
+        let (working, waiting, watching) = (part(places, SHARE_OF_WORK), part(places, SHARE), part(watches, SHARE));
         let (long, counters) = (Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
-        Self { ports, relay, passing, counters, asking, watching, long }
+        Self { ports, relay, passing, counters, working, waiting, watching, long }
     }
 
     /// Answers a request of an authenticated caller, within its timeout.
@@ -81,7 +85,7 @@ impl Service {
 
     /// Answers what another manager's caller asked; that manager has authenticated it.
     pub async fn answer_relayed(&self, caller: Principal, call: ApiCall, relayed: bool) -> Result<String, ErrorBody> {
-        let place = self.enter(&caller)?;
+        let place = self.enter(&caller, waits(&call.request))?;
         self.answer_in(&place, caller, call, relayed).await
     }
 
@@ -107,8 +111,9 @@ impl Service {
     }
 
     /// A place among the requests in progress, until dropped.
-    pub(crate) fn enter(&self, caller: &Principal) -> Result<Place, ErrorBody> {
-        let Some(share) = self.asking.take(caller) else {
+    pub(crate) fn enter(&self, caller: &Principal, waits: bool) -> Result<Place, ErrorBody> {
+        let shares = if waits { &self.waiting } else { &self.working };
+        let Some(share) = shares.take(caller) else {
             return Err(self.overloaded("as many requests of yours are in progress here as may be; retry"));
         };
         let place = Place(Arc::clone(&self.counters), share);
@@ -257,6 +262,16 @@ impl Service {
     }
 }
 
+/// Whether it may wait for news: then it is no work, and takes long.
+pub(crate) fn waits(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Events { wait_ms: 1.., .. }
+            | Request::Lease(LeaseRequest::Watch { wait_ms: 1.., .. })
+            | Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. })
+    )
+}
+
 fn final_code(trouble: &str) -> Option<ErrorCode> {
     match trouble {
         "blocked" => Some(ErrorCode::Blocked),
@@ -299,14 +314,17 @@ mod tests {
     async fn one_callers_requests_leave_places_to_others_and_a_refusal_says_when_to_retry() {
         let service = World::new().service;
         let (ann, bob) = (Principal::User("ann".parse().unwrap()), Principal::User("bob".parse().unwrap()));
-        let share = service.ports.limits.in_progress / SHARE;
-        let mut places: Vec<_> = (0..share).map(|_| service.enter(&ann).unwrap()).collect();
-        let refused = service.enter(&ann).err().unwrap();
-        assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
-        assert!(service.enter(&bob).is_ok());
-        assert_eq!(service.counters.overloaded.load(Ordering::Relaxed), 1);
+        let all = service.ports.limits.in_progress;
+        let mut places = Vec::new();
+        for (waits, share) in [(false, all / SHARE_OF_WORK), (true, all / SHARE)] {
+            places.extend((0..share).map(|_| service.enter(&ann, waits).unwrap()));
+            let refused = service.enter(&ann, waits).err().unwrap();
+            assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
+            assert!(service.enter(&bob, waits).is_ok());
+        }
+        assert_eq!(service.counters.overloaded.load(Ordering::Relaxed), 2);
         places.pop();
-        assert!(service.enter(&ann).is_ok(), "what is answered gives its place back");
+        assert!(service.enter(&ann, true).is_ok(), "what is answered gives its place back");
         drop(places);
         assert_eq!(service.counters.in_progress.load(Ordering::Relaxed), 0);
     }

@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use muster_messages::wire::{self, ApiAnswer, ApiCall, KubeCall, ReconcilerRequest, Request};
-use muster_messages::{CertIdentity, ClusterId, Incarnation, NodeId, Progress, RequestId, Role, Subject, WallTime};
+use muster_messages::{
+    CertIdentity, ClusterId, ErrorCode, Incarnation, NodeId, Principal, Progress, RequestId, Role, Subject, WallTime,
+};
 use tokio::time::timeout;
 
 use super::*;
@@ -95,4 +97,32 @@ async fn the_largest_that_a_node_has_to_send_fits_its_frame() {
     {
         assert!(is_answered(&world, &node, &call(request)).await);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_again_slowly() {
+    let (world, ann) = (World::new(), Principal::User("ann".parse().unwrap()));
+    let mut places = Vec::new();
+    while let Ok(place) = world.service.enter(&ann, false) {
+        places.push(place);
+    }
+    let (ours, theirs) = tokio::io::duplex(16 * 1024);
+    let serving = tokio::spawn(serve_native(world.service.clone(), Arc::new(move || ann.clone()), Framed::new(theirs)));
+    let (mut client, began) = (Framed::new(ours), tokio::time::Instant::now());
+    for _ in 0..10 {
+        client.send(&call(Request::Contact)).await.unwrap();
+        let answer: ApiAnswer = client.recv().await.unwrap().unwrap();
+        let refused = answer.result.unwrap_err();
+        assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
+    }
+    assert!(
+        began.elapsed() >= Duration::from_millis(90),
+        "it is not refused as fast as it asks: {:?}",
+        began.elapsed()
+    );
+    drop(places);
+    client.send(&call(Request::Contact)).await.unwrap();
+    assert!(client.recv::<ApiAnswer>().await.unwrap().unwrap().result.is_ok());
+    drop(client);
+    serving.await.unwrap().unwrap();
 }

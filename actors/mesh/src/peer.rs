@@ -440,7 +440,8 @@ fn result_of(node: NodeId, end: End) -> Result<Vec<u8>, ErrorBody> {
     match end {
         End::Answered(PeerReply::Answer(result)) => result,
         End::Answered(PeerReply::Refused { reason }) => {
-            Err(ErrorBody::new(ErrorCode::Unreachable, format!("manager {node} refused the call: {reason}")))
+            let text = format!("manager {node} refused the call: {reason}");
+            Err(ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(200)))
         }
         End::Answered(PeerReply::Taken) => {
             Err(ErrorBody::new(ErrorCode::Internal, format!("manager {node} took the call without an answer")))

@@ -76,6 +76,7 @@ async fn render(shared: Shared) -> impl IntoResponse {
     replica(&mut registry, &shared);
     disk(&mut registry, &shared).await;
     elections(&mut registry, &shared).await;
+    ingress(&mut registry, &shared).await;
     reconcilers::register(&mut registry, &shared).await;
     let mut text = String::new();
     let status = match encode(&mut text, &registry) {
@@ -173,5 +174,34 @@ async fn elections(registry: &mut Registry, shared: &Shared) {
         let gauge = Number::default();
         gauge.set(value(pointer).unwrap_or(0));
         registry.register(name, help, gauge);
+    }
+}
+
+/// What comes in from outside and is turned away, or taken: whose view, where in it, the name, and what it counts.
+const INGRESS: [(&str, &str, &str, &str); 7] = [
+    ("node/api", "/answered", "api_requests_answered", "Requests answered with what was asked"),
+    ("node/api", "/refused", "api_requests_refused", "Requests answered with an error"),
+    ("node/api", "/overloaded", "api_requests_turned_away", "Requests that found no place, and were told to retry"),
+    (
+        "node/gateway",
+        "/refused/too_many_requests",
+        "gateway_turned_away",
+        "Connections and requests to join that found no place, and were told to retry",
+    ),
+    ("node/gateway", "/evicted", "gateway_evicted", "Strangers whose connection was ended for a newer one"),
+    ("node/manager/join", "/refused", "join_requests_refused", "Requests to join that were refused"),
+    ("node/manager/mesh", "/door/dropped/busy", "mesh_calls_turned_away", "Messages of managers that found no place"),
+];
+
+async fn ingress(registry: &mut Registry, shared: &Shared) {
+    let mut views = std::collections::BTreeMap::new();
+    for (path, pointer, name, help) in INGRESS {
+        if !views.contains_key(path) {
+            views.insert(path, shared.tree.inspect(path).await.ok());
+        }
+        let Some(Some(actor)) = views.get(path) else { continue };
+        let counter = Counter::<u64>::default();
+        counter.inc_by(actor.view.pointer(pointer).and_then(serde_json::Value::as_u64).unwrap_or(0));
+        registry.register(name, help, counter);
     }
 }

@@ -12,7 +12,7 @@ use muster::cli::parent;
 use muster_messages::protocol::NodeCredentials;
 use muster_pki::IdentityStore;
 use rustix::process::Signal;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 /// How long a daemon may take to serve: only waited out when something is broken.
@@ -23,6 +23,8 @@ pub struct Daemon {
     pub name: String,
     pub folder: PathBuf,
     pub listen: SocketAddr,
+    /// Where its metrics are, once it serves.
+    pub metrics: Option<String>,
     program: PathBuf,
     running: Option<Running>,
 }
@@ -37,7 +39,7 @@ impl Daemon {
     /// A daemon that `program musterd …` runs. Not started yet.
     pub fn new(program: &Path, folder: &Path, name: &str) -> Outcome<Self> {
         let (folder, listen) = (folder.join(name), free_address()?);
-        Ok(Self { name: name.to_owned(), folder, listen, program: program.to_owned(), running: None })
+        Ok(Self { name: name.to_owned(), folder, listen, metrics: None, program: program.to_owned(), running: None })
     }
 
     /// Starts it with these flags beside directory, name and address.
@@ -70,8 +72,9 @@ impl Daemon {
             }
             None
         };
-        let ready = tokio::time::timeout(READY_WITHIN, lines).await;
-        ready.ok().flatten().ok_or_else(|| Failure::internal(format!("{name} is not ready:\n{}", self.log())))
+        let ready = tokio::time::timeout(READY_WITHIN, lines).await.ok().flatten();
+        self.metrics = ready.as_ref().map(|ready| ready.metrics.clone());
+        ready.ok_or_else(|| Failure::internal(format!("{name} is not ready:\n{}", self.log())))
     }
 
     /// Starts it and waits until it serves; how long that took.
@@ -93,6 +96,19 @@ impl Daemon {
 
     pub fn socket(&self) -> PathBuf {
         self.folder.join("muster.sock")
+    }
+
+    /// What one of its metrics says now.
+    pub async fn metric(&self, name: &str) -> Outcome<u64> {
+        let failed = |e: std::io::Error| Failure::io("cannot read the metrics", &e);
+        let addr = self.metrics.clone().ok_or_else(|| Failure::internal("it does not serve"))?;
+        let mut stream = tokio::net::TcpStream::connect(addr).await.map_err(failed)?;
+        let request = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        stream.write_all(request).await.map_err(failed)?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.map_err(failed)?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.ok_or_else(|| Failure::internal(format!("no {name} in\n{text}")))
     }
 
     pub fn pid(&self) -> Option<i32> {

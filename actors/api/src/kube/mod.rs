@@ -127,7 +127,7 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
             Ok(respond(muster_kubernetes::access_answer(&question, allowed, "")))
         }
         Takes::Read => {
-            let _place = service.enter(&caller)?;
+            let _place = service.enter(&caller, false)?;
             read(service, &manager, &who, &caller, ask, deadline).await
         }
         Takes::Watch => {
