@@ -65,7 +65,7 @@ impl Default for ApiLimits {
     fn default() -> Self {
         Self {
             longest: Duration::from_secs(120),
-            in_progress: 8192,
+            in_progress: 16_384,
             watches: 4096,
             in_flight: 256,
             body: 64 * 1024,

@@ -17,7 +17,7 @@ use crate::shares::{Share, Shares};
 /// One caller may have this part of all watches, and of all places with what waits for news: others would else find none.
 const SHARE: u64 = 4;
 /// And this part with what is worked on: what it asks at once, the others wait for.
-const SHARE_OF_WORK: u64 = 16;
+const SHARE_OF_WORK: u64 = 32;
 /// Long answers of one caller on their way at once: a list of ten thousand leases takes some 10 MB until it is read.
 const LONG_ANSWERS: usize = 16;
 
