@@ -84,7 +84,7 @@ async fn one_renews_and_one_does_not(fuse: Fuse) {
         stage.serve(PATH, &fuse).await;
     }
     assert!(renewed.await.unwrap() >= 10);
-    let holding = |name: &str| stage.tables.objects[&lease(name)].lease().unwrap().holding.clone();
+    let holding = |name: &str| stage.tables.objects[&lease(name)].lease().unwrap().holding;
     assert!(!holding("held").expired && holding("held").token == token, "who renews keeps it");
     assert!(holding("left").expired, "who does not loses it");
     assert_eq!(stage.logged(", expired"), 1, "once");
@@ -127,7 +127,7 @@ async fn one_is_chosen(below: bool, fuse: Fuse) {
         stage.serve(&path, &fuse).await;
         stage.answer_ping();
     }
-    let chosen = stage.tables.objects[&lease("lk")].lease().unwrap().holding.clone();
+    let chosen = stage.tables.objects[&lease("lk")].lease().unwrap().holding;
     assert!(chosen.token > FencingToken(0) && !chosen.expired);
     assert_eq!(stage.logged("held by c1"), 1, "chosen once");
     stage.universe.finish().await;
