@@ -52,7 +52,7 @@ const POINTS: u32 = 10_000;
 ///     universe.finish().await;
 /// })
 /// .await;
-/// assert_eq!(points, 3 * 4, "before and after each message, and each slot");
+/// assert_eq!(points, 3 * 4 + 2, "before and after each message, and each slot; and as it stops");
 /// # }
 /// ```
 pub async fn at_every_point(story: impl AsyncFnMut(Fuse)) -> u32 {
