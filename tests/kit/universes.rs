@@ -53,16 +53,29 @@ fn a_task_that_nobody_ended_is_a_leak() {
 }
 
 #[test]
-fn an_actor_of_another_tree_that_nobody_stopped_is_a_leak() {
-    let why = ends_badly(async |_, _| {
-        let tree = muster_kernel::Tree::new();
-        let root = muster_kernel::Supervisor::root("other", tree, muster_kernel::Intensity::default()).await.unwrap();
-        let (spec, address) = rogue("rogue");
-        root.children().start(spec);
-        muster_tests::eventually("it runs", || address.tell(Msg::Work).is_ok()).await;
-        std::mem::forget(root);
+fn another_process_that_nobody_stopped_is_a_leak() {
+    let why = ends_badly(async |universe, _| {
+        let other = universe.another("other").await;
+        other.start_actor(rogue("rogue").0);
+        other.healthy("other/rogue", 1).await;
+        std::mem::forget(other);
     });
     assert!(why.contains("tasks outlived it"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_process_is_crashed_and_stopped_by_itself() {
+    let (mut universe, _rogue) = with_rogue().await;
+    let other = universe.another("other").await;
+    other.start_actor(rogue("rogue").0);
+    other.healthy("other/rogue", 1).await;
+    let tree = other.tree().clone();
+    universe.crash_in(&tree, "other/rogue", CrashHow::Panic);
+    other.healthy("other/rogue", 2).await;
+    universe.healthy("node/rogue", 1).await;
+    other.stop().await;
+    assert!(tree.list().is_empty());
+    universe.finish().await;
 }
 
 #[test]
@@ -90,6 +103,39 @@ fn a_panic_in_a_factory_counts_although_another_thread_made_it() {
         universe.children().stop_and_wait("late").await;
     });
     assert!(why.starts_with("a panic that nobody expected: no such file"), "{why}");
+}
+
+#[test]
+fn an_error_in_a_factory_and_one_on_a_thread_of_an_actors_own_count() {
+    let why = ends_badly(async |universe, _| {
+        let make = || -> Result<Rogue, Fault> {
+            tracing::error!("no such directory");
+            Ok(Rogue)
+        };
+        universe.start_actor(Spec::actor("late", Address::new(1), make));
+        universe.healthy("node/late", 1).await;
+    });
+    assert_eq!(why, "an ERROR that nobody expected: kit::universes: no such directory");
+    let why = ends_badly(async |_, _| {
+        let runtime = tokio::runtime::Handle::current();
+        let disk = move || {
+            let _entered = runtime.enter();
+            tracing::error!("no such sector");
+        };
+        std::thread::spawn(disk).join().unwrap();
+    });
+    assert_eq!(why, "an ERROR that nobody expected: kit::universes: no such sector");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_thread_of_a_runtime_is_heard() {
+    let (mut universe, rogue) = with_rogue().await;
+    universe.expects_error("the seat is gone");
+    universe.expects_panic("no such seat");
+    rogue.tell(Msg::Error("the seat is gone")).unwrap();
+    rogue.tell(Msg::Panic("no such seat")).unwrap();
+    universe.healthy("node/rogue", 2).await;
+    universe.finish().await;
 }
 
 #[test]

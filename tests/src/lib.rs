@@ -97,15 +97,16 @@
 //!   in real time, where [`PATIENCE`] is what a failure costs;
 //! - factories, and whatever else runs on the blocking pool, hold the clock while they run.
 
-mod events;
+mod heard;
+mod host;
 mod journal;
-mod panics;
 mod points;
 mod probe;
 mod universe;
 
 use std::time::Duration;
 
+pub use host::Host;
 pub use points::{at_every_point, at_every_point_twice};
 pub use probe::{Probe, answered};
 pub use universe::{Universe, eventually, insisting};

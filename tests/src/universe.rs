@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use muster_kernel::{Address, Children, Cx, Fault, Fuse, Intensity, Shell, Spec, Supervisor, Tree};
+use muster_kernel::{Address, Children, Cx, Fault, Fuse, Shell, Spec, Tree};
 use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorNode, ActorState, CrashHow};
-use tokio::runtime::{Handle, RuntimeFlavor};
+use muster_messages::{ActorNode, CrashHow};
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use crate::events::Errors;
+use crate::heard::Heard;
+use crate::host::Host;
 use crate::journal::Journal;
-use crate::panics::Panics;
 use crate::{PATIENCE, Probe};
 
 /// A real root supervisor, and the judge of what went wrong unseen.
@@ -21,9 +21,9 @@ use crate::{PATIENCE, Probe};
 /// - a task, an actor's too, that is there when the tree has stopped and was not before;
 /// - what it expected and did not get.
 ///
-/// It is for tests on the current-thread runtime, as `#[tokio::test]` makes it: there one thread polls every task of the
-/// test and no other test's, so that a subscriber that is this thread's default hears all of them. Factories run on
-/// the blocking pool: their panics count, ERROR events in them are not heard. One universe lives on a runtime at a time.
+/// It hears whatever happens on its test's runtime, on each of its threads and on the blocking pool, where factories run; and on a
+/// thread of an actor's own that has entered the runtime. One universe lives on a runtime at a time. A test of several
+/// processes has a [`Host`] for each of the [others](Self::another).
 ///
 /// It is no simulation: time and mailboxes are the kernel's own. Cores alone need none of it.
 ///
@@ -40,13 +40,10 @@ use crate::{PATIENCE, Probe};
 /// # }
 /// ```
 pub struct Universe {
-    tree: Tree,
-    path: String,
     /// Empty once it is finished.
-    root: Option<Supervisor>,
+    home: Option<Host>,
     journal: Journal,
-    panics: Panics,
-    errors: Errors,
+    heard: Heard,
     expected_panics: Vec<Expected>,
     expected_errors: Vec<Expected>,
     /// Tasks that the runtime had before.
@@ -70,35 +67,37 @@ impl Universe {
 
     /// Starts one whose root has this path.
     pub async fn at(path: &str) -> Self {
-        let flavor = Handle::current().runtime_flavor();
-        assert!(flavor == RuntimeFlavor::CurrentThread, "a universe needs the current-thread runtime");
-        let panics = Panics::collect().expect("there is one universe on a runtime at a time");
-        let (errors, tasks, tree) = (Errors::collect(), alive(), Tree::new());
-        let root = Supervisor::root(path, tree.clone(), Intensity::default()).await;
+        let heard = Heard::listen().expect("there is one universe on a runtime at a time");
+        let tasks = alive();
         Self {
-            tree,
-            path: path.to_owned(),
-            root: Some(root.expect("a root always starts")),
+            home: Some(Host::start(path).await),
             journal: Journal::new(),
-            panics,
-            errors,
+            heard,
             expected_panics: Vec::new(),
             expected_errors: Vec::new(),
             tasks,
         }
     }
 
+    fn home(&self) -> &Host {
+        self.home.as_ref().expect("it lives until it is finished")
+    }
     /// Starts an actor, or a group of them, below the root. It is reached once it is [healthy](Self::healthy).
     pub fn start_actor(&self, spec: Spec) {
-        self.children().start(spec);
+        self.home().start_actor(spec);
     }
     /// The root's children.
     pub fn children(&self) -> &Children {
-        self.root.as_ref().expect("it lives until it is finished").children()
+        self.home().children()
     }
     /// The live tree.
     pub fn tree(&self) -> &Tree {
-        &self.tree
+        self.home().tree()
+    }
+    /// What another process would be: a root and a tree of its own, under the same judge. The test [stops](Host::stop) it before it finishes
+    /// the universe, for which its tasks were a leak otherwise.
+    pub async fn another(&self, path: &str) -> Host {
+        Host::start(path).await
     }
 
     /// A probe that records into the journal of this universe.
@@ -115,53 +114,46 @@ impl Universe {
         let (address, hand_over) = (Address::new(usize::MAX), probe.hand_over());
         let make = move || Ok(StandIn { hand_over: Box::new(hand_over.clone()) });
         self.start_actor(Spec::actor(probe.name(), address.clone(), make));
-        self.healthy(&format!("{}/{}", self.path, probe.name()), 1).await;
+        self.healthy(&format!("{}/{}", self.home().path(), probe.name()), 1).await;
         address
     }
 
     /// Waits until the tree says this of an actor; the actor as it then is.
     pub async fn until(&self, path: &str, what: &str, holds: impl Fn(&ActorNode) -> bool) -> ActorNode {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.tree.inspect(path).await {
-                Ok(actor) if holds(&actor) => return actor,
-                seen => assert!(
-                    Instant::now() < deadline,
-                    "never at {path}: {what}; last seen: {seen:#?}; the tree: {:#?}",
-                    self.tree.list()
-                ),
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        self.home().until(path, what, holds).await
     }
     /// Waits until this incarnation of an actor is healthy.
     pub async fn healthy(&self, path: &str, incarnation: u64) -> ActorNode {
-        let holds = |actor: &ActorNode| (actor.incarnation, actor.state) == (incarnation, ActorState::Healthy);
-        self.until(path, &format!("incarnation {incarnation}, healthy"), holds).await
+        self.home().healthy(path, incarnation).await
     }
     /// Waits until there is no actor at this path.
     pub async fn gone(&self, path: &str) {
-        eventually(&format!("{path} is gone"), || !self.tree.list().iter().any(|p| p == path)).await;
+        self.home().gone(path).await;
     }
     /// Crashes an actor on purpose. The panic of [`CrashHow::Panic`] is expected.
     pub fn crash(&mut self, path: &str, how: CrashHow) {
+        let tree = self.tree().clone();
+        self.crash_in(&tree, path, how);
+    }
+    /// Crashes an actor of [another](Self::another) process.
+    pub fn crash_in(&mut self, tree: &Tree, path: &str, how: CrashHow) {
         if how == CrashHow::Panic {
             self.expected_panics.push(Expected { text: "crashed on request".to_owned(), optional: true });
         }
-        self.tree.crash(path, how).expect("who is to be crashed runs");
+        tree.crash(path, how).expect("who is to be crashed runs");
     }
 
     /// Has an actor crash at one of its crash points. The panic is expected, and so is that it does not come.
     pub fn crash_at(&mut self, path: &str, fuse: &Fuse) {
         self.expected_panics.push(Expected { text: Fuse::BLOWN.to_owned(), optional: true });
-        self.tree.arm(path, fuse.clone()).expect("who is to crash is in the tree");
+        self.tree().arm(path, fuse.clone()).expect("who is to crash is in the tree");
     }
     /// A crash point outside the actor: if it is the one, the actor is killed as soon as it takes its next message. Such are the
     /// moments at which its collaborators have heard of something, have done it, and have answered.
     pub fn point(&mut self, path: &str, fuse: &Fuse) {
         if fuse.pass() {
             // Nobody to kill is no matter: it is down already.
-            let _down = self.tree.crash(path, CrashHow::Kill);
+            let _down = self.tree().crash(path, CrashHow::Kill);
         }
     }
 
@@ -176,28 +168,27 @@ impl Universe {
 
     /// Stops the tree in reverse start order, and fails the test for whatever went wrong unseen.
     pub async fn finish(mut self) {
-        let root = self.root.take().expect("it is finished once");
-        root.shut_down().await;
-        drop(root);
+        let home = self.home.take().expect("it is finished once");
+        let tree = home.tree().clone();
+        home.stop().await;
         let deadline = Instant::now() + GRACE;
         while alive() > self.tasks && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let mut wrong: Vec<String> =
-            self.tree.list().into_iter().map(|p| format!("{p} is still in the tree")).collect();
+        let mut wrong: Vec<String> = tree.list().into_iter().map(|p| format!("{p} is still in the tree")).collect();
         let left = alive().saturating_sub(self.tasks);
         if left > 0 {
             wrong.push(format!("tasks outlived it ({left}): actors that nobody stopped, or tasks that nobody ended"));
         }
-        judge("a panic", &self.panics.texts(), &self.expected_panics, &mut wrong);
-        judge("an ERROR", &self.errors.texts(), &self.expected_errors, &mut wrong);
+        judge("a panic", &self.heard.panics(), &self.expected_panics, &mut wrong);
+        judge("an ERROR", &self.heard.errors(), &self.expected_errors, &mut wrong);
         assert!(wrong.is_empty(), "the universe ended badly:\n  {}", wrong.join("\n  "));
     }
 }
 
 impl Drop for Universe {
     fn drop(&mut self) {
-        let judged = self.root.is_none() || std::thread::panicking();
+        let judged = self.home.is_none() || std::thread::panicking();
         assert!(judged, "a universe was dropped before it was finished: nobody has judged it");
     }
 }

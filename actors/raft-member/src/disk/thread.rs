@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use muster_kernel::Beside;
+use tokio::runtime::Handle;
 
 use super::engine::EngineDisk;
 use super::{LogDisk, LogFault};
@@ -62,7 +63,10 @@ impl DiskThread {
         let (opened, answer) = mpsc::sync_channel(1);
         let counts = Arc::<Counts>::default();
         let (path, counted) = (dir.to_owned(), Arc::clone(&counts));
+        let runtime = Handle::try_current();
         let run = move || {
+            // A panic or an error of this thread is one of its actor's runtime: that is where tests listen.
+            let _entered = runtime.as_ref().ok().map(Handle::enter);
             let open = EngineDisk::open(&path).and_then(|mut disk| disk.recover().map(|found| (disk, found)));
             let (disk, found) = match open {
                 Ok(open) => open,

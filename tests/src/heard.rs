@@ -1,0 +1,118 @@
+//! Collects the panics and the ERROR events of one test.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::panic::PanicHookInfo;
+use std::sync::{Mutex, Once};
+
+use tokio::runtime::Handle;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::journal::locked;
+
+/// What each runtime that a universe listens to has said, by the runtime's id: it tells tests apart that run side by side. Threads of its blocking pool
+/// belong to a runtime, too, and so does any thread that has entered it.
+static HEARD: Mutex<BTreeMap<String, Texts>> = Mutex::new(BTreeMap::new());
+
+#[derive(Default)]
+struct Texts {
+    panics: Vec<String>,
+    errors: Vec<String>,
+}
+
+/// Listens to the runtime it is made on, until its end.
+pub(crate) struct Heard(String);
+
+impl Heard {
+    /// `None`: somebody listens already.
+    pub(crate) fn listen() -> Option<Self> {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let before = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                note_panic(info);
+                before(info);
+            }));
+            let ours = tracing::subscriber::set_global_default(Errors);
+            ours.expect("no other subscriber is the process's where universes listen");
+        });
+        let here = here().expect("a universe lives on a runtime");
+        let mut heard = locked(&HEARD);
+        if heard.contains_key(&here) {
+            return None;
+        }
+        heard.insert(here.clone(), Texts::default());
+        Some(Self(here))
+    }
+    pub(crate) fn panics(&self) -> Vec<String> {
+        locked(&HEARD).get(&self.0).map(|texts| texts.panics.clone()).unwrap_or_default()
+    }
+    pub(crate) fn errors(&self) -> Vec<String> {
+        locked(&HEARD).get(&self.0).map(|texts| texts.errors.clone()).unwrap_or_default()
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        locked(&HEARD).remove(&self.0);
+    }
+}
+
+/// This thread's runtime, as a key.
+fn here() -> Option<String> {
+    Handle::try_current().ok().map(|runtime| runtime.id().to_string())
+}
+
+fn note(add: impl FnOnce(&mut Texts)) {
+    if let Some(here) = here()
+        && let Some(texts) = locked(&HEARD).get_mut(&here)
+    {
+        add(texts);
+    }
+}
+
+fn note_panic(info: &PanicHookInfo<'_>) {
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without text");
+    let place = info.location().map(|at| format!(" ({at})")).unwrap_or_default();
+    note(|texts| texts.panics.push(format!("{text}{place}")));
+}
+
+/// The process's subscriber: it takes ERROR events and nothing else.
+struct Errors;
+
+impl Subscriber for Errors {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() == Level::ERROR
+    }
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::ERROR)
+    }
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(event.metadata().target().to_owned());
+        event.record(&mut text);
+        note(|texts| texts.errors.push(text.0));
+    }
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1) // never asked: spans are not enabled
+    }
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+    fn enter(&self, _span: &Id) {}
+    fn exit(&self, _span: &Id) {}
+}
+
+/// `target: message field=value …`
+struct Text(String);
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _infallible = match field.name() {
+            "message" => write!(self.0, ": {value:?}"),
+            name => write!(self.0, " {name}={value:?}"),
+        };
+    }
+}

@@ -1,0 +1,70 @@
+//! One process's tree of actors.
+
+use muster_kernel::{Children, Intensity, Spec, Supervisor, Tree};
+use muster_messages::{ActorNode, ActorState};
+use tokio::time::Instant;
+
+use crate::PATIENCE;
+use crate::universe::eventually;
+
+/// A real root supervisor with its live tree: what one process would be. A test that speaks of several has one for each, all of them
+/// under one [`Universe`](crate::Universe), which judges what went wrong in any of them.
+pub struct Host {
+    tree: Tree,
+    path: String,
+    root: Supervisor,
+}
+
+impl Host {
+    pub(crate) async fn start(path: &str) -> Self {
+        let tree = Tree::new();
+        let root = Supervisor::root(path, tree.clone(), Intensity::default()).await;
+        Self { tree, path: path.to_owned(), root: root.expect("a root always starts") }
+    }
+    /// Stops the tree in reverse start order.
+    pub async fn stop(self) {
+        self.root.shut_down().await;
+    }
+
+    /// Starts an actor, or a group of them, below the root. It is reached once it is [healthy](Self::healthy).
+    pub fn start_actor(&self, spec: Spec) {
+        self.children().start(spec);
+    }
+    /// The root's children.
+    pub fn children(&self) -> &Children {
+        self.root.children()
+    }
+    /// The live tree.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+    /// The root's.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Waits until the tree says this of an actor; the actor as it then is.
+    pub async fn until(&self, path: &str, what: &str, holds: impl Fn(&ActorNode) -> bool) -> ActorNode {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.tree.inspect(path).await {
+                Ok(actor) if holds(&actor) => return actor,
+                seen => assert!(
+                    Instant::now() < deadline,
+                    "never at {path}: {what}; last seen: {seen:#?}; the tree: {:#?}",
+                    self.tree.list()
+                ),
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    }
+    /// Waits until this incarnation of an actor is healthy.
+    pub async fn healthy(&self, path: &str, incarnation: u64) -> ActorNode {
+        let holds = |actor: &ActorNode| (actor.incarnation, actor.state) == (incarnation, ActorState::Healthy);
+        self.until(path, &format!("incarnation {incarnation}, healthy"), holds).await
+    }
+    /// Waits until there is no actor at this path.
+    pub async fn gone(&self, path: &str) {
+        eventually(&format!("{path} is gone"), || !self.tree.list().iter().any(|p| p == path)).await;
+    }
+}
