@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, Refusal, Request};
-use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RefusalReason, RequestId, Revision, Role};
+use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -232,8 +232,8 @@ impl Peer {
     fn refuses(&self) -> Option<Response> {
         if let Some(refusal) = &self.refused {
             let mut response = error_response(&refusal_error(refusal));
-            // Too many connections are no question of rights: there is a time to retry.
-            if refusal.reason != RefusalReason::TooManyRequests {
+            // What passes (too many connections, for one) is no question of rights: there is a time to retry.
+            if refusal.retry_after_ms.is_none() {
                 *response.status_mut() = StatusCode::FORBIDDEN;
             }
             return Some(response);
