@@ -27,11 +27,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower_service::Service as _;
 
 use crate::core::NO_IDENTITY;
 use crate::kube;
+use crate::native::PACE;
 use crate::service::{Service, refusal_error};
 
 /// A client that takes longer to send its header is let go.
@@ -53,6 +54,8 @@ pub(crate) struct Peer {
     pub(crate) refused: Option<Refusal>,
     /// Whose body is being read.
     reading: Arc<Mutex<()>>,
+    /// Who is being told to come back.
+    refusing: Arc<Mutex<()>>,
 }
 
 /// Serves one HTTP connection, 1.1 or 2, until it ends.
@@ -60,7 +63,7 @@ pub(crate) async fn serve_http<S>(service: Service, caller: Principal, refused: 
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let peer = Peer { service, caller, refused, reading: Arc::default() };
+    let peer = Peer { service, caller, refused, reading: Arc::default(), refusing: Arc::default() };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
     let mut http2 = builder.http2();
@@ -121,8 +124,19 @@ fn routes() -> Router {
         .layer(from_fn(admit))
 }
 
-/// Decides about a request before its body is read, and then reads it.
+/// Answers, but tells nobody faster to retry later than it would hear a native client: HTTP/2 has many requests on a connection.
 async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request, next: Next) -> Response {
+    let refusing = Arc::clone(&peer.refusing);
+    let response = admitted(peer, request, next).await;
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        let _turn = refusing.lock().await;
+        sleep(PACE).await;
+    }
+    response
+}
+
+/// Decides about a request before its body is read, and then reads it.
+async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Response {
     if kube::serves(request.uri().path()) {
         return kube::serve(&peer, request).await;
     }

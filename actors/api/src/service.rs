@@ -357,7 +357,9 @@ mod tests {
         let service = service(in_force.subscribe());
         let ask = |who: &Principal| {
             let (service, who, request) = (service.clone(), who.clone(), Request::NodeList { fresh: true });
-            async move { service.answer(who, ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 60_000, request }).await }
+            async move {
+                service.answer(who, ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 60_000, request }).await
+            }
         };
         let (ann, bob) = (Principal::Admin("ann".parse().unwrap()), Principal::Admin("bob".parse().unwrap()));
         let mut asked = JoinSet::new();

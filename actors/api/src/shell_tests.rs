@@ -23,6 +23,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::*;
+use crate::native::PACE;
 use crate::tests::{TERM, World, half, leading, service, tables, triple};
 use crate::{ApiLimits, ManagerPorts};
 
@@ -212,25 +213,30 @@ async fn a_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_aga
 #[tokio::test(start_paused = true)]
 async fn an_http_client_whom_the_gateway_refused_hears_whether_and_when_to_come_back() {
     use RefusalReason as R;
-    let stage = Stage::set(World::new().service, None).await;
-    for (reason, retry_after_ms, expected) in [
-        (R::TooManyRequests, Some(200), StatusCode::TOO_MANY_REQUESTS),
-        (R::NotKnownHereYet, Some(200), StatusCode::SERVICE_UNAVAILABLE),
-        (R::Blocked, None, StatusCode::FORBIDDEN),
-    ] {
-        for path in ["/v1/nodes", "/api/v1/namespaces/default/configmaps"] {
-            let refusal = Refusal { reason, message: "not now".to_owned(), managers: Vec::new(), retry_after_ms };
-            let mut client = stage.connect(Port::Http, Some(admin()), Some(refusal)).await;
-            let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-            client.write_all(request.as_bytes()).await.unwrap();
-            let mut answer = String::new();
-            client.read_to_string(&mut answer).await.unwrap();
-            assert!(answer.starts_with(&format!("HTTP/1.1 {} ", expected.as_u16())), "{path}: {answer}");
-            assert!(answer.contains("not now"), "{path}: {answer}");
-            assert_eq!(answer.contains("retry-after: 1\r\n"), retry_after_ms.is_some(), "{path}: {answer}");
+    let no_half = watch::Sender::new(None);
+    for node in [World::new().service, service(no_half.subscribe())] {
+        let stage = Stage::set(node, None).await;
+        for (reason, retry_after_ms, expected) in [
+            (R::TooManyRequests, Some(200), StatusCode::TOO_MANY_REQUESTS),
+            (R::NotKnownHereYet, Some(200), StatusCode::SERVICE_UNAVAILABLE),
+            (R::Unauthenticated, None, StatusCode::FORBIDDEN),
+        ] {
+            for path in ["/v1/nodes", "/api/v1/namespaces/default/configmaps"] {
+                let refusal = Refusal { reason, message: "not now".to_owned(), managers: Vec::new(), retry_after_ms };
+                // The name of the node itself, for which a worker vouches.
+                let own = Subject::Node { node: NodeId::from_entropy(1), role: Role::Worker };
+                let mut client = stage.connect(Port::Http, Some(own), Some(refusal)).await;
+                let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+                client.write_all(request.as_bytes()).await.unwrap();
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).await.unwrap();
+                assert!(answer.starts_with(&format!("HTTP/1.1 {} ", expected.as_u16())), "{path}: {answer}");
+                assert!(answer.contains("not now"), "{path}: {answer}");
+                assert_eq!(answer.contains("retry-after: 1\r\n"), retry_after_ms.is_some(), "{path}: {answer}");
+            }
         }
+        stage.universe.finish().await;
     }
-    stage.universe.finish().await;
 }
 
 fn certificates() -> HttpRequest<Body> {
@@ -257,6 +263,35 @@ async fn an_http2_connection_has_so_many_requests_answered_at_a_time_and_all_in_
     let statuses = asked.join_all().await;
     assert!(statuses.len() == 1000 && statuses.iter().all(|status| *status == StatusCode::OK), "{statuses:?}");
     drop(client);
+    driver.await.unwrap();
+    stage.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http2_connection_that_finds_no_place_is_told_when_to_retry_and_not_faster_than_a_native_one() {
+    const ASKED: u32 = 100;
+    let raft = Probe::new("raft-member");
+    let (service, _leads) = leader(&raft);
+    let stage = Stage::set(service, None).await;
+    let mut places = Vec::new();
+    while let Ok(place) = stage.service.enter(&Principal::Admin("eve".parse().unwrap()), false) {
+        places.push(place);
+    }
+    let ((client, driver), began) = (stage.http2(&admin()).await, tokio::time::Instant::now());
+    let mut asked = JoinSet::new();
+    for _ in 0..ASKED {
+        let mut client = client.clone();
+        asked.spawn(async move { client.send_request(certificates()).await.unwrap() });
+    }
+    for refused in asked.join_all().await {
+        assert_eq!(
+            (refused.status(), &refused.headers()["retry-after"]),
+            (StatusCode::TOO_MANY_REQUESTS, &"1".parse().unwrap())
+        );
+    }
+    assert!(began.elapsed() >= PACE * ASKED, "one after the other: {:?}", began.elapsed());
+    assert_eq!(raft.waiting(), 0);
+    drop((client, places));
     driver.await.unwrap();
     stage.universe.finish().await;
 }

@@ -18,8 +18,9 @@ fn definition() -> Definition {
 
 impl World {
     async fn respond(&self, caller: &Principal, method: &str, target: &str, body: &str) -> Response {
-        let peer =
-            Peer { service: self.service.clone(), caller: caller.clone(), refused: None, reading: Arc::default() };
+        let (service, caller, reading, refusing) =
+            (self.service.clone(), caller.clone(), Arc::default(), Arc::default());
+        let peer = Peer { service, caller, refused: None, reading, refusing };
         let request = HttpRequest::builder().method(method).uri(target).extension(peer);
         let request = request.header("muster-request-id", format!("{REQUEST}"));
         let request = request.body(Body::from(body.to_owned())).unwrap();
