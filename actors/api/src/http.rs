@@ -4,6 +4,7 @@
 //!                a time. So a connection costs its header and one body, however many streams HTTP/2 gives it.
 
 pub mod definition;
+mod paced;
 mod reconcilers;
 
 use std::sync::{Arc, OnceLock};
@@ -27,12 +28,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower_service::Service as _;
 
+use self::paced::{Paced, Pause};
 use crate::core::NO_IDENTITY;
 use crate::kube;
-use crate::native::PACE;
 use crate::service::{Service, refusal_error};
 
 /// A client that takes longer to send its header is let go.
@@ -54,8 +55,7 @@ pub(crate) struct Peer {
     pub(crate) refused: Option<Refusal>,
     /// Whose body is being read.
     reading: Arc<Mutex<()>>,
-    /// Who is being told to come back.
-    refusing: Arc<Mutex<()>>,
+    pause: Pause,
 }
 
 /// Serves one HTTP connection, 1.1 or 2, until it ends.
@@ -63,7 +63,9 @@ pub(crate) async fn serve_http<S>(service: Service, caller: Principal, refused: 
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let peer = Peer { service, caller, refused, reading: Arc::default(), refusing: Arc::default() };
+    let pause = Pause::default();
+    let stream = Paced::new(stream, pause.clone());
+    let peer = Peer { service, caller, refused, reading: Arc::default(), pause };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
     let mut http2 = builder.http2();
@@ -124,13 +126,12 @@ fn routes() -> Router {
         .layer(from_fn(admit))
 }
 
-/// Answers, but tells nobody faster to retry later than it would hear a native client: HTTP/2 has many requests on a connection.
+/// Answers. To refuse costs time, too, which others wait for: whoever goes on at once is heard more slowly.
 async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request, next: Next) -> Response {
-    let refusing = Arc::clone(&peer.refusing);
+    let pause = peer.pause.clone();
     let response = admitted(peer, request, next).await;
     if response.status() == StatusCode::TOO_MANY_REQUESTS {
-        let _turn = refusing.lock().await;
-        sleep(PACE).await;
+        pause.lengthen();
     }
     response
 }
