@@ -47,11 +47,11 @@ async fn the_api_answers_every_question_of_a_rush_and_another_clients_too() {
     let cluster = cluster(1).await;
     let overloaded = async || cluster.inspect("n1", "node/api").await.expect("n1 answers")["overloaded"].clone();
     let first = rushes(&cluster, "n1", rush(Door::Api, Say::Reads, 100_000)).await;
-    let again = rushes(&cluster, "n1", rush(Door::Api, Say::Reads, 50_000)).await;
+    let again = rushes(&cluster, "n1", rush(Door::Api, Say::Reads, 30_000)).await;
     let more = again.rss_most_kib.saturating_sub(first.rss_most_kib) / 1024;
     assert!(more < MOST_MORE_MB, "what the first one took is used again: {more} MB more");
     rushes(&cluster, "n1", rush(Door::Http, Say::Reads, 30_000)).await;
-    rushes(&cluster, "n1", rush(Door::Http2, Say::Reads, 20_000)).await;
+    rushes(&cluster, "n1", rush(Door::Http2, Say::Reads, 15_000)).await;
     rushes(&cluster, "n1", rush(Door::Socket, Say::Reads, 10_000)).await;
     rushes(&cluster, "n1", rush(Door::Api, Say::Writes, 10_000)).await;
     // Each of these keeps its place for a second, so most find none; the other client's are not among them.
