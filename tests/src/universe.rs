@@ -74,7 +74,7 @@ struct Expected {
     optional: bool,
 }
 
-/// How long the last tasks get to see that their actors have gone.
+/// How long the last tasks, and what works beside actors, get to see that these have gone.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Universe {
@@ -194,7 +194,7 @@ impl Universe {
         home.stop().await;
         let deadline = Instant::now() + GRACE;
         let left = |runtimes: &[Watched]| runtimes.iter().map(Watched::left).sum::<usize>();
-        while left(&self.runtimes) > 0 && Instant::now() < deadline {
+        while (left(&self.runtimes) > 0 || !tree.list().is_empty()) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let mut wrong: Vec<String> = tree.list().into_iter().map(|p| format!("{p} is still in the tree")).collect();
