@@ -28,8 +28,11 @@ impl RoleManager {
         let Some(kind) = self.seat_change_for(node) else { return };
         self.kept.lane.retain(|n| *n != node);
         let own = self.seen.raft.raft_id == Some(plan::seat_in(&kind));
+        // Who leaves by a wish that is still being written would have to hand the office on at once.
+        let leaving: BTreeSet<NodeId> = self.kept.outbox.leaving().collect();
+        let may_lead = |n: &NodeId| !self.kept.tried.contains(n) && !leaving.contains(n);
         let heir = (own && matches!(kind, SeatChangeKind::Remove { .. }))
-            .then(|| electorate.heirs(self.me).into_iter().find(|n| !self.kept.tried.contains(n)))
+            .then(|| electorate.heirs(self.me).into_iter().find(may_lead))
             .flatten();
         let sent = match heir {
             // The leader unseats itself only when nobody took leadership from it.

@@ -31,6 +31,7 @@ fn a_flip_before_anything_happened_changes_nothing() {
     world.hold_seats = false;
     world.settle();
     assert!(world.is_manager(3));
+    assert_eq!(world.tables.seat_of(id(3)).unwrap().raft_id, RaftId(3), "it keeps its seat");
 }
 
 // E9
