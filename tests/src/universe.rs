@@ -59,7 +59,7 @@ struct Expected {
 /// How often others get a turn, at one moment of virtual time, before that moment passes.
 const TURNS: usize = 50;
 
-/// How long the last tasks get to see that their actors have gone.
+/// How long the last tasks, and what works beside actors, get to see that these have gone.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Universe {
@@ -189,7 +189,7 @@ impl Universe {
         let tree = home.tree().clone();
         home.stop().await;
         let deadline = Instant::now() + GRACE;
-        while alive() > self.tasks && Instant::now() < deadline {
+        while (alive() > self.tasks || !tree.list().is_empty()) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let mut wrong: Vec<String> = tree.list().into_iter().map(|p| format!("{p} is still in the tree")).collect();

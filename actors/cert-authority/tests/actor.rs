@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use muster_cert_authority::{CertAuthorityShell, Config, Msg};
 use muster_kernel::{Address, AskError, Fuse, Spec};
-use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg};
+use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg, Reply};
 use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
 use muster_messages::*;
 use muster_pki::*;
@@ -29,7 +29,6 @@ struct Running {
 
 async fn start() -> Running {
     let mut tables = World::new().log;
-    let copy = |tables: &Tables| Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() });
     let (publish, replica) = watch::channel(copy(&tables));
     let (universe, frozen) = (Universe::start().await, Arc::new(Mutex::new(false)));
     let (raft, is_frozen) = (universe.probe("raft-member"), Arc::clone(&frozen));
@@ -167,78 +166,151 @@ async fn a_crash_closes_the_ports_and_the_retry_is_the_same_join() {
     ca.universe.finish().await;
 }
 
-/// Two join at once, each until it is answered, and then once more; the first one renews. The actor crashes at the fuse's point, or when the
-/// raft member has heard of, done, or answered something.
-async fn two_join_and_one_renews(fuse: Fuse) {
-    let mut tables = World::new().log;
-    let joined_before = joins_logged(&tables);
-    let copy = |tables: &Tables| Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() });
-    let (publish, replica) = watch::channel(copy(&tables));
-    let mut universe = Universe::start().await;
-    let mut raft = universe.probe("raft-member");
-    let (address, to_raft) = (Address::<Msg>::new(64), raft.recipient());
-    universe.start_actor(Spec::actor("cert-authority", address.clone(), move || {
-        Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), replica.clone()))
-    }));
-    universe.healthy(PATH, 1).await;
-    universe.crash_at(PATH, &fuse);
+/// A leader around an authority that crashes at the fuse's point, or when the raft member has heard of, done, or answered something.
+struct Leader {
+    universe: Universe,
+    address: Address<Msg>,
+    raft: Probe<RaftMemberMsg>,
+    tables: Tables,
+    publish: watch::Sender<Arc<Replica>>,
+    fuse: Fuse,
+}
 
-    let joins = |n: u128, token: &'static str| {
-        let address = address.clone();
+impl Leader {
+    async fn new(fuse: Fuse) -> Self {
+        let tables = World::new().log;
+        let (publish, replica) = watch::channel(copy(&tables));
+        let mut universe = Universe::start().await;
+        let raft = universe.probe("raft-member");
+        let (address, to_raft) = (Address::<Msg>::new(64), raft.recipient());
+        universe.start_actor(Spec::actor("cert-authority", address.clone(), move || {
+            Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), replica.clone()))
+        }));
+        universe.healthy(PATH, 1).await;
+        universe.crash_at(PATH, &fuse);
+        Self { universe, address, raft, tables, publish, fuse }
+    }
+    /// Applies what is proposed, until everybody has what they asked for.
+    async fn until(&mut self, all_have: impl Fn() -> bool) {
+        while !all_have() {
+            let asked = tokio::time::timeout(std::time::Duration::from_millis(5), self.raft.next("a proposal")).await;
+            let Ok(RaftMemberMsg::Propose { command, reply, .. }) = asked else { continue };
+            self.universe.point(PATH, &self.fuse);
+            let revision = self.tables.revision.next();
+            let result = muster_store::apply(&mut self.tables, revision, &command);
+            self.universe.point(PATH, &self.fuse);
+            let _gone = reply.send(result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
+            self.publish.send_replace(copy(&self.tables));
+            self.universe.point(PATH, &self.fuse);
+        }
+    }
+    fn joins_logged(&self) -> usize {
+        self.tables.events.iter().filter(|event| event.kind == EventKind::Node).count()
+    }
+}
+
+fn copy(tables: &Tables) -> Arc<Replica> {
+    Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() })
+}
+
+/// Asks under one id until there is an answer that says what has happened.
+async fn insists<T: Send + 'static>(
+    address: &Address<Msg>,
+    make: impl Fn(Reply<Result<T, ErrorBody>>) -> CertAuthorityMsg,
+) -> T {
+    loop {
+        match insisting(address, |reply| make(reply).into()).await {
+            Ok(answer) => return answer,
+            Err(error) => assert_eq!(error.code, ErrorCode::UnknownOutcome, "{error}"),
+        }
+    }
+}
+
+async fn joins(address: &Address<Msg>, wish: &JoinRequest) -> (String, String) {
+    let make =
+        |reply| CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request: Box::new(wish.clone()), reply };
+    joined(Ok(insists(address, make).await))
+}
+
+/// Two join at once, each until it is answered, and then once more; then both renew.
+async fn two_join_and_renew(fuse: Fuse) {
+    let mut leader = Leader::new(fuse).await;
+    let before = leader.joins_logged();
+    let node = |n: u128, token: &'static str| {
+        let address = leader.address.clone();
         tokio::spawn(async move {
             let key = new_key();
             let wish = request(n, token, &key);
-            let mut answer = None;
-            for _ in 0..2 {
-                let make = |reply| {
-                    let request = Box::new(wish.clone());
-                    CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request, reply }.into()
-                };
-                answer = Some(loop {
-                    match insisting(&address, make).await {
-                        Ok(reply) => break reply,
-                        Err(error) => assert_eq!(error.code, ErrorCode::UnknownOutcome, "{error}"),
-                    }
-                });
-            }
-            let (cert, root) = joined(Ok(answer.unwrap()));
+            joins(&address, &wish).await;
+            let (cert, root) = joins(&address, &wish).await;
             let creds = credentials(key, cert, root).expect("it is for the key that was shown");
             assert_eq!(creds.identity.node().map(|(node, _)| node), Some(id(n)));
-            let make = |reply| {
+            insists(&address, |reply| {
                 let (identity, observed_addr) = (Box::new(creds.identity.clone()), OBSERVED.to_owned());
                 CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem: make_csr(&new_key()).unwrap(), reply }
-                    .into()
-            };
-            while let Err(error) = insisting(&address, make).await {
-                assert_eq!(error.code, ErrorCode::UnknownOutcome, "{error}");
-            }
+            })
+            .await;
         })
     };
-    let (one, two) = (joins(5, MANAGER), joins(6, WORKER));
-    while !(one.is_finished() && two.is_finished()) {
-        let asked = tokio::time::timeout(std::time::Duration::from_millis(5), raft.next("a proposal")).await;
-        let Ok(RaftMemberMsg::Propose { command, reply, .. }) = asked else { continue };
-        universe.point(PATH, &fuse);
-        let revision = tables.revision.next();
-        let result = muster_store::apply(&mut tables, revision, &command);
-        universe.point(PATH, &fuse);
-        let _gone = reply.send(result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
-        publish.send_replace(copy(&tables));
-        universe.point(PATH, &fuse);
-    }
+    let (one, two) = (node(5, MANAGER), node(6, WORKER));
+    leader.until(|| one.is_finished() && two.is_finished()).await;
     one.await.unwrap();
     two.await.unwrap();
-    assert_eq!(tables.nodes.len(), 3, "each has joined once");
-    assert_eq!(joins_logged(&tables), joined_before + 2);
-    universe.finish().await;
-}
-
-fn joins_logged(tables: &Tables) -> usize {
-    tables.events.iter().filter(|event| event.kind == EventKind::Node).count()
+    assert_eq!(leader.tables.nodes.len(), 3, "each has joined once");
+    assert_eq!(leader.joins_logged(), before + 2);
+    leader.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn wherever_it_crashes_whoever_asks_again_has_joined_once() {
-    let points = at_every_point(two_join_and_one_renews).await;
+    let points = at_every_point(two_join_and_renew).await;
+    assert!(points > 20, "there were {points} crash points");
+}
+
+/// A node has lost its certificate's time and re-keys; a person gets a certificate. Both ask once more.
+async fn one_re_keys_and_a_person_is_certified(fuse: Fuse) {
+    let mut leader = Leader::new(fuse).await;
+    let before = leader.joins_logged();
+    let address = leader.address.clone();
+    let node = tokio::spawn(async move {
+        let (old, new) = (new_key(), new_key());
+        let (cert, root) = joins(&address, &request(5, WORKER, &old)).await;
+        let old_cert_pem = credentials(old.clone(), cert, root).unwrap().cert_pem;
+        let mut wish = JoinRequest { request_id: RequestId(6), ..request(5, WORKER, &new) };
+        let signature = prove_rekey(&old, &CsrKey::parse(&wish.csr_pem).unwrap()).unwrap();
+        wish.rekey = Some(Rekey { old_cert_pem, signature });
+        joins(&address, &wish).await;
+        let (cert, root) = joins(&address, &wish).await;
+        credentials(new, cert, root).expect("it is for the key that was shown last").identity
+    });
+    let address = leader.address.clone();
+    let person = tokio::spawn(async move {
+        let csr_pem = make_csr(&new_key()).unwrap();
+        let make = |reply| CertAuthorityMsg::SignUser {
+            name: "ann".parse().unwrap(),
+            admin: false,
+            namespaces: vec!["shop".to_owned()],
+            lifetime_ms: None,
+            csr_pem: csr_pem.clone(),
+            by: Principal::Operator,
+            request: RequestId(7),
+            reply,
+        };
+        let first = insists(&address, make).await;
+        (first, insists(&address, make).await)
+    });
+    leader.until(|| node.is_finished() && person.is_finished()).await;
+    let identity = node.await.unwrap();
+    assert_eq!(identity.subject, Subject::Node { node: id(5), role: Role::Worker });
+    assert_eq!(leader.joins_logged(), before + 1, "who re-keys is the node that it was");
+    let (_, last) = person.await.unwrap();
+    let users: Vec<_> = leader.tables.users.values().map(|user| user.serial.clone()).collect();
+    assert_eq!(users, [last.serial], "the certificate that is answered is the one that counts");
+    leader.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wherever_it_crashes_what_it_answered_last_is_the_certificate_that_counts() {
+    let points = at_every_point(one_re_keys_and_a_person_is_certified).await;
     assert!(points > 20, "there were {points} crash points");
 }

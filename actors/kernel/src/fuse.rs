@@ -24,6 +24,10 @@ impl Fuse {
     /// What the panic says.
     pub const BLOWN: &str = "the fuse has blown";
 
+    /// Blows when it is [renewed](Self::renew).
+    pub fn unlit() -> Self {
+        Self::burning(-1, -1)
+    }
     /// Blows at the crash point of this number, from 0.
     pub fn at(point: u32) -> Self {
         Self::burning(point.into(), -1)
@@ -34,6 +38,10 @@ impl Fuse {
     }
     fn burning(left: i64, then: i64) -> Self {
         Self(Arc::new(Points { left: AtomicI64::new(left), then: AtomicI64::new(then) }))
+    }
+    /// Has one that is blown blow again, so many points from now. A path has one fuse for its life.
+    pub fn renew(&self, point: u32) {
+        self.0.left.store(point.into(), Ordering::Relaxed);
     }
     /// Passes a point: whether it is the one. For points outside the actor, such as what its collaborators hear.
     pub fn pass(&self) -> bool {

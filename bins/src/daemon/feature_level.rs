@@ -10,7 +10,7 @@
 //! Its lease lost, a manager is not waited for any more, and takes part anew as soon as it can.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -21,19 +21,19 @@ use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, Named};
 use muster_messages::wire::{ReconcilerRequest, SeatRequest};
 use muster_messages::{
-    Definition, DefinitionKey, ErrorBody, ErrorCode, LEVEL_RECONCILER, MANAGERS_SCOPE, Release, Replica, level_release,
+    Definition, DefinitionKey, ErrorBody, ErrorCode, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica,
+    level_release,
 };
 use muster_raft_member::Outgrown;
 use muster_reconciler::{
-    ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Member, MemberSetup, MemberView, ReconcilerSpec, Setup,
-    Standing, member_spec, reconcilers_spec,
+    ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Member, MemberSetup, MemberView, ReconcilerSpec,
+    Reconcilers, Setup, Standing, member_spec, reconcilers_spec,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{error, info};
 
 use super::node::Shared;
-use super::reconcilers::own;
 
 /// For the leader to answer a question that it answers from memory.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -170,61 +170,58 @@ impl Named for Msg {
     }
 }
 
+/// What the actor is wired to.
+#[derive(Clone)]
+pub struct LevelPorts {
+    pub me: NodeId,
+    /// What this build speaks at most.
+    pub level: u32,
+    pub cluster: Arc<dyn Cluster>,
+    pub copies: watch::Receiver<Arc<Replica>>,
+    /// The raft member was sent what it cannot read.
+    pub outgrown: watch::Receiver<Option<Outgrown>>,
+    /// This manager's candidacy for raising the level, while it stands.
+    pub raising: Arc<Mutex<Option<Reconcilers>>>,
+    /// Ends the manager half for good, for this reason.
+    pub outgrow: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
 /// See the module.
 pub struct FeatureLevel {
-    shared: Shared,
-    copies: watch::Receiver<Arc<Replica>>,
-    outgrown: watch::Receiver<Option<Outgrown>>,
-    level: u32,
-    cluster: Arc<dyn Cluster>,
+    ports: LevelPorts,
     member: Option<watch::Receiver<MemberView>>,
     said: String,
 }
 
 /// How to make one.
-pub fn spec(
-    shared: &Shared,
-    copies: watch::Receiver<Arc<Replica>>,
-    outgrown: watch::Receiver<Option<Outgrown>>,
-) -> Spec {
-    let shared = shared.clone();
-    let make = move || {
-        Ok(FeatureLevel {
-            shared: shared.clone(),
-            copies: copies.clone(),
-            outgrown: outgrown.clone(),
-            level: shared.config.settings.debug.feature_level,
-            cluster: own(&shared),
-            member: None,
-            said: String::new(),
-        })
-    };
+pub fn spec(ports: LevelPorts) -> Spec {
+    let make = move || Ok(FeatureLevel { ports: ports.clone(), member: None, said: String::new() });
     Spec::actor("feature-level", Address::new(64), make).contained().with_children()
 }
 
 impl FeatureLevel {
     fn release(&self) -> Release {
-        level_release(self.level).into()
+        level_release(self.ports.level).into()
     }
 
     /// Stands for raising the level. The library decides when, and does nothing beside a newer one.
     fn stand(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let raise: Arc<dyn Handler> = Arc::new(Raise(Arc::clone(&self.cluster)));
-        let me = self.shared.me;
+        let raise: Arc<dyn Handler> = Arc::new(Raise(Arc::clone(&self.ports.cluster)));
+        let me = self.ports.me;
         let (spec, reconcilers) = reconcilers_spec(Setup {
             node: Some(me),
             handlers: BTreeMap::from([(LEVEL_RECONCILER.to_owned(), raise)]),
-            ..Setup::new(Arc::clone(&self.cluster), me.to_string(), self.release())
+            ..Setup::new(Arc::clone(&self.ports.cluster), me.to_string(), self.release())
         })?;
         cx.children().start(spec);
-        *self.shared.raising.lock().unwrap_or_else(PoisonError::into_inner) = Some(reconcilers);
+        *self.ports.raising.lock().unwrap_or_else(PoisonError::into_inner) = Some(reconcilers);
         Ok(())
     }
 
     fn announce(&mut self, cx: &Cx<Msg>) {
-        let me = self.shared.me;
+        let me = self.ports.me;
         let member = Member::new(MANAGERS_SCOPE, me.to_string().as_str(), self.release()).on(me);
-        let (cluster, lease) = (Arc::clone(&self.cluster), LeaseTiming::default());
+        let (cluster, lease) = (Arc::clone(&self.ports.cluster), LeaseTiming::default());
         let setup = MemberSetup { cluster, clock: Arc::new(BootTime), lease, member };
         // It leaves with its lease, and not before.
         let (spec, view, _leave) = member_spec("member", setup);
@@ -235,12 +232,12 @@ impl FeatureLevel {
     }
 
     fn bring(&self, cx: &Cx<Msg>) {
-        let definition = definition(self.level);
+        let definition = definition(self.ports.level);
         let key = DefinitionKey { reconciler: definition.reconciler.clone(), release: definition.release.triple };
-        if self.copies.borrow().tables.reconcilers.definitions.contains_key(&key) {
+        if self.ports.copies.borrow().tables.reconcilers.definitions.contains_key(&key) {
             return;
         }
-        let (cluster, me) = (Arc::clone(&self.cluster), cx.me().clone());
+        let (cluster, me) = (Arc::clone(&self.ports.cluster), cx.me().clone());
         cx.spawn(async move {
             let request = ReconcilerRequest::Apply { definitions: vec![definition], replace: false };
             let brought = cluster.reconcile(request, PATIENCE).await.map(drop);
@@ -258,7 +255,7 @@ impl FeatureLevel {
 
     fn look(&mut self, cx: &Cx<Msg>) {
         let Some(standing) = self.member.as_mut().map(|view| view.borrow_and_update().standing.clone()) else { return };
-        let level = self.level;
+        let level = self.ports.level;
         match standing {
             Standing::Serving => self.say(format!("takes part in the scope {MANAGERS_SCOPE} at feature level {level}")),
             Standing::Waiting { reason, message } => {
@@ -278,15 +275,15 @@ impl Shell for FeatureLevel {
     const KIND: &'static str = "FeatureLevel";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let (shared, mut outgrown, level) = (self.shared.clone(), self.outgrown.clone(), self.level);
+        let LevelPorts { outgrow, mut outgrown, level, .. } = self.ports.clone();
         cx.spawn(async move {
             let said =
                 outgrown.wait_for(|what| matches!(what, Some(Outgrown::Level(_)))).await.ok().and_then(|what| *what);
             if let Some(what) = said {
-                outgrow(&shared, &sentence(what, level));
+                outgrow(&sentence(what, level));
             }
         });
-        let (mut copies, me, id) = (self.copies.clone(), cx.me().clone(), self.shared.me);
+        let (mut copies, me, id) = (self.ports.copies.clone(), cx.me().clone(), self.ports.me);
         cx.spawn(async move {
             let known = copies.wait_for(|copy| copy.tables.cluster.is_some() && copy.tables.nodes.contains_key(&id));
             if known.await.is_ok() {
@@ -317,7 +314,10 @@ impl Shell for FeatureLevel {
 
     fn view(&self) -> Value {
         let standing = self.member.as_ref().map(|view| view.borrow().standing.clone());
-        let cluster = self.copies.borrow().tables.cluster.as_ref().map(|cluster| cluster.feature_level);
-        json!({"speaks": self.level, "cluster": cluster, "standing": standing})
+        let cluster = self.ports.copies.borrow().tables.cluster.as_ref().map(|cluster| cluster.feature_level);
+        json!({"speaks": self.ports.level, "cluster": cluster, "standing": standing})
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,11 +18,11 @@ use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
 use super::boot::RaftData;
-use super::feature_level::{self, Runs};
+use super::feature_level::{self, LevelPorts, Runs};
 use super::leader::LeaderPlan;
 use super::node::Shared;
-use super::router::Router;
-use super::seat::{SeatKeeper, SeatMsg};
+use super::router::{PeerCalls, Router};
+use super::seat::{SeatKeeper, SeatMsg, SeatPorts};
 use super::switch::{Plan, Switch, SwitchMsg};
 
 /// Starts and stops the manager half.
@@ -119,7 +119,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             stale: stale.subscribe(),
         },
     });
-    let router = Router::new(shared.api.clone(), Arc::clone(&ports), handle.clone());
+    let router = Router::new(shared.api.clone(), Arc::clone(&ports), peer_calls(&handle));
 
     children.start(mesh.spec());
     children.start(raft_spec(shared, &raft, &handle, &replica, (feed, Arc::clone(&outgrown))));
@@ -152,17 +152,54 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
         Ok(Switch::new(Arc::clone(&plan), siblings.clone(), levels.clone()))
     }));
     let seat: Address<SeatMsg> = Address::new(64);
-    let heard = outgrown.subscribe();
-    let (shared_for_seat, ports_for_seat, group) = (shared.clone(), Arc::clone(&ports), children.clone());
+    let seat_ports = seat_ports(shared, &replica, &outgrown, children);
     children.start(Spec::actor("seat", seat, move || {
         // The copy stays attached exactly as long as something of this incarnation lives.
         let _attached = &copy;
-        let (shared, ports) = (shared_for_seat.clone(), Arc::clone(&ports_for_seat));
-        Ok(SeatKeeper::new(shared, ports, heard.clone(), group.clone()))
+        Ok(SeatKeeper::new(seat_ports.clone()))
     }));
-    children.start(feature_level::spec(shared, replica.subscribe(), outgrown.subscribe()));
+    children.start(feature_level::spec(level_ports(shared, &replica, &outgrown)));
     shared.manager.send_replace(Some(ports));
     Ok(())
+}
+
+fn seat_ports(
+    shared: &Shared,
+    replica: &watch::Sender<Arc<Replica>>,
+    outgrown: &watch::Sender<Option<Outgrown>>,
+    group: &Children,
+) -> SeatPorts {
+    let of = shared.clone();
+    SeatPorts {
+        agent: shared.agent.clone(),
+        replica: replica.subscribe(),
+        outgrown: outgrown.subscribe(),
+        group: group.clone(),
+        raft_dir: shared.config.data_dir.join("raft"),
+        memory: shared.memory.clone(),
+        data: Arc::clone(&shared.raft_data),
+        trouble: Arc::clone(&shared.raft_trouble),
+        advertise: shared.advertise.clone(),
+        feature_level: shared.config.settings.debug.feature_level,
+        outgrow: Arc::new(move |why| feature_level::outgrow(&of, why)),
+    }
+}
+
+fn level_ports(
+    shared: &Shared,
+    replica: &watch::Sender<Arc<Replica>>,
+    outgrown: &watch::Sender<Option<Outgrown>>,
+) -> LevelPorts {
+    let of = shared.clone();
+    LevelPorts {
+        me: shared.me,
+        level: shared.config.settings.debug.feature_level,
+        cluster: super::reconcilers::own(shared),
+        copies: replica.subscribe(),
+        outgrown: outgrown.subscribe(),
+        raising: Arc::clone(&shared.raising),
+        outgrow: Arc::new(move |why| feature_level::outgrow(&of, why)),
+    }
 }
 
 fn root_of(shared: &Shared) -> Arc<dyn Fn() -> String + Send + Sync> {
@@ -173,6 +210,14 @@ fn root_of(shared: &Shared) -> Arc<dyn Fn() -> String + Send + Sync> {
 fn peers_of(handle: &MeshHandle) -> Arc<dyn Fn() -> std::collections::BTreeSet<muster_messages::NodeId> + Send + Sync> {
     let handle = handle.clone();
     Arc::new(move || handle.connected())
+}
+
+fn peer_calls(handle: &MeshHandle) -> PeerCalls {
+    let handle = handle.clone();
+    Arc::new(move |to, patience, call| {
+        let handle = handle.clone();
+        Box::pin(async move { handle.call(to, patience, call).await })
+    })
 }
 
 fn raft_spec(

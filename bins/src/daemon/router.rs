@@ -6,7 +6,6 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_api::{ManagerPorts, Service as Api};
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
-use muster_mesh::MeshHandle;
 use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
 use muster_messages::wire::{self, PeerCall};
 use muster_messages::{ErrorBody, ErrorCode, NodeId};
@@ -22,17 +21,21 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Calls of other managers that may be in progress here.
 const IN_PROGRESS: usize = 1024;
 
+/// Asks another manager, for so long; given up when it is dropped.
+pub type PeerCalls =
+    Arc<dyn Fn(NodeId, Duration, PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> + Send + Sync>;
+
 /// Routes calls. Cheap to clone.
 #[derive(Clone)]
 pub struct Router {
     api: Api,
     ports: Arc<ManagerPorts>,
-    mesh: MeshHandle,
+    peers: PeerCalls,
 }
 
 impl Router {
-    pub fn new(api: Api, ports: Arc<ManagerPorts>, mesh: MeshHandle) -> Self {
-        Self { api, ports, mesh }
+    pub fn new(api: Api, ports: Arc<ManagerPorts>, peers: PeerCalls) -> Self {
+        Self { api, ports, peers }
     }
 
     /// The child that answers other managers' calls.
@@ -82,7 +85,7 @@ impl Router {
     async fn ask(&self, leader: NodeId, left: Duration, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let mut changes = self.ports.replica.clone();
         tokio::select! {
-            answer = self.mesh.call(leader, left, call) => answer,
+            answer = (self.peers)(leader, left, call) => answer,
             Ok(_) = changes.wait_for(|r| r.raft.leader_node != Some(leader)) => Err(no_leader()),
         }
     }
@@ -205,3 +208,6 @@ impl Shell for RouterShell {
         json!({"in_progress": IN_PROGRESS - self.room.available_permits()})
     }
 }
+
+#[cfg(test)]
+mod tests;

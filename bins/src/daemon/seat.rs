@@ -7,22 +7,21 @@
 //! gone. It asks again when it has followed nobody for a while: its seat may have been taken, or replaced, while it was
 //! cut off, and then nobody speaks to the old one any more. What it waits for is in the log, once per change, and in `status`.
 
-use std::sync::{Arc, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use muster_api::ManagerPorts;
-use muster_kernel::{Children, Cx, Fault, Shell};
+use muster_agent::NodeMemory;
+use muster_kernel::{Children, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{AgentMsg, Named};
 use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
-use muster_messages::{ErrorBody, ErrorCode, RaftId};
+use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica};
 use muster_raft_member::{Outgrown, disk};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::boot::RaftData;
-use super::feature_level::outgrow;
-use super::node::Shared;
 
 /// How long one request may take; the leader may be dialling back or waiting for a quorum.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -55,33 +54,50 @@ impl Named for SeatMsg {
     }
 }
 
+/// What the keeper is wired to.
+#[derive(Clone)]
+pub struct SeatPorts {
+    pub agent: Recipient<AgentMsg>,
+    pub replica: watch::Receiver<Arc<Replica>>,
+    /// The raft member was sent what it cannot read.
+    pub outgrown: watch::Receiver<Option<Outgrown>>,
+    /// Its siblings, of which `raft-member` is one.
+    pub group: Children,
+    pub raft_dir: PathBuf,
+    pub memory: NodeMemory,
+    /// What became of this node's Raft data, as everybody on it knows it.
+    pub data: Arc<Mutex<RaftData>>,
+    /// A word for `status` while the data is lost.
+    pub trouble: Arc<watch::Sender<Option<String>>>,
+    /// Where others reach this manager.
+    pub advertise: String,
+    /// What this build speaks at most.
+    pub feature_level: u32,
+    /// Ends the manager half for good, for this reason.
+    pub outgrow: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
 /// The keeper's shell.
 pub struct SeatKeeper {
-    shared: Shared,
-    ports: Arc<ManagerPorts>,
-    outgrown: watch::Receiver<Option<Outgrown>>,
-    group: Children,
+    ports: SeatPorts,
     pause: Duration,
     holds: Option<RaftId>,
     seated: Option<RaftId>,
+    /// The data of this seat has been emptied; the raft member may not have said so yet.
+    emptied: Option<RaftId>,
     /// A request is on its way, or will be.
     asking: bool,
     said: String,
 }
 
 impl SeatKeeper {
-    pub fn new(
-        shared: Shared,
-        ports: Arc<ManagerPorts>,
-        outgrown: watch::Receiver<Option<Outgrown>>,
-        group: Children,
-    ) -> Self {
-        let (pause, holds, seated) = (FIRST_PAUSE, None, None);
-        Self { shared, ports, outgrown, group, pause, holds, seated, asking: true, said: String::new() }
+    pub fn new(ports: SeatPorts) -> Self {
+        let (pause, holds, seated, emptied) = (FIRST_PAUSE, None, None, None);
+        Self { ports, pause, holds, seated, emptied, asking: true, said: String::new() }
     }
 
     fn data(&self) -> RaftData {
-        self.shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.ports.data.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn request(&self) -> SeatRequest {
@@ -92,13 +108,13 @@ impl SeatKeeper {
                 (self.holds, None)
             }
             RaftData::Missing { held } => {
-                let file = self.shared.config.data_dir.join("raft").display().to_string();
+                let file = self.ports.raft_dir.display().to_string();
                 (Some(held), Some(DataLoss { damaged: false, file }))
             }
             RaftData::Damaged { held, file, .. } => (held, Some(DataLoss { damaged: true, file })),
         };
-        let feature_level = self.shared.config.settings.debug.feature_level;
-        SeatRequest { advertise: self.shared.advertise.clone(), held, data_lost, feature_level }
+        let SeatPorts { advertise, feature_level, .. } = &self.ports;
+        SeatRequest { advertise: advertise.clone(), held, data_lost, feature_level: *feature_level }
     }
 
     /// One line per change, to whoever looks at why a manager is not there yet.
@@ -125,9 +141,7 @@ impl SeatKeeper {
                 let holds = self.ports.replica.borrow().raft.raft_id;
                 match holds {
                     // Another seat than the data on disk is of: that data is worthless now.
-                    Some(old) if old != raft_id && holds == self.holds && self.data() == RaftData::Present => {
-                        self.empty(cx, old);
-                    }
+                    Some(old) if old != raft_id && holds == self.holds && self.is_there(old) => self.empty(cx, old),
                     _ => self.settle(),
                 }
                 if holds != Some(raft_id) {
@@ -148,7 +162,7 @@ impl SeatKeeper {
                 self.again(cx, LONGEST_PAUSE);
             }
             // Whatever is asked again, the answer stays: the level never falls.
-            Err(error) if error.code == ErrorCode::GateClosed => outgrow(&self.shared, &error.message),
+            Err(error) if error.code == ErrorCode::GateClosed => (self.ports.outgrow)(&error.message),
             Err(error) => {
                 self.say(format!("cannot ask for a raft seat yet: {error}"));
                 let pause = self.pause;
@@ -157,13 +171,20 @@ impl SeatKeeper {
         }
     }
 
+    /// The raft member runs on the data of this seat. An earlier incarnation may have given it up and not got to
+    /// emptying it.
+    fn is_there(&self, seat: RaftId) -> bool {
+        let data = self.data();
+        self.emptied != Some(seat) && (data == RaftData::Present || data == RaftData::Missing { held: seat })
+    }
+
     /// Data loss is over once the new seat holds data.
     fn settle(&mut self) {
-        let mut data = self.shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut data = self.ports.data.lock().unwrap_or_else(PoisonError::into_inner);
         if self.holds.is_some() && self.holds == self.seated && *data != RaftData::Present {
             let before = std::mem::replace(&mut *data, RaftData::Present);
             drop(data);
-            self.shared.raft_trouble.send_replace(None);
+            self.ports.trouble.send_replace(None);
             if before != RaftData::None {
                 info!("the raft data is back");
             }
@@ -173,12 +194,12 @@ impl SeatKeeper {
     /// Stops the raft member, wipes its data, starts it again on an empty copy, which does not take the old seat up
     /// again: a leader that was replaced and does not know it may still talk to that one.
     fn empty(&mut self, cx: &Cx<SeatMsg>, old: RaftId) {
-        *self.shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::Missing { held: old };
+        *self.ports.data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::Missing { held: old };
         self.say("this seat's data is of an older seat: starting from an empty copy".to_owned());
-        let (shared, group, me) = (self.shared.clone(), self.group.clone(), cx.me().clone());
+        self.emptied = Some(old);
+        let (dir, group, me) = (self.ports.raft_dir.clone(), self.ports.group.clone(), cx.me().clone());
         cx.spawn(async move {
-            let wiped =
-                tokio::task::spawn_blocking(move || disk::mark_for_wipe(&shared.config.data_dir.join("raft"))).await;
+            let wiped = tokio::task::spawn_blocking(move || disk::mark_for_wipe(&dir)).await;
             let result = match wiped {
                 Ok(Ok(())) => {
                     group.restart("raft-member");
@@ -192,7 +213,7 @@ impl SeatKeeper {
     }
 
     fn remember(&self, held: RaftId) {
-        let memory = self.shared.memory.clone();
+        let memory = self.ports.memory.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = memory.update(|node| node.held_seat = Some(held)) {
                 warn!(%error, "cannot remember the raft seat");
@@ -215,7 +236,7 @@ impl Shell for SeatKeeper {
         };
         if let Some((word, text)) = trouble {
             warn!("{word}: {text}; asking for a new raft seat");
-            self.shared.raft_trouble.send_replace(Some(word.to_owned()));
+            self.ports.trouble.send_replace(Some(word.to_owned()));
         }
         let (me, mut replica) = (cx.me().clone(), self.ports.replica.clone());
         cx.spawn(async move {
@@ -230,7 +251,7 @@ impl Shell for SeatKeeper {
                 }
             }
         });
-        let (me, mut outgrown) = (cx.me().clone(), self.outgrown.clone());
+        let (me, mut outgrown) = (cx.me().clone(), self.ports.outgrown.clone());
         cx.spawn(async move {
             // A snapshot that only a newer build could have written: the leader knows whether there is one.
             if outgrown.wait_for(Option::is_some).await.is_ok() {
@@ -254,7 +275,7 @@ impl Shell for SeatKeeper {
     async fn handle(&mut self, cx: &Cx<SeatMsg>, msg: SeatMsg) -> Result<(), Fault> {
         match msg {
             SeatMsg::Ask => {
-                let (agent, request, me) = (self.shared.agent.clone(), self.request(), cx.me().clone());
+                let (agent, request, me) = (self.ports.agent.clone(), self.request(), cx.me().clone());
                 cx.spawn(async move {
                     let asked = agent.ask(ASK_LIMIT, |reply| AgentMsg::RequestSeat { request, reply }).await;
                     let _stopping = me.tell(SeatMsg::Answered(asked.unwrap_or_else(|e| Err(e.into()))));
@@ -296,3 +317,6 @@ impl Shell for SeatKeeper {
         json!({"holds": self.holds, "seated": self.seated, "waiting": self.said, "data": format!("{:?}", self.data())})
     }
 }
+
+#[cfg(test)]
+mod tests;
