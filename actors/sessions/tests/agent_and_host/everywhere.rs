@@ -95,7 +95,7 @@ async fn wherever_they_crash_a_node_is_promoted_and_is_down_only_once_it_has_sto
     for who in [Who::Agent, Who::Host, Who::Session] {
         let points = at_every_point(async |fuse| one_is_promoted_and_stops(who, fuse).await).await;
         println!("{who:?}: {points} crash points");
-        assert!(points > 30, "{who:?}: there were {points} crash points");
+        assert!(points > 20, "{who:?}: there were {points} crash points");
     }
 }
 
@@ -123,7 +123,7 @@ async fn wherever_they_crash_a_removed_node_knows_it_for_good() {
     for who in [Who::Agent, Who::Host, Who::Session] {
         let points = at_every_point(async |fuse| one_is_removed(who, fuse).await).await;
         println!("{who:?}: {points} crash points");
-        assert!(points > 5, "{who:?}: there were {points} crash points");
+        assert!(points > 3, "{who:?}: there were {points} crash points");
     }
 }
 
