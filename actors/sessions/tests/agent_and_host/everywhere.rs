@@ -34,6 +34,7 @@ impl Stage {
             self.universe.crash_at_in(agent.process.tree(), "node/agent", fuse).await;
         }
         if who == Who::Session {
+            agent.has_session().await; // as it is opened it crashes when it is opened again
             self.universe.crash_at_in(host.process.tree(), &session_path(), fuse).await;
         }
         (host, agent)
