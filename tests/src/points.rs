@@ -10,7 +10,7 @@ const POINTS: u32 = 10_000;
 const ENOUGH: u32 = 4;
 
 /// Tells a story again and again: in the first telling the actor crashes at its first crash point, in the next at its second,
-/// until a telling ends before there was such a point. How many points there were.
+/// until a few tellings in a row have ended before there was such a point. How many points there were.
 ///
 /// The story makes a universe of its own each time, has an actor [crash](crate::Universe::crash_at) at the fuse's point, and in
 /// the end asserts what holds wherever that was. It is told for nothing if it repeats nothing that was not answered.
