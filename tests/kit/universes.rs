@@ -139,6 +139,34 @@ async fn every_thread_of_a_runtime_is_heard() {
 }
 
 #[test]
+fn what_happens_on_a_runtime_of_an_actors_own_counts_once_it_is_included() {
+    let told = |included: bool| {
+        let own = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let handle = own.handle().clone();
+        let work = async || {
+            let (mut universe, _rogue) = with_rogue().await;
+            if included {
+                universe.includes(&handle);
+            }
+            let broken = handle.spawn(async {
+                tracing::error!("the port is gone");
+                panic!("no such port");
+            });
+            assert!(broken.await.is_err());
+            handle.spawn(std::future::pending::<()>());
+            universe.finish().await;
+        };
+        let test = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test.block_on(work())))
+    };
+    assert!(told(false).is_ok());
+    let why = told(true).unwrap_err().downcast::<String>().unwrap();
+    for what in ["a panic that nobody expected: no such port", "the port is gone", "tasks outlived it (1)"] {
+        assert!(why.contains(what), "{why}");
+    }
+}
+
+#[test]
 fn what_was_expected_must_come() {
     let why = ends_badly(async |universe, _| universe.expects_panic("no such seat"));
     assert_eq!(why, "a panic that was expected did not come: no such seat");

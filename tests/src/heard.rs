@@ -23,12 +23,12 @@ struct Texts {
     errors: Vec<String>,
 }
 
-/// Listens to the runtime it is made on, until its end.
+/// Listens to a runtime, until its end.
 pub(crate) struct Heard(String);
 
 impl Heard {
     /// `None`: somebody listens already.
-    pub(crate) fn listen() -> Option<Self> {
+    pub(crate) fn listen(runtime: &Handle) -> Option<Self> {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             let before = std::panic::take_hook();
@@ -39,13 +39,13 @@ impl Heard {
             let ours = tracing::subscriber::set_global_default(Errors);
             ours.expect("no other subscriber is the process's where universes listen");
         });
-        let here = here().expect("a universe lives on a runtime");
+        let key = runtime.id().to_string();
         let mut heard = locked(&HEARD);
-        if heard.contains_key(&here) {
+        if heard.contains_key(&key) {
             return None;
         }
-        heard.insert(here.clone(), Texts::default());
-        Some(Self(here))
+        heard.insert(key.clone(), Texts::default());
+        Some(Self(key))
     }
     pub(crate) fn panics(&self) -> Vec<String> {
         locked(&HEARD).get(&self.0).map(|texts| texts.panics.clone()).unwrap_or_default()

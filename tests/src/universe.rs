@@ -21,9 +21,9 @@ use crate::{PATIENCE, Probe};
 /// - a task, an actor's too, that is there when the tree has stopped and was not before;
 /// - what it expected and did not get.
 ///
-/// It hears whatever happens on its test's runtime, on each of its threads and on the blocking pool, where factories run; and on a
-/// thread of an actor's own that has entered the runtime. One universe lives on a runtime at a time. A test of several
-/// processes has a [`Host`] for each of the [others](Self::another).
+/// It hears whatever happens on its test's runtime, on each of its threads and on the blocking pool, where factories run; on a
+/// thread of an actor's own that has entered the runtime; and on the runtimes that it is told to [include](Self::includes). One
+/// universe lives on a runtime at a time. A test of several processes has a [`Host`] for each of the [others](Self::another).
 ///
 /// It is no simulation: time and mailboxes are the kernel's own. Cores alone need none of it.
 ///
@@ -43,11 +43,29 @@ pub struct Universe {
     /// Empty once it is finished.
     home: Option<Host>,
     journal: Journal,
-    heard: Heard,
+    /// The test's own first.
+    runtimes: Vec<Watched>,
     expected_panics: Vec<Expected>,
     expected_errors: Vec<Expected>,
-    /// Tasks that the runtime had before.
-    tasks: usize,
+}
+
+/// A runtime whose panics, ERROR events and tasks are the test's.
+struct Watched {
+    runtime: Handle,
+    heard: Heard,
+    /// Tasks that it had before.
+    before: usize,
+}
+
+impl Watched {
+    fn new(runtime: Handle) -> Self {
+        let heard = Heard::listen(&runtime).expect("there is one universe on a runtime at a time");
+        Self { heard, before: runtime.metrics().num_alive_tasks(), runtime }
+    }
+    /// Tasks, those of actors included, that were not there before.
+    fn left(&self) -> usize {
+        self.runtime.metrics().num_alive_tasks().saturating_sub(self.before)
+    }
 }
 
 struct Expected {
@@ -70,16 +88,19 @@ impl Universe {
 
     /// Starts one whose root has this path.
     pub async fn at(path: &str) -> Self {
-        let heard = Heard::listen().expect("there is one universe on a runtime at a time");
-        let tasks = alive();
+        let runtimes = vec![Watched::new(Handle::current())];
         Self {
             home: Some(Host::start(path).await),
             journal: Journal::new(),
-            heard,
+            runtimes,
             expected_panics: Vec::new(),
             expected_errors: Vec::new(),
-            tasks,
         }
+    }
+
+    /// From now on this runtime is the test's, too: that of an actor which keeps some work on threads of its own.
+    pub fn includes(&mut self, runtime: &Handle) {
+        self.runtimes.push(Watched::new(runtime.clone()));
     }
 
     fn home(&self) -> &Host {
@@ -189,16 +210,20 @@ impl Universe {
         let tree = home.tree().clone();
         home.stop().await;
         let deadline = Instant::now() + GRACE;
-        while (alive() > self.tasks || !tree.list().is_empty()) && Instant::now() < deadline {
+        let left = |runtimes: &[Watched]| runtimes.iter().map(Watched::left).sum::<usize>();
+        while (left(&self.runtimes) > 0 || !tree.list().is_empty()) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let mut wrong: Vec<String> = tree.list().into_iter().map(|p| format!("{p} is still in the tree")).collect();
-        let left = alive().saturating_sub(self.tasks);
+        let left = left(&self.runtimes);
         if left > 0 {
             wrong.push(format!("tasks outlived it ({left}): actors that nobody stopped, or tasks that nobody ended"));
         }
-        judge("a panic", &self.heard.panics(), &self.expected_panics, &mut wrong);
-        judge("an ERROR", &self.heard.errors(), &self.expected_errors, &mut wrong);
+        let heard = |texts: fn(&Heard) -> Vec<String>| {
+            self.runtimes.iter().flat_map(|watched| texts(&watched.heard)).collect::<Vec<String>>()
+        };
+        judge("a panic", &heard(Heard::panics), &self.expected_panics, &mut wrong);
+        judge("an ERROR", &heard(Heard::errors), &self.expected_errors, &mut wrong);
         assert!(wrong.is_empty(), "the universe ended badly:\n  {}", wrong.join("\n  "));
     }
 }
@@ -217,11 +242,6 @@ fn judge(kind: &str, came: &[String], expected: &[Expected], wrong: &mut Vec<Str
     for missing in expected.iter().filter(|e| !e.optional && !came.iter().any(|text| text.contains(&e.text))) {
         wrong.push(format!("{kind} that was expected did not come: {}", missing.text));
     }
-}
-
-/// Tasks of this runtime, those of actors included.
-fn alive() -> usize {
-    Handle::current().metrics().num_alive_tasks()
 }
 
 /// Looks again until it holds. In virtual time this takes none.

@@ -4,6 +4,7 @@
 //!                a time. So a connection costs its header and one body, however many streams HTTP/2 gives it.
 
 pub mod definition;
+mod paced;
 mod reconcilers;
 
 use std::sync::{Arc, OnceLock};
@@ -22,7 +23,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, Refusal, Request};
-use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RefusalReason, RequestId, Revision, Role};
+use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -30,6 +31,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower_service::Service as _;
 
+use self::paced::{Paced, Pause};
 use crate::core::NO_IDENTITY;
 use crate::kube;
 use crate::service::{Service, refusal_error};
@@ -53,6 +55,7 @@ pub(crate) struct Peer {
     pub(crate) refused: Option<Refusal>,
     /// Whose body is being read.
     reading: Arc<Mutex<()>>,
+    pause: Pause,
 }
 
 /// Serves one HTTP connection, 1.1 or 2, until it ends.
@@ -60,7 +63,9 @@ pub(crate) async fn serve_http<S>(service: Service, caller: Principal, refused: 
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let peer = Peer { service, caller, refused, reading: Arc::default() };
+    let pause = Pause::default();
+    let stream = Paced::new(stream, pause.clone());
+    let peer = Peer { service, caller, refused, reading: Arc::default(), pause };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
     let mut http2 = builder.http2();
@@ -121,8 +126,18 @@ fn routes() -> Router {
         .layer(from_fn(admit))
 }
 
-/// Decides about a request before its body is read, and then reads it.
+/// Answers. To refuse costs time, too, which others wait for: whoever goes on at once is heard more slowly.
 async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request, next: Next) -> Response {
+    let pause = peer.pause.clone();
+    let response = admitted(peer, request, next).await;
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        pause.lengthen();
+    }
+    response
+}
+
+/// Decides about a request before its body is read, and then reads it.
+async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Response {
     if kube::serves(request.uri().path()) {
         return kube::serve(&peer, request).await;
     }
@@ -232,8 +247,8 @@ impl Peer {
     fn refuses(&self) -> Option<Response> {
         if let Some(refusal) = &self.refused {
             let mut response = error_response(&refusal_error(refusal));
-            // Too many connections are no question of rights: there is a time to retry.
-            if refusal.reason != RefusalReason::TooManyRequests {
+            // What passes (too many connections, for one) is no question of rights: there is a time to retry.
+            if refusal.retry_after_ms.is_none() {
                 *response.status_mut() = StatusCode::FORBIDDEN;
             }
             return Some(response);

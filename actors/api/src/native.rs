@@ -23,7 +23,7 @@ const LONG_ANSWERS: usize = 8;
 
 /// Whoever was told to retry later and goes on at once is heard no faster than this on a connection: to refuse costs time, too,
 /// which others wait for.
-const PACE: Duration = Duration::from_millis(10);
+pub(crate) const PACE: Duration = Duration::from_millis(10);
 
 /// An answer, and its place among the long ones until it is written.
 type Outgoing = (ApiAnswer, Option<OwnedSemaphorePermit>);

@@ -18,6 +18,9 @@ use crate::shares::{Share, Shares};
 const SHARE: u64 = 4;
 /// And this part with what is worked on: what it asks at once, the others wait for.
 const SHARE_OF_WORK: u64 = 32;
+/// Requests of one caller that are for a leader elsewhere: others must find room among the calls to that manager, of which a
+/// few more are taken.
+const CALLS: usize = 256;
 /// Long answers of one caller on their way at once: a list of ten thousand leases takes some 10 MB until it is read.
 const LONG_ANSWERS: usize = 16;
 
@@ -29,10 +32,11 @@ pub struct Service {
     /// Room for requests that this node passes on as they are.
     pub(crate) passing: Arc<Semaphore>,
     pub(crate) counters: Arc<Counters>,
-    /// Requests in progress that are worked on, those that wait for news, watch streams, and long answers on their way, by
-    /// whoever asked.
+    /// Requests in progress that are worked on, those that wait for news, those that a leader elsewhere works on, watch streams,
+    /// and long answers on their way, by whoever asked.
     working: Shares,
     waiting: Shares,
+    calling: Shares,
     watching: Shares,
     long: Shares,
 }
@@ -74,8 +78,8 @@ impl Service {
         let part = |all: u64, part: u64| Shares::of(usize::try_from((all / part).max(1)).unwrap_or(usize::MAX));
         let (places, watches) = (ports.limits.in_progress, ports.limits.watches);
         let (working, waiting, watching) = (part(places, SHARE_OF_WORK), part(places, SHARE), part(watches, SHARE));
-        let (long, counters) = (Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
-        Self { ports, relay, passing, counters, working, waiting, watching, long }
+        let (calling, long, counters) = (Shares::of(CALLS), Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
+        Self { ports, relay, passing, counters, working, waiting, calling, watching, long }
     }
 
     /// Answers a request of an authenticated caller, within its timeout.
@@ -126,6 +130,12 @@ impl Service {
     fn overloaded(&self, text: &str) -> ErrorBody {
         self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
         ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(500))
+    }
+
+    /// A place among the requests for a leader elsewhere, until dropped.
+    pub(crate) fn call_place(&self, caller: &Principal) -> Result<Share, ErrorBody> {
+        let full = || self.overloaded("as many requests of yours wait for the leader as may; retry, or ask the leader");
+        self.calling.take(caller).ok_or_else(full)
     }
 
     /// A place among the watches, until dropped; `None`: there is none left, or this caller has its share of them.
@@ -307,8 +317,14 @@ pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
 
 #[cfg(test)]
 mod tests {
+    use muster_messages::protocol::MeshMsg;
+    use muster_messages::{NodeId, RaftStatus, Replica};
+    use muster_tests::{Probe, Universe, eventually};
+    use tokio::sync::watch;
+    use tokio::task::JoinSet;
+
     use super::*;
-    use crate::tests::World;
+    use crate::tests::{World, half, nobody_there, service, tables};
 
     #[tokio::test]
     async fn one_callers_requests_leave_places_to_others_and_a_refusal_says_when_to_retry() {
@@ -327,5 +343,41 @@ mod tests {
         assert!(service.enter(&ann, true).is_ok(), "what is answered gives its place back");
         drop(places);
         assert_eq!(service.counters.in_progress.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_callers_calls_to_the_leader_leave_places_to_others() {
+        let universe = Universe::start().await;
+        let mut mesh: Probe<MeshMsg> = universe.probe("mesh");
+        let raft = RaftStatus { leader_node: Some(NodeId::from_entropy(2)), ..RaftStatus::default() };
+        let copy = watch::Sender::new(Arc::new(Replica { tables: tables(), raft }));
+        let follower = half(copy.subscribe(), nobody_there());
+        let follower = ManagerPorts { mesh: mesh.recipient(), ..Arc::into_inner(follower).unwrap() };
+        let in_force = watch::Sender::new(Some(Arc::new(follower)));
+        let service = service(in_force.subscribe());
+        let ask = |who: &Principal| {
+            let (service, who, request) = (service.clone(), who.clone(), Request::NodeList { fresh: true });
+            async move {
+                service.answer(who, ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 60_000, request }).await
+            }
+        };
+        let (ann, bob) = (Principal::Admin("ann".parse().unwrap()), Principal::Admin("bob".parse().unwrap()));
+        let mut asked = JoinSet::new();
+        (0..CALLS).for_each(|_| drop(asked.spawn(ask(&ann))));
+        eventually("all of them wait for the leader", || mesh.waiting() == CALLS).await;
+        let refused = ask(&ann).await.unwrap_err();
+        assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
+        asked.spawn(ask(&bob));
+        eventually("another's does, too", || mesh.waiting() == CALLS + 1).await;
+        for call in mesh.drain() {
+            let MeshMsg::Call { reply, .. } = call else { panic!("nothing else is wanted of the mesh") };
+            reply.send(Ok(b"{}".to_vec())).unwrap();
+        }
+        assert!(asked.join_all().await.iter().all(Result::is_ok));
+        asked = JoinSet::new();
+        asked.spawn(ask(&ann));
+        eventually("what is answered gives its place back", || mesh.waiting() == 1).await;
+        drop((asked, mesh));
+        universe.finish().await;
     }
 }

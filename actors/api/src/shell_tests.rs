@@ -1,14 +1,108 @@
+//! The API as an actor, before a raft member that is a probe or a closure, with clients at the other ends of in-memory pipes.
+
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster_messages::wire::{self, ApiAnswer, ApiCall, KubeCall, ReconcilerRequest, Request};
+use axum::body::Body;
+use axum::http::{Request as HttpRequest, StatusCode};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use muster_gateway::BoxStream;
+use muster_kernel::{Address, Spec};
+use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::wire::{self, ApiAnswer, ApiCall, KubeCall, ReconcilerRequest, Refusal, Request};
 use muster_messages::{
-    CertIdentity, ClusterId, ErrorCode, Incarnation, NodeId, Principal, Progress, RequestId, Role, Subject, WallTime,
+    CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, NodeId, Principal, Progress, RefusalReason, RequestId,
+    Role, Subject, WallTime,
 };
+use muster_tests::{PATIENCE, Probe, Universe, answered, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::*;
-use crate::ApiLimits;
-use crate::tests::{TERM, World, triple};
+use crate::native::PACE;
+use crate::tests::{TERM, World, half, leading, service, tables, triple};
+use crate::{ApiLimits, ManagerPorts};
+
+const PATH: &str = "node/api";
+
+/// The actor, and where the gateway hands it connections.
+struct Stage {
+    universe: Universe,
+    service: Service,
+    gateway: mpsc::Sender<Connection>,
+}
+
+impl Stage {
+    async fn set(service: Service, socket: Option<AdminSocket>) -> Self {
+        let universe = Universe::start().await;
+        let (gateway, incoming) = mpsc::channel(64);
+        let (incoming, socket, ours) = (Arc::new(Mutex::new(incoming)), socket.map(Arc::new), service.clone());
+        let make = move || {
+            let operator: Caller = Arc::new(|| Principal::Operator);
+            Ok(ApiShell::new(ours.clone(), Arc::clone(&incoming), socket.clone(), operator))
+        };
+        universe.start_actor(Spec::actor("api", Address::new(8), make));
+        universe.healthy(PATH, 1).await;
+        Self { universe, service, gateway }
+    }
+
+    /// A client with such a certificate, or none.
+    async fn connect(&self, port: Port, subject: Option<Subject>, refused: Option<Refusal>) -> DuplexStream {
+        let (ours, theirs) = tokio::io::duplex(16 * 1024);
+        let identity = |subject| CertIdentity {
+            cluster: ClusterId::from_entropy(1),
+            subject,
+            serial: String::new(),
+            granted: None,
+            incarnation: Incarnation(1),
+            not_after: WallTime(0),
+        };
+        let (stream, address): (BoxStream, _) = (Box::pin(theirs), ([127, 0, 0, 1], 1).into());
+        let connection = Connection::detached(stream, port, subject.map(identity), address);
+        let connection = Connection { refused, ..connection };
+        assert!(self.gateway.send(connection).await.is_ok(), "the API takes it");
+        ours
+    }
+    async fn native(&self, subject: &Subject) -> Framed<DuplexStream> {
+        Framed::new(self.connect(Port::Api, Some(subject.clone()), None).await)
+    }
+    /// A client of HTTP/2, and the task that drives its connection.
+    async fn http2(&self, subject: &Subject) -> (http2::SendRequest<Body>, JoinHandle<()>) {
+        let stream = TokioIo::new(self.connect(Port::Http, Some(subject.clone()), None).await);
+        let (client, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        (client, tokio::spawn(async move { drop(connection.await) }))
+    }
+
+    fn in_progress(&self) -> u64 {
+        self.service.counters.in_progress.load(Ordering::Relaxed)
+    }
+}
+
+fn admin() -> Subject {
+    Subject::Admin("eve".parse().unwrap())
+}
+
+/// A manager that leads, and whose raft member is this probe. It leads for as long as the last is kept.
+fn leader(raft: &Probe<RaftMemberMsg>) -> (Service, impl Sized + use<>) {
+    let copy = watch::Sender::new(leading(tables()));
+    let in_force: watch::Sender<Option<Arc<ManagerPorts>>> =
+        watch::Sender::new(Some(half(copy.subscribe(), raft.recipient())));
+    (service(in_force.subscribe()), (copy, in_force))
+}
+
+/// From now on reads are confirmed, those that wait first.
+fn confirm(raft: &mut Probe<RaftMemberMsg>) {
+    let confirmed = |msg| match msg {
+        RaftMemberMsg::Read { reply, .. } => answered(reply, Ok(leading(tables()))),
+        other => Some(other),
+    };
+    raft.on(confirmed);
+    assert!(raft.drain().into_iter().filter_map(confirmed).next().is_none(), "reads alone");
+}
 
 fn call(request: Request) -> ApiCall {
     ApiCall { id: u64::MAX, request_id: RequestId(u128::MAX), timeout_ms: 5_000, request }
@@ -24,43 +118,30 @@ fn of_size(bytes: usize) -> ApiCall {
     call
 }
 
-/// Whether the holder of such a certificate is answered.
-async fn is_answered(world: &World, subject: &Subject, call: &ApiCall) -> bool {
-    let (ours, theirs) = tokio::io::duplex(16 * 1024);
-    let identity = CertIdentity {
-        cluster: ClusterId::from_entropy(1),
-        subject: subject.clone(),
-        serial: String::new(),
-        granted: None,
-        incarnation: Incarnation(1),
-        not_after: WallTime(0),
-    };
-    let address = ([127, 0, 0, 1], 1).into();
-    let connection = Connection::detached(Box::pin(theirs), Port::Api, Some(identity), address);
-    let mut ours = Framed::new(ours);
+/// Whether the holder of such a certificate is answered, and not hung up on.
+async fn is_answered(stage: &Stage, subject: &Subject, call: &ApiCall) -> bool {
+    let mut client = stage.native(subject).await;
     let talk = async {
-        ours.send(call).await.ok()?;
-        ours.recv::<ApiAnswer>().await.ok()?
+        client.send(call).await.ok()?;
+        client.recv::<ApiAnswer>().await.ok()?
     };
-    tokio::select! {
-        () = serve(world.service.clone(), connection) => false,
-        answer = timeout(Duration::from_secs(60), talk) => answer.expect("an answer, or the end").is_some(),
-    }
+    timeout(PATIENCE, talk).await.expect("an answer, or the end").is_some()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn only_an_operator_sends_large_frames() {
-    let world = World::new();
+    let stage = Stage::set(World::new().service, None).await;
     let node = Subject::Node { node: NodeId::from_entropy(2), role: Role::Worker };
-    let (user, admin) = (Subject::User("ann".parse().unwrap()), Subject::Admin("eve".parse().unwrap()));
-    for (subject, kib) in [(user, 64), (node, 96), (admin, 640)] {
-        assert!(is_answered(&world, &subject, &of_size(kib * 1024)).await, "{subject:?}: {kib} KiB");
-        assert!(!is_answered(&world, &subject, &of_size(kib * 1024 + 1)).await, "{subject:?}: more than {kib} KiB");
+    let user = Subject::User("ann".parse().unwrap());
+    for (subject, kib) in [(user, 64), (node, 96), (admin(), 640)] {
+        assert!(is_answered(&stage, &subject, &of_size(kib * 1024)).await, "{subject:?}: {kib} KiB");
+        assert!(!is_answered(&stage, &subject, &of_size(kib * 1024 + 1)).await, "{subject:?}: more than {kib} KiB");
     }
+    stage.universe.finish().await;
 }
 
 /// A worker passes on what it took over HTTP, header and body.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_largest_that_a_node_has_to_send_fits_its_frame() {
     let text = |bytes: usize| "x".repeat(bytes);
     let id = NodeId::from_entropy(1);
@@ -91,24 +172,25 @@ async fn the_largest_that_a_node_has_to_send_fits_its_frame() {
         user_agent: None,
         body: vec![b' '; ApiLimits::default().body],
     };
-    let (world, node) = (World::new(), Subject::Node { node: id, role: Role::Manager });
+    let stage = Stage::set(World::new().service, None).await;
+    let node = Subject::Node { node: id, role: Role::Manager };
     for request in
         [Request::Reconciler(ReconcilerRequest::Progress { progress: report(output) }), Request::Kube(written)]
     {
-        assert!(is_answered(&world, &node, &call(request)).await);
+        assert!(is_answered(&stage, &node, &call(request)).await);
     }
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_again_slowly() {
-    let (world, ann) = (World::new(), Principal::User("ann".parse().unwrap()));
+    let stage = Stage::set(World::new().service, None).await;
+    let ann = Subject::Admin("ann".parse().unwrap());
     let mut places = Vec::new();
-    while let Ok(place) = world.service.enter(&ann, false) {
+    while let Ok(place) = stage.service.enter(&Principal::Admin("ann".parse().unwrap()), false) {
         places.push(place);
     }
-    let (ours, theirs) = tokio::io::duplex(16 * 1024);
-    let serving = tokio::spawn(serve_native(world.service.clone(), Arc::new(move || ann.clone()), Framed::new(theirs)));
-    let (mut client, began) = (Framed::new(ours), tokio::time::Instant::now());
+    let (mut client, began) = (stage.native(&ann).await, tokio::time::Instant::now());
     for _ in 0..10 {
         client.send(&call(Request::Contact)).await.unwrap();
         let answer: ApiAnswer = client.recv().await.unwrap().unwrap();
@@ -120,9 +202,161 @@ async fn a_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_aga
         "it is not refused as fast as it asks: {:?}",
         began.elapsed()
     );
+    let turned_away = stage.universe.tree().inspect(PATH).await.unwrap().view["overloaded"].clone();
+    assert!(turned_away.as_u64() >= Some(10), "the tree shows them: {turned_away}");
     drop(places);
     client.send(&call(Request::Contact)).await.unwrap();
     assert!(client.recv::<ApiAnswer>().await.unwrap().unwrap().result.is_ok());
+    stage.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http_client_whom_the_gateway_refused_hears_whether_and_when_to_come_back() {
+    use RefusalReason as R;
+    let no_half = watch::Sender::new(None);
+    for node in [World::new().service, service(no_half.subscribe())] {
+        let stage = Stage::set(node, None).await;
+        for (reason, retry_after_ms, expected) in [
+            (R::TooManyRequests, Some(200), StatusCode::TOO_MANY_REQUESTS),
+            (R::NotKnownHereYet, Some(200), StatusCode::SERVICE_UNAVAILABLE),
+            (R::Unauthenticated, None, StatusCode::FORBIDDEN),
+        ] {
+            for path in ["/v1/nodes", "/api/v1/namespaces/default/configmaps"] {
+                let refusal = Refusal { reason, message: "not now".to_owned(), managers: Vec::new(), retry_after_ms };
+                // The name of the node itself, for which a worker vouches.
+                let own = Subject::Node { node: NodeId::from_entropy(1), role: Role::Worker };
+                let mut client = stage.connect(Port::Http, Some(own), Some(refusal)).await;
+                let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+                client.write_all(request.as_bytes()).await.unwrap();
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).await.unwrap();
+                assert!(answer.starts_with(&format!("HTTP/1.1 {} ", expected.as_u16())), "{path}: {answer}");
+                assert!(answer.contains("not now"), "{path}: {answer}");
+                assert_eq!(answer.contains("retry-after: 1\r\n"), retry_after_ms.is_some(), "{path}: {answer}");
+            }
+        }
+        stage.universe.finish().await;
+    }
+}
+
+fn certificates() -> HttpRequest<Body> {
+    HttpRequest::get("http://muster/v1/certificates").body(Body::empty()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http2_connection_has_so_many_requests_answered_at_a_time_and_all_in_the_end() {
+    const AT_ONCE: usize = 128;
+    let mut raft = Probe::new("raft-member");
+    let (service, _leads) = leader(&raft);
+    let stage = Stage::set(service, None).await;
+    let (client, driver) = stage.http2(&admin()).await;
+    let mut asked = JoinSet::new();
+    for _ in 0..1000 {
+        let mut client = client.clone();
+        asked.spawn(async move { client.send_request(certificates()).await.unwrap().status() });
+    }
+    eventually("many are at work", || raft.waiting() == AT_ONCE).await;
+    // Time passes when nobody has anything left to do.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((raft.waiting(), stage.in_progress()), (AT_ONCE, AT_ONCE as u64), "the others wait at the client");
+    confirm(&mut raft);
+    let statuses = asked.join_all().await;
+    assert!(statuses.len() == 1000 && statuses.iter().all(|status| *status == StatusCode::OK), "{statuses:?}");
     drop(client);
-    serving.await.unwrap().unwrap();
+    driver.await.unwrap();
+    stage.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_http2_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_again_slowly() {
+    const ASKED: u32 = 100;
+    let raft = Probe::new("raft-member");
+    let (service, _leads) = leader(&raft);
+    let stage = Stage::set(service, None).await;
+    let mut places = Vec::new();
+    while let Ok(place) = stage.service.enter(&Principal::Admin("eve".parse().unwrap()), false) {
+        places.push(place);
+    }
+    let ((client, driver), began) = (stage.http2(&admin()).await, tokio::time::Instant::now());
+    for round in 0..3 {
+        let mut asked = JoinSet::new();
+        for _ in 0..ASKED {
+            let mut client = client.clone();
+            asked.spawn(async move { client.send_request(certificates()).await.unwrap() });
+        }
+        for refused in asked.join_all().await {
+            let later = refused.headers()["retry-after"].to_str().unwrap();
+            assert_eq!((refused.status(), later), (StatusCode::TOO_MANY_REQUESTS, "1"));
+        }
+        assert!(began.elapsed() >= PACE * ASKED * round, "for each refusal: {:?}", began.elapsed());
+    }
+    assert_eq!(raft.waiting(), 0);
+    drop((client, places));
+    driver.await.unwrap();
+    stage.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_ends_all_that_was_asked_and_the_next_life_answers() {
+    let mut raft = Probe::new("raft-member");
+    let (service, _leads) = leader(&raft);
+    let mut stage = Stage::set(service, None).await;
+    let watch = "http://muster/api/v1/namespaces/default/configmaps?watch=1&resourceVersion=0";
+    for (incarnation, how) in (2..).zip([CrashHow::Panic, CrashHow::Error, CrashHow::Kill]) {
+        let mut native = stage.native(&admin()).await;
+        native.send(&call(Request::CertList)).await.unwrap();
+        let (mut client, driver) = stage.http2(&admin()).await;
+        let watching = client.send_request(HttpRequest::get(watch).body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(watching.status(), StatusCode::OK);
+        let mut other = client.clone();
+        let asked = tokio::spawn(async move { other.send_request(certificates()).await.is_err() });
+        eventually("both are at work", || raft.waiting() == 2).await;
+        assert_eq!(stage.service.counters.watches.load(Ordering::Relaxed), 1);
+
+        stage.universe.crash(PATH, how);
+        assert!(!matches!(native.recv::<ApiAnswer>().await, Ok(Some(_))), "it is hung up on");
+        assert!(asked.await.unwrap(), "and so is this");
+        driver.await.unwrap();
+        let watches = &stage.service.counters.watches;
+        eventually("all places are free", || stage.in_progress() + watches.load(Ordering::Relaxed) == 0).await;
+        drop((watching, raft.drain()));
+
+        stage.universe.healthy(PATH, incarnation).await;
+        let connections = |actor: &muster_messages::ActorNode| actor.view["connections"] == 0;
+        stage.universe.until(PATH, "without connections", connections).await;
+        assert!(is_answered(&stage, &admin(), &call(Request::Contact)).await);
+    }
+    stage.universe.finish().await;
+}
+
+/// On a real socket, in real time.
+#[tokio::test]
+async fn whoever_finds_the_admin_socket_full_waits_for_a_place() {
+    let dir = std::env::temp_dir().join(format!("muster-full-{}", std::process::id()));
+    let path = dir.join("sock");
+    let mut service = World::new().service;
+    service.ports.limits.socket_connections = 2;
+    let stage = Stage::set(service, Some(AdminSocket::bind(&path).unwrap())).await;
+    let connect = async || Framed::new(UnixStream::connect(&path).await.unwrap());
+    let ask = async |client: &mut Framed<UnixStream>| client.send(&call(Request::Contact)).await.unwrap();
+    let is_answered = async |client: &mut Framed<UnixStream>| {
+        let answer = timeout(PATIENCE, client.recv::<ApiAnswer>()).await.expect("an answer in time");
+        answer.unwrap().is_some_and(|answer| answer.result.is_ok())
+    };
+    let mut held = [connect().await, connect().await];
+    for client in &mut held {
+        ask(client).await;
+        assert!(is_answered(client).await);
+    }
+    let mut late = connect().await;
+    ask(&mut late).await;
+    for client in &mut held {
+        ask(client).await;
+        assert!(is_answered(client).await, "those that have a place are served");
+    }
+    assert_eq!(stage.universe.tree().inspect(PATH).await.unwrap().view["connections"], 2, "it is not accepted yet");
+    drop(held);
+    assert!(is_answered(&mut late).await, "its turn has come");
+    stage.universe.finish().await;
+    std::fs::remove_dir_all(&dir).unwrap();
 }

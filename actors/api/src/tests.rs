@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::service::Service;
 use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 
-fn nobody_there<P: Send + 'static>() -> Recipient<P> {
+pub fn nobody_there<P: Send + 'static>() -> Recipient<P> {
     Recipient::new(|_| Err(Undeliverable::Down))
 }
 

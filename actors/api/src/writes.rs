@@ -50,6 +50,7 @@ impl Service {
 
     /// Passes a request to whoever leads, until it is answered or the deadline passes.
     pub(crate) async fn to_leader(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
+        let _place = self.call_place(&asked.caller)?;
         self.follow_leader(manager, asked, None).await
     }
 

@@ -11,6 +11,7 @@ use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::Refusal;
 use muster_messages::{CertIdentity, Incarnation, Principal, RefusalReason, Replica, Revision};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::copy::LocalCopy;
@@ -96,9 +97,17 @@ pub(crate) struct Inner {
     joins: Mutex<Buckets>,
     offenders: Mutex<Offenders>,
     counters: Mutex<GatewayMetrics>,
-    /// The newest copy by which live connections were judged. An older one (a raft member that starts again replays its
-    /// log) must not judge: it would miss what was granted since.
-    judged: Mutex<Revision>,
+    judged: Mutex<Judged>,
+}
+
+/// The newest copies that have judged.
+#[derive(Debug, Default)]
+struct Judged {
+    /// All live connections.
+    live: Revision,
+    /// A connection, live or new. An older copy (a raft member that starts again replays its log) must not judge live ones: it
+    /// would miss what was granted since.
+    any: Revision,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -149,6 +158,11 @@ impl Port {
     /// Where it listens.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.inner.listener.local_addr()
+    }
+    /// The runtimes of its own threads, where connections are accepted, and where they wait until a service has them.
+    pub fn runtimes(&self) -> [Handle; 2] {
+        let lobby = &self.inner.lobby;
+        [lobby.accepting().clone(), lobby.waiting().clone()]
     }
     /// What it has counted.
     pub fn metrics(&self) -> GatewayMetrics {
@@ -201,6 +215,10 @@ impl Inner {
         service: Service,
         replica: Option<&Replica>,
     ) -> Admission {
+        if let Some(replica) = replica {
+            let mut judged = locked(&self.judged);
+            judged.any = judged.any.max(replica.tables.revision);
+        }
         admission::admit(identity, service, replica, &self.here(replica), Clock.wall())
     }
 
@@ -210,11 +228,11 @@ impl Inner {
         let Some(replica) = self.copy.get() else { return };
         let (here, now) = (self.here(Some(&replica)), Clock.wall());
         {
-            let mut judged = locked(&self.judged);
-            if !here.manager || replica.tables.revision <= *judged {
+            let (mut judged, revision) = (locked(&self.judged), replica.tables.revision);
+            if !here.manager || revision <= judged.live || revision < judged.any {
                 return;
             }
-            *judged = replica.tables.revision;
+            *judged = Judged { live: revision, any: revision };
         }
         let ending = locked(&self.connections).judge_again(|identity, service, by_copy| {
             admission::standing(identity, service, by_copy, &replica, &here, now)

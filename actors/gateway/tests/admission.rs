@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use muster_gateway::{DialError, Dialer, GatewayConfig};
 use muster_messages::protocol::{NodeCredentials, Service};
-use muster_messages::wire::JoinFrame;
+use muster_messages::wire::{JoinFrame, Refusal};
 use muster_messages::{RefusalReason, Replica, Role};
 use support::*;
 
@@ -68,7 +68,8 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
         assert_eq!(reason(stranger.dial(&gate.addr, service, None).await), Some(R::Unauthenticated));
     }
     let metrics = gate.port.metrics();
-    assert_eq!((metrics.panicked, metrics.refused["blocked"], metrics.refused["demoted"]), (0, 3, 1));
+    assert_eq!((metrics.refused["blocked"], metrics.refused["demoted"]), (3, 1));
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -100,6 +101,7 @@ async fn http_is_handed_a_refusal_to_answer_with_and_strangers_their_first_bytes
     let mut request = vec![0; 18];
     stranger.stream.read_exact(&mut request).await.unwrap();
     assert_eq!(request, b"GET / HTTP/1.1\r\n\r\n");
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -117,22 +119,24 @@ async fn a_worker_names_the_managers_to_those_who_need_one() {
     }
     gate.dial(&other, Service::Api).await.unwrap();
     assert_eq!(gate.received(Service::Api).await.identity, Some(other.identity.clone()));
+    gate.finish().await;
 }
 
 #[tokio::test]
 async fn a_lagging_manager_waits_for_its_copy_and_decides_by_it() {
     let world = World::new(1);
-    let patient = GatewayConfig { catch_up: SOON, ..GatewayConfig::default() };
+    let patient = GatewayConfig { catch_up: PATIENCE, ..GatewayConfig::default() };
     let gate = Gate::manager(&world, patient, copy_at(9)).await;
     let promoted = world.node(2, Role::Manager, 10);
     let dialing = tokio::spawn({
         let (addr, dialer) = (gate.addr.clone(), dialer(&promoted));
         async move { dialer.dial(&addr, Service::Mesh, Some(id(1))).await.map(|d| d.node) }
     });
-    until("the decision waits", || gate.port.metrics().caught_up == 1).await;
+    eventually("the decision waits", || gate.port.metrics().caught_up == 1).await;
     gate.publish(with_node(copy_at(10), 2, Role::Manager, 10));
     assert_eq!(dialing.await.unwrap().unwrap(), id(1));
     assert_eq!(gate.port.metrics().on_certificate, 0);
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -147,18 +151,20 @@ async fn a_copy_that_stays_too_old_accepts_mesh_and_agent_and_sends_the_others_o
     assert_eq!(refusal.reason, RefusalReason::NotKnownHereYet);
     assert_eq!(refusal.managers, ["10.0.0.1:4400"], "known from the copy");
     assert!(refusal.retry_after_ms.is_some());
-    until("both are counted", || gate.port.metrics().on_certificate == 2).await;
+    eventually("both are counted", || gate.port.metrics().on_certificate == 2).await;
+    gate.finish().await;
 }
 
 #[tokio::test]
 async fn an_empty_copy_accepts_the_dial_back_without_waiting() {
     let world = World::new(1);
-    let patient = GatewayConfig { catch_up: SOON * 100, ..GatewayConfig::default() };
+    let patient = GatewayConfig { catch_up: PATIENCE * 100, ..GatewayConfig::default() };
     let gate = Gate::manager(&world, patient, Replica::default()).await;
     let before = Instant::now();
     assert_eq!(reason(gate.dial(&world.node(2, Role::Manager, 500), Service::Mesh).await), None);
-    assert!(before.elapsed() < SOON);
+    assert!(before.elapsed() < PATIENCE);
     assert_eq!(gate.port.metrics().caught_up, 0);
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -174,6 +180,36 @@ async fn a_service_that_is_full_or_starting_says_so() {
     gate.inboxes.remove(&Service::Agent);
     let gone = reason(gate.dial(&worker, Service::Agent).await);
     assert_eq!(gone, Some(RefusalReason::NotKnownHereYet));
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn whoever_has_too_many_connections_is_told_when_to_come_back_and_others_come_in() {
+    let world = World::new(1);
+    let (worker, manager, other) =
+        (world.node(3, Role::Worker, 6), world.node(2, Role::Manager, 5), world.node(4, Role::Worker, 5));
+    let mut replica = with_node(with_node(copy_at(10), 3, Role::Worker, 6), 2, Role::Manager, 5);
+    replica = with_node(replica, 4, Role::Worker, 5);
+    let few = GatewayConfig { max_per_principal: 2, max_identified: 3, ..quick() };
+    let mut gate = Gate::manager(&world, few, replica).await;
+    let mut held = Vec::new();
+    for service in [Service::Agent, Service::Api] {
+        held.push((gate.dial(&worker, service).await.unwrap(), gate.received(service).await));
+    }
+    let turned_away = |refusal: Option<&Refusal>| refusal.map(|r| (r.reason, r.retry_after_ms));
+    let later = Some((RefusalReason::TooManyRequests, Some(200)));
+    assert_eq!(turned_away(gate.dial(&worker, Service::Api).await.unwrap_err().refusal()), later);
+    let _open = gate.dial(&worker, Service::Http).await.unwrap();
+    let to_answer = gate.received(Service::Http).await;
+    assert_eq!(turned_away(to_answer.refused.as_ref()), later, "for the HTTP service to say");
+
+    held.push((gate.dial(&manager, Service::Mesh).await.unwrap(), gate.received(Service::Mesh).await));
+    assert_eq!(turned_away(gate.dial(&other, Service::Agent).await.unwrap_err().refusal()), later, "there are three");
+    assert_eq!(gate.port.metrics().refused["too_many_requests"], 3);
+    held.remove(0);
+    eventually("a connection that ended has made room", || gate.port.metrics().identified == 2).await;
+    gate.dial(&other, Service::Agent).await.unwrap();
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -187,6 +223,7 @@ async fn renewed_credentials_are_served_to_the_next_connection() {
     let after = gate.dial(&worker, Service::Agent).await.unwrap();
     assert_ne!(before.identity.serial, after.identity.serial);
     assert_eq!(after.identity.serial, renewed.identity.serial);
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -201,6 +238,7 @@ async fn a_dialer_presents_renewed_credentials_on_its_next_dial() {
         assert_eq!(shown.serial, current.borrow().identity.serial);
         current.send_replace(world.node(3, Role::Worker, 6));
     }
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -228,6 +266,7 @@ async fn a_dialer_says_what_is_wrong() {
     let user = world.user("ann", false);
     let unreadable = dialer(&user).dial("not an address", Service::Api, None).await;
     assert!(matches!(unreadable, Err(DialError::Resolve { .. })), "{unreadable:?}");
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -242,4 +281,5 @@ async fn a_joiner_without_any_trust_can_fetch_the_root_and_check_who_gave_it() {
     let server = unverified.verify(&world.root.cert_pem).unwrap();
     assert_eq!(server.node(), Some((id(1), Role::Manager)));
     assert!(unverified.verify(&other.root.cert_pem).is_err());
+    gate.finish().await;
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use muster_gateway::{Connection, Dialed, Framed, GatewayConfig, Msg};
 use muster_messages::protocol::{GatewayMsg, NodeCredentials, Service};
-use muster_messages::{RefusalReason, Replica, Role};
+use muster_messages::{CrashHow, RefusalReason, Replica, Role};
 use support::*;
 
 /// Both ends of a connection that is in use.
@@ -34,12 +34,12 @@ impl Live {
     /// A service that never looks at the switch is cut all the same, and the client notices.
     async fn ends(mut self, reason: RefusalReason) {
         let mut served = Framed::new(&mut self.server.stream);
-        let heard = tokio::time::timeout(SOON, served.recv::<u32>()).await.expect("cut in time");
+        let heard = tokio::time::timeout(PATIENCE, served.recv::<u32>()).await.expect("cut in time");
         assert!(matches!(heard, Ok(None)), "{heard:?}");
         assert!(served.send(&7u32).await.is_err());
         assert_eq!(self.server.kill.cut_reason(), Some(reason));
         drop(self.server);
-        let told = tokio::time::timeout(SOON, self.client.stream.recv::<u32>()).await.expect("told in time");
+        let told = tokio::time::timeout(PATIENCE, self.client.stream.recv::<u32>()).await.expect("told in time");
         assert!(!matches!(told, Ok(Some(_))), "{told:?}");
     }
 }
@@ -69,8 +69,9 @@ async fn a_cut_ends_the_named_services_of_one_principal() {
     gate.gateway.tell(cut(Vec::new()).into()).unwrap();
     agent.ends(RefusalReason::Demoted).await;
     other.works().await;
-    until("both are counted", || gate.port.metrics().cut["demoted"] == 2).await;
-    until("and gone", || gate.port.metrics().identified == 1).await;
+    eventually("both are counted", || gate.port.metrics().cut["demoted"] == 2).await;
+    eventually("and gone", || gate.port.metrics().identified == 1).await;
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -88,6 +89,7 @@ async fn a_block_that_is_applied_ends_live_connections_without_any_message() {
     api.ends(RefusalReason::Blocked).await;
     let again = gate.dial(&worker, Service::Agent).await.unwrap_err();
     assert_eq!(again.reason(), Some(RefusalReason::Blocked));
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -102,6 +104,7 @@ async fn a_demotion_ends_the_mesh_session_and_leaves_the_agent_session() {
     gate.publish(demoted);
     mesh.ends(RefusalReason::Demoted).await;
     agent.works().await;
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -113,6 +116,7 @@ async fn a_manager_accepted_on_its_certificate_goes_when_the_copy_catches_up() {
     gate.publish(with_node(copy_at(4), 2, Role::Worker, 2)); // still too old to know
     gate.publish(with_node(copy_at(20), 2, Role::Worker, 15));
     mesh.ends(RefusalReason::Demoted).await;
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -123,6 +127,7 @@ async fn a_revoked_user_is_cut() {
     let api = Live::open(&mut gate, &user, Service::Api).await;
     gate.publish(copy_at(11));
     api.ends(RefusalReason::Unauthenticated).await;
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -134,9 +139,10 @@ async fn a_raft_member_that_replays_its_log_ends_nothing() {
     for revision in 0..10 {
         gate.publish(copy_at(revision));
         gate.gateway.tell(Msg::CopyChanged).unwrap();
-        until("it has looked", || gate.gateway.depth() == 0).await;
+        eventually("it has looked", || gate.gateway.depth() == 0).await;
         api.works().await;
     }
+    gate.finish().await;
 }
 
 #[tokio::test]
@@ -146,31 +152,28 @@ async fn a_connection_ends_with_its_certificate() {
     let brief = world.node_until(3, Role::Worker, 6, Duration::from_secs(3));
     let agent = Live::open(&mut gate, &brief, Service::Agent).await;
     agent.ends(RefusalReason::Unauthenticated).await;
-    until("it is counted", || gate.port.metrics().expired == 1).await;
+    eventually("it is counted", || gate.port.metrics().expired == 1).await;
+    gate.finish().await;
 }
 
 #[tokio::test]
-async fn a_gateway_that_restarts_finds_its_listener_and_can_still_cut() {
+async fn a_gateway_that_crashes_finds_its_listener_and_can_still_cut() {
     let world = World::new(1);
     let mut gate = Gate::manager(&world, GatewayConfig::default(), three_nodes()).await;
     let worker = world.node(3, Role::Worker, 6);
-    let mut before = Live::open(&mut gate, &worker, Service::Agent).await;
-    gate.tree.children().restart("gateway");
-    let cut = || GatewayMsg::Cut {
-        principal: worker.identity.principal(),
-        services: vec![Service::Mesh],
-        reason: RefusalReason::Demoted,
-    };
-    until("it is back", || gate.gateway.tell(cut().into()).is_ok()).await;
-    before.works().await;
-    let mut after = Live::open(&mut gate, &worker, Service::Api).await;
-    after.works().await;
-    let all = || GatewayMsg::Cut {
-        principal: worker.identity.principal(),
-        services: Vec::new(),
-        reason: RefusalReason::Removed,
-    };
-    until("it takes the cut", || gate.gateway.tell(all().into()).is_ok()).await;
-    before.ends(RefusalReason::Removed).await;
-    after.ends(RefusalReason::Removed).await;
+    let principal = worker.identity.principal();
+    let cut = |services, reason| GatewayMsg::Cut { principal: principal.clone(), services, reason };
+    for (incarnation, how) in (2..).zip([CrashHow::Panic, CrashHow::Error, CrashHow::Kill]) {
+        let mut before = Live::open(&mut gate, &worker, Service::Agent).await;
+        gate.universe.crash(PATH, how);
+        gate.universe.healthy(PATH, incarnation).await;
+        gate.gateway.tell(cut(vec![Service::Mesh], RefusalReason::Demoted).into()).unwrap();
+        before.works().await;
+        let mut after = Live::open(&mut gate, &worker, Service::Api).await;
+        after.works().await;
+        gate.gateway.tell(cut(Vec::new(), RefusalReason::Removed).into()).unwrap();
+        before.ends(RefusalReason::Removed).await;
+        after.ends(RefusalReason::Removed).await;
+    }
+    gate.finish().await;
 }

@@ -9,7 +9,7 @@ use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Spec};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
-use muster_messages::{ErrorCode, Name, NodeId, RequestId, Secret};
+use muster_messages::{CrashHow, ErrorCode, Name, NodeId, RequestId, Secret};
 use muster_tests::Universe;
 use tokio::io::DuplexStream;
 use tokio::time::Instant;
@@ -89,12 +89,19 @@ async fn a_stranger_who_only_talks_is_let_go_and_takes_no_place_from_who_asks() 
 async fn a_crash_hangs_up_and_the_next_life_serves() {
     let mut universe = Universe::start().await;
     let services = service(&universe).await;
-    let mut first = stranger(&services).await;
-    ask_for_the_root(&mut first).await;
-    universe.crash(PATH, muster_messages::CrashHow::Panic);
-    assert!(!matches!(first.recv::<JoinReply>().await, Ok(Some(_))));
-    universe.healthy(PATH, 2).await;
-    let answer = ask_for_the_root(&mut stranger(&services).await).await;
-    assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() });
+    for (incarnation, how) in (2..).zip([CrashHow::Panic, CrashHow::Error, CrashHow::Kill]) {
+        let (mut talker, mut asker) = (stranger(&services).await, stranger(&services).await);
+        ask_for_the_root(&mut talker).await;
+        asker.send(&request()).await.expect("it listens");
+        universe.until(PATH, "one asks", |actor| actor.view["conversations"] == 1).await;
+        universe.crash(PATH, how);
+        for held in [&mut talker, &mut asker] {
+            assert!(!matches!(held.recv::<JoinReply>().await, Ok(Some(_))), "it is hung up on");
+        }
+        universe.healthy(PATH, incarnation).await;
+        universe.until(PATH, "the place is free", |actor| actor.view["conversations"] == 0).await;
+        let answer = ask_for_the_root(&mut stranger(&services).await).await;
+        assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() });
+    }
     universe.finish().await;
 }

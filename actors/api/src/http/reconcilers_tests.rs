@@ -10,6 +10,7 @@ use serde_json::json;
 use tower_service::Service as _;
 
 use super::*;
+use crate::http::paced::Pause;
 use crate::tests::{Proposal, REQUEST, World, leading, node, tables, triple, users};
 
 fn definition() -> Definition {
@@ -18,8 +19,8 @@ fn definition() -> Definition {
 
 impl World {
     async fn respond(&self, caller: &Principal, method: &str, target: &str, body: &str) -> Response {
-        let peer =
-            Peer { service: self.service.clone(), caller: caller.clone(), refused: None, reading: Arc::default() };
+        let (service, caller, pause) = (self.service.clone(), caller.clone(), Pause::default());
+        let peer = Peer { service, caller, refused: None, reading: Arc::default(), pause };
         let request = HttpRequest::builder().method(method).uri(target).extension(peer);
         let request = request.header("muster-request-id", format!("{REQUEST}"));
         let request = request.body(Body::from(body.to_owned())).unwrap();

@@ -18,7 +18,7 @@ use axum::response::Response;
 use http_body_util::BodyExt;
 use muster_kernel::Clock;
 use muster_kubernetes::{Ask, Freshness, Head, Reason, Status, Takes, Verb};
-use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Request as Asked};
+use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Refusal, Request as Asked};
 use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables, WallTime, millis};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
@@ -27,7 +27,7 @@ use crate::access::bearer;
 use crate::core::{may_touch, speaks};
 use crate::http::Peer;
 use crate::ports::ManagerPorts;
-use crate::service::Service;
+use crate::service::{Service, refusal_error};
 use crate::shares::Share;
 
 /// How long a client waits that does not say so, and the longest that any may wait for one answer.
@@ -91,6 +91,11 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
         return Ok(respond(muster_kubernetes::document(&ask, env!("CARGO_PKG_VERSION"))));
     }
     let token = head.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default().to_owned());
+    if token.is_none()
+        && let Some(refusal) = &peer.refused
+    {
+        return Err(turned_away(refusal));
+    }
     let Some(manager) = service.ports.manager.borrow().clone() else {
         let facts = (service.ports.facts)();
         let own = peer.caller == Principal::Node(facts.id);
@@ -105,11 +110,6 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
         return Ok(proxy::pass_on(service, &facts.managers, &head, body, deadline).await?);
     };
     let who = Who { peer: peer.caller.clone(), token };
-    if who.token.is_none()
-        && let Some(refusal) = &peer.refused
-    {
-        return Err(Status::new(muster_kubernetes::Reason::Forbidden, refusal.message.clone()));
-    }
     let deadline = Instant::now() + answer_within(&ask);
     // Before the body is read: nobody who will be refused costs more than a header.
     let caller = who.known(service, &manager).await?;
@@ -208,6 +208,14 @@ pub(crate) fn until_read(body: Body, share: Option<Share>) -> Body {
 fn answer_within(ask: &Ask) -> Duration {
     let patience = ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(LONGEST_TIMEOUT);
     patience - (patience / 10).min(LONGEST_WAY)
+}
+
+/// Whom the gateway refused. What passes (too many connections, for one) is no question of rights: clients give up at those.
+fn turned_away(refusal: &Refusal) -> Status {
+    match refusal.retry_after_ms {
+        Some(_) => refusal_error(refusal).into(),
+        None => Status::new(Reason::Forbidden, refusal.message.clone()),
+    }
 }
 
 fn nobody() -> Status {

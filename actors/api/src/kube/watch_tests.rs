@@ -1,9 +1,12 @@
 //! Streams whose readers do not read.
 
+use muster_tests::Universe;
+
 use super::super::tests::{Half, MAPS, ann, ask, copy_with, replica};
 use super::*;
 
 struct Stalled {
+    universe: Universe,
     half: Half,
     lines: mpsc::Receiver<Bytes>,
     task: tokio::task::JoinHandle<()>,
@@ -13,6 +16,7 @@ struct Stalled {
 
 /// A watch of 20 MB of objects, of which its reader takes nothing, while all of them are deleted.
 async fn stalled(lasts: Duration) -> Stalled {
+    let universe = Universe::start().await;
     let tables = copy_with(100, 200_000);
     let pinned = Arc::downgrade(tables.objects.values().next_back().unwrap());
     let half = Half::with(tables.clone(), None);
@@ -30,13 +34,13 @@ async fn stalled(lasts: Duration) -> Stalled {
     let task = tokio::spawn(stream.run(to));
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!task.is_finished() && pinned.upgrade().is_some(), "it waits for its reader");
-    Stalled { half, lines, task, pinned }
+    Stalled { universe, half, lines, task, pinned }
 }
 
 impl Stalled {
     /// It ends although nobody reads, and keeps a portion at most.
     async fn ends(self) -> Vec<Bytes> {
-        let Self { half, mut lines, task, pinned } = self;
+        let Self { universe, half, mut lines, task, pinned } = self;
         timeout(Duration::from_secs(20), task).await.expect("it ends").unwrap();
         assert!(pinned.upgrade().is_none(), "nothing is pinned");
         drop(half);
@@ -44,6 +48,7 @@ impl Stalled {
         while let Some(portion) = lines.recv().await {
             left.push(portion);
         }
+        universe.finish().await;
         left
     }
 }
@@ -83,4 +88,5 @@ async fn whoever_loses_the_right_is_told_so_and_nothing_more() {
     }
     assert!(last.contains("ERROR") && last.contains("403"), "{last}");
     assert_eq!(added, 1, "what was made before");
+    stream.universe.finish().await;
 }

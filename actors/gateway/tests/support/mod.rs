@@ -1,4 +1,4 @@
-//! A cluster's certificates, a port on loopback with probes behind it, and clients.
+//! A cluster's certificates, a gateway on loopback in a universe of its own, and clients.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -10,15 +10,16 @@ use muster_gateway::{
     Connection, CopyGuard, DialError, Dialed, Dialer, Gateway, GatewayConfig, KnownManagers, LocalCopy, Msg, Port,
     Registration, Services,
 };
-use muster_kernel::{Address, Clock, Intensity, Spec, Supervisor, Tree};
+use muster_kernel::{Address, Clock, Spec};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::*;
 use muster_pki::{CsrKey, Issuer, NodeProfile, Root, UserProfile, make_csr, new_key};
+use muster_tests::Universe;
+pub use muster_tests::{PATIENCE, eventually};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-/// Long enough for a machine that does ten other things.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const PATH: &str = "node/gateway";
 pub const HOUR: Duration = Duration::from_secs(3600);
 
 /// A cluster's root and everything it signs.
@@ -125,8 +126,9 @@ pub fn with_user(mut replica: Replica, creds: &NodeCredentials) -> Replica {
     replica
 }
 
-/// A port with a probe behind each service.
+/// A gateway, with an inbox for each service.
 pub struct Gate {
+    pub universe: Universe,
     pub port: Port,
     pub addr: String,
     pub services: Services,
@@ -134,7 +136,6 @@ pub struct Gate {
     pub copy: watch::Sender<Arc<Replica>>,
     pub credentials: watch::Sender<Arc<NodeCredentials>>,
     pub gateway: Address<Msg>,
-    pub tree: Supervisor,
     pub inboxes: BTreeMap<Service, mpsc::Receiver<Connection>>,
     registered: Vec<Registration>,
     attached: Option<CopyGuard>,
@@ -165,12 +166,15 @@ impl Gate {
         let addr = listener.local_addr().unwrap().to_string();
         let (credentials, current) = watch::channel(own);
         let (services, managers) = (Services::new(), KnownManagers::default());
+        let mut universe = Universe::start().await;
         let port = Port::new(config, listener, current, services.clone(), place, managers.clone()).unwrap();
-        let gateway = Address::new(1024);
-        let tree = Supervisor::root("node", Tree::new(), Intensity::default()).await.unwrap();
-        let shell_port = port.clone();
-        tree.children().start(Spec::actor("gateway", gateway.clone(), move || Ok(Gateway::on(shell_port.clone()))));
+        port.runtimes().iter().for_each(|runtime| universe.includes(runtime));
+        let (gateway, shell_port) = (Address::new(1024), port.clone());
+        let make = move || Ok(Gateway::on(shell_port.clone()));
+        universe.start_actor(Spec::actor("gateway", gateway.clone(), make));
+        universe.healthy(PATH, 1).await;
         Self {
+            universe,
             port,
             addr,
             services,
@@ -178,7 +182,6 @@ impl Gate {
             copy: watch::Sender::new(Arc::new(replica)),
             credentials,
             gateway,
-            tree,
             inboxes: BTreeMap::new(),
             registered: Vec::new(),
             attached: None,
@@ -195,23 +198,17 @@ impl Gate {
     /// The next connection that this service received.
     pub async fn received(&mut self, service: Service) -> Connection {
         let inbox = self.inboxes.get_mut(&service).expect("served");
-        tokio::time::timeout(SOON, inbox.recv()).await.expect("a connection in time").expect("served")
+        tokio::time::timeout(PATIENCE, inbox.recv()).await.expect("a connection in time").expect("served")
     }
     pub async fn dial(&self, who: &Arc<NodeCredentials>, service: Service) -> Result<Dialed, DialError> {
         dialer(who).dial(&self.addr, service, None).await
+    }
+    /// Judges the test. Strangers who still wait are a leak: whoever holds one lets go of it before.
+    pub async fn finish(self) {
+        self.universe.finish().await;
     }
 }
 
 pub fn dialer(who: &Arc<NodeCredentials>) -> Dialer {
     Dialer::new(watch::Sender::new(who.clone()).subscribe())
-}
-
-/// Waits for a level.
-pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let waiting = async {
-        while !holds() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(SOON, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
 }

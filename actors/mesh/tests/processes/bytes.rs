@@ -54,3 +54,18 @@ pub fn reply_in(frame: &[u8]) -> Option<Vec<u8>> {
         _ => None,
     })
 }
+
+/// The number and the content of the call that a frame carries, if it is one.
+pub fn call_in(frame: &[u8]) -> Option<(u64, Vec<u8>)> {
+    let (2, message) = Fields::only(frame).ok()? else { return None };
+    let (2, call) = Fields::only(message).ok()? else { return None };
+    let (mut number, mut what) = (None, None);
+    for field in Fields::of(call) {
+        match field.ok()? {
+            (2, Value::Bytes(bytes)) => what = Some(bytes.to_vec()),
+            (3, Value::Number(tag)) => number = Some(tag),
+            _ => {}
+        }
+    }
+    Some((number.unwrap_or(0), what?))
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_gateway::{BoxStream, Framed};
-use muster_messages::wire::{self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerReply};
+use muster_messages::wire::{self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply};
 use muster_messages::{ClusterId, Incarnation, RaftId};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,7 +32,11 @@ impl Client {
         let mut tcp = TcpStream::connect(addr).await.expect("the victim listens");
         tcp.write_u8(own).await.expect("writable");
         tcp.read_u8().await.expect("readable");
-        let mut framed = Framed::new(Box::pin(tcp) as BoxStream);
+        Self::over(Box::pin(tcp), own).await
+    }
+    /// On a stream whose other side knows already who this is.
+    pub async fn over(stream: BoxStream, own: u8) -> Option<Self> {
+        let mut framed = Framed::new(stream);
         let hello = MeshHello {
             protocol: MESH_PROTOCOL,
             cluster: ClusterId::from_entropy(CLUSTER),
@@ -65,11 +69,14 @@ impl Client {
     }
     /// A session like any other, until it misbehaves.
     pub async fn join(addr: &str, own: u8) -> Self {
-        let mut client = Self::greet(addr, own).await;
-        client.authenticate(own.into()).await;
-        client.send(&announce([DOOR])).await;
-        client.send(&control(9, b"")).await;
-        client
+        Self::greet(addr, own).await.open(own).await
+    }
+    /// The rest of the way to a session.
+    pub async fn open(mut self, own: u8) -> Self {
+        self.authenticate(own.into()).await;
+        self.send(&announce([DOOR])).await;
+        self.send(&control(9, b"")).await;
+        self
     }
     pub async fn send(&mut self, payload: &[u8]) {
         let frame = [&(payload.len() as u64).to_be_bytes()[..], payload].concat();
@@ -105,5 +112,20 @@ impl Client {
                 return wire::decode(&reply).ok();
             }
         }
+    }
+    /// The victim's next call: its number, and what it says.
+    pub async fn called(&mut self) -> Option<(u64, PeerMessage)> {
+        loop {
+            let frame = self.next().await?;
+            if let Some((number, what)) = call_in(&frame) {
+                let envelope: PeerEnvelope = wire::decode(&what).expect("the victim is honest");
+                return Some((number, envelope.message));
+            }
+        }
+    }
+    pub async fn answer(&mut self, call: u64, reply: &PeerReply) {
+        let what = wire::encode(reply).expect("small");
+        let fields = [number(1, DOOR), number(2, call), nested(3, &what)];
+        self.send(&nested(2, &nested(3, &fields.concat()))).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Node processes, from outside. Every process is killed when its handle goes.
+//! Node processes, from outside. Each ends when its handle goes, and fails the test if its universe judges badly.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -23,6 +23,8 @@ pub struct Node {
     child: Child,
     stdin: ChildStdin,
     heard: Arc<Heard>,
+    /// By the test.
+    killed: bool,
 }
 
 impl Node {
@@ -50,7 +52,7 @@ impl Node {
                 }
             }
         });
-        let mut node = Self { number, addr: String::new(), child, stdin, heard };
+        let mut node = Self { number, addr: String::new(), child, stdin, heard, killed: false };
         node.addr = node.wait_for("listening ").split_off("listening ".len());
         node
     }
@@ -124,14 +126,33 @@ impl Node {
         kill_process(self.pid(), Signal::CONT).expect("it runs");
     }
     pub fn kill(&mut self) {
+        self.killed = true;
         let _gone = self.child.kill();
         let _status = self.child.wait();
+    }
+    /// Has it stop its mesh and judge what it leaves.
+    fn finish(&mut self) {
+        self.tell("finish");
+        let until = Instant::now() + DEADLINE;
+        while Instant::now() < until {
+            if let Some(status) = self.child.try_wait().expect("it is ours") {
+                assert!(status.success(), "node {} ended badly: its stderr says how", self.number);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.kill();
+        panic!("node {} does not finish", self.number);
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.kill();
+        if std::thread::panicking() {
+            self.kill();
+        } else if !self.killed {
+            self.finish();
+        }
     }
 }
 

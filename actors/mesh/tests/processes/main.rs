@@ -1,10 +1,11 @@
-//! The real mesh, one process per node.
+//! The real mesh: one process per node, and one mesh in this process among managers written by hand.
 
 mod attacks;
 mod bytes;
 mod client;
 mod harness;
 mod node;
+mod tree;
 
 use std::time::Duration;
 

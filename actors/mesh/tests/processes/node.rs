@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::{Connection, Services};
-use muster_kernel::{Intensity, Recipient, Supervisor, Tree};
+use muster_kernel::Recipient;
 use muster_mesh::{Dial, DialFailure, DialedPeer, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
 use muster_messages::protocol::{IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service};
 use muster_messages::wire::{EntryKind, PacketKind, PeerCall, RaftEntry, RaftPacket, SeatRequest, SnapshotHead};
 use muster_messages::*;
+use muster_tests::Universe;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 
 pub const CLUSTER: u128 = 77;
 
@@ -61,13 +63,14 @@ impl Dial for PlainDial {
     }
 }
 
-async fn listen(own: u8, services: Services) -> SocketAddr {
+async fn listen(own: u8, services: Services, around: &mut JoinSet<()>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = listener.local_addr().expect("bound");
-    tokio::spawn(async move {
+    around.spawn(async move {
+        let mut greeting = JoinSet::new();
         while let Ok((mut stream, remote)) = listener.accept().await {
             let services = services.clone();
-            tokio::spawn(async move {
+            greeting.spawn(async move {
                 let theirs = stream.read_u8().await?;
                 stream.write_u8(own).await?;
                 let identity = Some(identity(theirs.into()));
@@ -124,7 +127,7 @@ fn raft_probe() -> Recipient<RaftMemberMsg> {
     })
 }
 
-fn call(text: &str) -> PeerCall {
+pub fn call(text: &str) -> PeerCall {
     PeerCall::Seat {
         node: node(0),
         request: SeatRequest { advertise: text.to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL },
@@ -147,7 +150,9 @@ struct Running {
     own: u64,
     mesh: MeshHandle,
     replica: watch::Sender<Arc<Replica>>,
-    tree: Tree,
+    universe: Universe,
+    /// What is around the mesh: the listener, the services, calls of the test's.
+    around: JoinSet<()>,
 }
 
 pub fn run(own: u8, idle: Duration) {
@@ -166,7 +171,8 @@ async fn serve(own: u8, idle: Duration) {
     let (_renewals, credentials) = watch::channel(Arc::new(credentials));
     let (replica, replica_rx) = watch::channel(Arc::new(Replica::default()));
     let (calls, incoming) = mpsc::channel(256);
-    tokio::spawn(answer(incoming));
+    let (universe, mut around) = (Universe::start().await, JoinSet::new());
+    around.spawn(answer(incoming));
     let wiring = MeshWiring {
         credentials,
         replica: replica_rx,
@@ -177,14 +183,10 @@ async fn serve(own: u8, idle: Duration) {
         services: services.clone(),
     };
     let mesh = Mesh::new(MeshConfig { idle, ..MeshConfig::default() }, wiring);
-    let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.expect("a root");
-    root.children().start(mesh.spec());
-    while !services.serves(Service::Mesh) {
-        tokio::task::yield_now().await;
-    }
-    let addr = listen(own, services).await;
-    let running = Running { own: own.into(), mesh: mesh.handle(), replica, tree };
+    universe.start_actor(mesh.spec());
+    universe.healthy("node/mesh", 1).await;
+    let addr = listen(own, services, &mut around).await;
+    let mut running = Running { own: own.into(), mesh: mesh.handle(), replica, universe, around };
     say(format_args!("listening {addr}"));
 
     let (lines, mut commands) = mpsc::unbounded_channel();
@@ -199,6 +201,10 @@ async fn serve(own: u8, idle: Duration) {
     });
     while let Some(line) = commands.recv().await {
         let words: Vec<&str> = line.split(' ').collect();
+        if words == ["finish"] {
+            running.around.shutdown().await;
+            return running.universe.finish().await;
+        }
         running.obey(&words).await;
     }
 }
@@ -208,7 +214,7 @@ fn parse<T: std::str::FromStr>(word: &str) -> T {
 }
 
 impl Running {
-    async fn obey(&self, words: &[&str]) {
+    async fn obey(&mut self, words: &[&str]) {
         match words {
             ["members", members @ ..] => {
                 let member = |word: &&str| {
@@ -254,7 +260,7 @@ impl Running {
             }
             ["call", to, text] => {
                 let (mesh, to, text) = (self.mesh.clone(), node(parse(to)), (*text).to_owned());
-                tokio::spawn(async move {
+                self.around.spawn(async move {
                     match mesh.call(to, Duration::from_secs(3), call(&text)).await {
                         Ok(bytes) => say(format_args!("answer ok {}", String::from_utf8_lossy(&bytes))),
                         Err(error) => say(format_args!("answer {}", error.code)),
@@ -267,11 +273,11 @@ impl Running {
                 let probed = self.mesh.recipient().ask(Duration::from_secs(10), msg).await.expect("it answers");
                 say(format_args!("probe {}", probed.map_or_else(|e| e.code.to_string(), |()| "ok".to_owned())));
             }
-            ["crash", path] => self.tree.crash(path, CrashHow::Panic).expect("it is there"),
+            ["crash", path] => self.universe.crash(path, CrashHow::Panic),
             ["view", path] => {
                 let mut view = serde_json::json!({});
                 // An actor that is restarting has no view yet.
-                if let Ok(node) = self.tree.inspect(path).await
+                if let Ok(node) = self.universe.tree().inspect(path).await
                     && node.view.is_object()
                 {
                     view = node.view;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_kernel::Fuse;
-use muster_messages::protocol::{MeshMsg, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg};
+use muster_messages::protocol::{Applied, MeshMsg, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg};
 use muster_messages::wire::{SeatReply, SeatRequest};
 use muster_messages::*;
 use muster_role_manager::Msg;
@@ -36,31 +36,50 @@ impl Stage {
         })
     }
 
+    /// The raft member has applied something, or refused it.
+    fn answer(
+        &mut self,
+        fuse: &Fuse,
+        revision: Revision,
+        result: Result<(), CommandRefusal>,
+        reply: Reply<Result<Applied, ProposeError>>,
+    ) {
+        if !self.copies_late {
+            self.show();
+        }
+        self.universe.point(PATH, fuse);
+        let _gone = reply.send(result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
+        if self.copies_late {
+            self.universe.point(PATH, fuse);
+            self.show();
+        }
+    }
+
     /// One thing that the raft member or the mesh has been asked for. Whatever is asked twice is judged twice, as by the
     /// real ones.
     async fn serve(&mut self, fuse: &Fuse, seats: &mut BTreeMap<&'static str, u32>) {
         tokio::select! {
             msg = self.raft.next("work for the raft member") => {
                 self.universe.point(PATH, fuse);
+                let at = self.tables.revision.next();
                 match msg {
                     RaftMemberMsg::Propose { command, reply, .. } => {
-                        let at = self.tables.revision.next();
                         let result = muster_store::apply(&mut self.tables, at, &command);
-                        self.show();
-                        self.universe.point(PATH, fuse);
-                        let applied = muster_messages::protocol::Applied { revision: at };
-                        let _gone = reply.send(result.map(|()| applied).map_err(ProposeError::Refused));
+                        self.answer(fuse, at, result, reply);
                     }
                     RaftMemberMsg::ProposeSeat { change, reply } => {
-                        let at = self.tables.revision.next();
                         let result = muster_store::apply_seat(&mut self.tables, at, &change);
                         if result.is_ok() {
                             *seats.entry(kind(&change.kind)).or_default() += 1;
                         }
-                        self.show();
-                        self.universe.point(PATH, fuse);
-                        let applied = muster_messages::protocol::Applied { revision: at };
-                        let _gone = reply.send(result.map(|()| applied).map_err(ProposeError::Refused));
+                        self.answer(fuse, at, result, reply);
+                    }
+                    // The first heir is not ready.
+                    RaftMemberMsg::TransferLeadership { to, reply } => {
+                        let offers = seats.entry("leadership offered").or_default();
+                        *offers += 1;
+                        let heir = if *offers == 1 { Err(ProposeError::TimedOut) } else { Ok(to.expect("it names one")) };
+                        let _gone = reply.send(heir);
                     }
                     other => panic!("nothing else is wanted: {}", muster_messages::protocol::Named::name(&other)),
                 }
@@ -92,8 +111,9 @@ fn kind(change: &SeatChangeKind) -> &'static str {
 }
 
 /// One is promoted, one demoted, one removed, all at once.
-async fn three_wishes(fuse: Fuse) {
+async fn three_wishes(fuse: Fuse, copies_late: bool) {
     let mut stage = Stage::set(3, 2).await;
+    stage.copies_late = copies_late;
     stage.universe.crash_at(PATH, &fuse);
     let by = || Principal::Operator;
     let promoted = stage.insists(move |reply| {
@@ -138,13 +158,40 @@ async fn three_wishes(fuse: Fuse) {
 
 #[tokio::test(start_paused = true)]
 async fn wherever_it_crashes_every_wish_is_fulfilled_and_no_seat_changes_twice() {
-    let points = at_every_point(three_wishes).await;
-    assert!(points > 100, "there were {points} crash points");
+    for copies_late in [false, true] {
+        let points = at_every_point(async |fuse| three_wishes(fuse, copies_late).await).await;
+        assert!(points > 100, "there were {points} crash points");
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn wherever_it_crashes_while_it_recovers_from_a_crash_the_same_holds() {
     for later in 0..4 {
-        at_every_point_twice(later, three_wishes).await;
+        at_every_point_twice(later, async |fuse| three_wishes(fuse, false).await).await;
     }
+}
+
+/// The leader itself is to be a worker: it may not go before somebody else leads.
+async fn the_leader_is_demoted(fuse: Fuse) {
+    let mut stage = Stage::set(3, 0).await;
+    stage.universe.crash_at(PATH, &fuse);
+    let demoted = stage.insists(|reply| {
+        let (node, role, request) = (id(1), Role::Worker, RequestId(1));
+        RoleManagerMsg::SetRole { node, role, by: Principal::Operator, request, reply }
+    });
+    let mut seats = BTreeMap::new();
+    let deadline = Instant::now() + PATIENCE;
+    while !(demoted.is_finished() && seats.get("leadership offered").is_some_and(|offers| *offers > 1)) {
+        assert!(Instant::now() < deadline, "never offered again: {seats:?} {:?}", stage.view.borrow());
+        stage.serve(&fuse, &mut seats).await;
+    }
+    assert_eq!(stage.tables.nodes[&id(1)].desired_role, Role::Worker);
+    assert_eq!(seats.keys().collect::<Vec<_>>(), [&"leadership offered"], "its seat stays while it leads");
+    stage.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wherever_it_crashes_a_leader_that_is_to_go_offers_its_office_until_somebody_takes_it() {
+    let points = at_every_point(the_leader_is_demoted).await;
+    assert!(points > 30, "there were {points} crash points");
 }

@@ -23,6 +23,8 @@ pub struct Stage {
     pub view: watch::Receiver<Arc<RoleView>>,
     pub roles: Address<Msg>,
     pub universe: Universe,
+    /// Its copy follows an answer, as it may; else it comes before.
+    pub copies_late: bool,
 }
 
 impl Stage {
@@ -34,7 +36,7 @@ impl Stage {
         let universe = Universe::start().await;
         let (raft, mesh, roles) = (universe.probe("raft-member"), universe.probe("mesh"), Address::new(64));
         let ports = Ports { raft: raft.recipient(), mesh: mesh.recipient(), replica, view };
-        let stage = Self { tables, publish, raft, mesh, view: seen, roles, universe };
+        let stage = Self { tables, publish, raft, mesh, view: seen, roles, universe, copies_late: false };
         stage.show();
         stage.universe.start_actor(Spec::actor("role-manager", stage.roles.clone(), move || {
             Ok(RoleManagerShell::new(id(1), Config::default(), ports.clone(), slot.clone()))

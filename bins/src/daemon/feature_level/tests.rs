@@ -133,7 +133,7 @@ async fn what_the_cluster_has_already_is_not_brought() {
     let mut world = World::new().await;
     let (mut copy, definition) = (known(1), definition(LEVEL));
     let key = DefinitionKey { reconciler: definition.reconciler.clone(), release: definition.release.triple };
-    copy.tables.reconcilers.definitions.insert(key, Arc::new(definition.into()));
+    copy.tables.reconcilers.definitions.insert(key, Arc::new(definition));
     world.publish(copy);
     world.takes_part().await;
     world.brought.expect_none(Duration::from_secs(3600)).await;

@@ -118,7 +118,7 @@ impl World {
     async fn asked(&self) -> tokio::sync::oneshot::Receiver<Result<Vec<u8>, ErrorBody>> {
         let (reply, answer) = tokio::sync::oneshot::channel();
         let call = IncomingCall { forwarder: node(9), call: seat_call(), reply: reply.into() };
-        self.incoming.send(call).await.ok().expect("the router's queue is there");
+        self.incoming.send(call).await.expect("the router's queue is there");
         answer
     }
     /// The role manager answers the next question with this seat.

@@ -10,16 +10,19 @@ use super::{Answers, PATIENCE, Say};
 /// Questions in one write.
 const TOGETHER: usize = 64;
 
-fn question(say: Say, number: usize) -> String {
+/// Method, path and body.
+pub(super) fn question(say: Say, number: usize) -> (&'static str, &'static str, String) {
     match say {
-        Say::Reads => "GET /v1/nodes/n1?fresh=true HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
-        Say::Polls => "GET /v1/events?since=9000000000&watch=1 HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
-        Say::Writes => {
-            let body = format!(r#"{{"add":{{"rush":"{number}"}}}}"#);
-            let head = "PATCH /v1/nodes/n1 HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
-            format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
-        }
+        Say::Reads => ("GET", "/v1/nodes/n1?fresh=true", String::new()),
+        Say::Polls => ("GET", "/v1/events?since=9000000000&watch=1", String::new()),
+        Say::Writes => ("PATCH", "/v1/nodes/n1", format!(r#"{{"add":{{"rush":"{number}"}}}}"#)),
     }
+}
+
+fn written(say: Say, number: usize) -> String {
+    let (method, path, body) = question(say, number);
+    let length = body.len();
+    format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
 /// Asks all of these on one connection, and reads every answer.
@@ -32,7 +35,7 @@ where
     let writing = async {
         let all: Vec<usize> = numbers.collect();
         for some in all.chunks(TOGETHER) {
-            let text: String = some.iter().map(|number| question(say, *number)).collect();
+            let text: String = some.iter().map(|number| written(say, *number)).collect();
             if writer.write_all(text.as_bytes()).await.is_err() || writer.flush().await.is_err() {
                 return; // the reader sees it, too
             }
@@ -42,11 +45,7 @@ where
         let mut answers = Answers::default();
         while answers.answered() < wanted {
             let Ok(Some((status, later))) = timeout(PATIENCE, answer(&mut reader)).await else { break };
-            match status {
-                200 => answers.ok += 1,
-                429 | 503 if later => answers.later += 1,
-                other => answers.refused(other.to_string()),
-            }
+            answers.of_status(status, later);
         }
         answers.none = wanted - answers.answered();
         answers

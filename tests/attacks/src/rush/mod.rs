@@ -4,6 +4,7 @@
 mod ask;
 mod honest;
 mod http;
+mod http2;
 mod join;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,8 @@ pub enum Door {
     Api,
     /// The same over HTTP/1.1, pipelined.
     Http,
+    /// The same over HTTP/2.
+    Http2,
     /// The admin socket.
     Socket,
     /// The join service, from one address: half of the connections ask for the root, three times; the others to become a node.
@@ -60,8 +63,8 @@ pub struct Rush {
 
 /// Every rush that makes sense.
 pub fn every() -> impl Iterator<Item = (Door, Say)> {
-    let asked = [Door::Api, Door::Http, Door::Socket].into_iter().flat_map(|door| {
-        let polls = (door != Door::Http).then_some(Say::Polls); // over HTTP they wait for 25 s
+    let asked = [Door::Api, Door::Http, Door::Http2, Door::Socket].into_iter().flat_map(|door| {
+        let polls = matches!(door, Door::Api | Door::Socket).then_some(Say::Polls); // over HTTP they wait for 25 s
         [Say::Reads, Say::Writes].into_iter().chain(polls).map(move |say| (door, say))
     });
     asked.chain([(Door::Join, Say::Writes)])
@@ -85,6 +88,13 @@ impl Answers {
             Ok(()) => self.ok += 1,
             Err(error) if error.retry_after_ms.is_some() => self.later += 1,
             Err(error) => self.refused(format!("{}: {error}", error.code)),
+        }
+    }
+    fn of_status(&mut self, status: u16, later: bool) {
+        match status {
+            200 => self.ok += 1,
+            429 | 503 if later => self.later += 1,
+            other => self.refused(other.to_string()),
         }
     }
     fn refused(&mut self, what: String) {
@@ -168,7 +178,9 @@ async fn workers(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Vec<Wor
     let each = rush.requests.div_ceil(rush.connections);
     let mut workers: Vec<Worker> = Vec::new();
     let operator = match rush.door {
-        Door::Api | Door::Http => Some(cluster.user(&format!("rush-{}", rand::random::<u32>()), true).await?),
+        Door::Api | Door::Http | Door::Http2 => {
+            Some(cluster.user(&format!("rush-{}", rand::random::<u32>()), true).await?)
+        }
         Door::Socket | Door::Join => None,
     };
     let asked = match (rush.door, &operator) {
@@ -183,6 +195,10 @@ async fn workers(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Vec<Wor
             (Door::Http, Some(operator), _) => {
                 let tls = Caller::with(to, &[b"http/1.1"], operator)?.tls().await.map_err(failed)?;
                 Box::pin(http::ask(tls, rush.say, mine))
+            }
+            (Door::Http2, Some(operator), _) => {
+                let tls = Caller::with(to, &[b"h2"], operator)?.tls().await.map_err(failed)?;
+                Box::pin(http2::ask(tls, rush.say, mine))
             }
             (Door::Api, Some(operator), _) => {
                 let greeted = Caller::with(to, Service::Api.alpn(), operator)?.greeted().await;

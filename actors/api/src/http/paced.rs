@@ -1,0 +1,74 @@
+//! A connection that is read slowly once its client goes on although it is told to come back later. What it asked is answered at
+//! once, so nothing is kept for it; what it asks next waits in its own socket.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::native::PACE;
+
+/// Until when a connection is not read. Clones are the same connection's.
+#[derive(Clone, Default)]
+pub(super) struct Pause(Arc<Mutex<Option<Instant>>>);
+
+impl Pause {
+    /// By as much as a native connection is not read for each refusal.
+    pub fn lengthen(&self) {
+        let (mut until, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        *until = Some(until.map_or(now, |until| until.max(now)) + PACE);
+    }
+    /// `None`: it is over.
+    fn until(&self) -> Option<Instant> {
+        let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        until.filter(|until| *until > Instant::now())
+    }
+}
+
+/// A stream that is not read during its pauses, and always written.
+pub(super) struct Paced<S> {
+    stream: S,
+    pause: Pause,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl<S> Paced<S> {
+    pub fn new(stream: S, pause: Pause) -> Self {
+        Self { stream, pause, timer: Box::pin(sleep_until(Instant::now())) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        while let Some(until) = self.pause.until() {
+            self.timer.as_mut().reset(until);
+            ready!(self.timer.as_mut().poll(cx));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
