@@ -74,6 +74,9 @@ struct Expected {
     optional: bool,
 }
 
+/// How often others get a turn before time may pass: what comes at once comes within so many.
+const TURNS: u32 = 200;
+
 /// How long the last tasks, and what works beside actors, get to see that these have gone.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -168,6 +171,20 @@ impl Universe {
     pub fn crash_at(&mut self, path: &str, fuse: &Fuse) {
         self.expected_panics.push(Expected { text: Fuse::BLOWN.to_owned(), optional: true });
         self.tree().arm(path, fuse.clone()).expect("who is to crash is in the tree");
+    }
+    /// The same in [another](Self::another) process, as soon as the actor is in its tree: most likely before it has begun.
+    pub async fn crash_at_in(&mut self, tree: &Tree, path: &str, fuse: &Fuse) {
+        self.expected_panics.push(Expected { text: Fuse::BLOWN.to_owned(), optional: true });
+        let deadline = Instant::now() + PATIENCE;
+        let mut turns = 0;
+        while tree.arm(path, fuse.clone()).is_err() {
+            assert!(Instant::now() < deadline, "never in the tree: {path}");
+            turns += 1;
+            match turns {
+                ..TURNS => tokio::task::yield_now().await,
+                _ => tokio::time::sleep(Duration::from_micros(500)).await,
+            }
+        }
     }
     /// A crash point outside the actor: if it is the one, the actor is killed as soon as it takes its next message. Such are the
     /// moments at which its collaborators have heard of something, have done it, and have answered.

@@ -15,6 +15,7 @@ use muster_elector::{
 };
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{ErrorBody, ErrorCode, FencingToken, LeaseView, Revision, SessionId};
+use muster_tests::Universe;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -198,14 +199,15 @@ impl Drop for Leave {
     }
 }
 
-/// A judge and candidates for its lease.
+/// A judge and candidates for its lease, each with a tree of its own.
 struct World {
+    universe: Universe,
     judge: Judge,
     worker: Worker,
 }
 
 impl World {
-    fn new() -> Self {
+    async fn begin() -> Self {
         let worker = Worker {
             name: "",
             log: Log::default(),
@@ -214,7 +216,7 @@ impl World {
             tokens: Arc::default(),
             panics: false,
         };
-        Self { judge: Judge::new(), worker }
+        Self { universe: Universe::start().await, judge: Judge::new(), worker }
     }
     fn config(&self, name: &str) -> ElectorConfig {
         ElectorConfig::new(LeaseRef { namespace: "default".into(), name: "job".into() }, name)
@@ -243,7 +245,7 @@ async fn leads(elector: &LeaderElector) {
 
 #[tokio::test(start_paused = true)]
 async fn the_lease_is_given_up_once_the_work_has_returned_and_not_before() {
-    let mut world = World::new();
+    let mut world = World::begin().await;
     world.worker.drains = Duration::from_secs(60);
     let first = world.candidate("a").await;
     leads(&first).await;
@@ -258,18 +260,21 @@ async fn the_lease_is_given_up_once_the_work_has_returned_and_not_before() {
     assert_eq!(world.tokens(), [1, 3]);
     assert!(!first.is_leader() && second.is_leader());
     assert_eq!(second.leader().as_deref(), Some("b"));
+    drop((first, second));
+    world.universe.finish().await;
 }
 
 /// Cases 29 and 30: events are the identity and a text, and nobody needs to listen.
 #[tokio::test(start_paused = true)]
 async fn what_happened_is_told_once_and_in_order() {
-    let world = World::new();
+    let world = World::begin().await;
     let elector = world.candidate("a").await;
     leads(&elector).await;
     elector.stop();
     elector.ended().await.unwrap();
     let told = ["a sees a", "a became leader", "a stopped leading", "a: the elector was stopped", "a sees nobody"];
     assert_eq!(world.worker.log.lines(), told);
+    drop(elector);
 
     struct Deaf;
     impl Candidate for Deaf {
@@ -282,11 +287,13 @@ async fn what_happened_is_told_once_and_in_order() {
     let elector = LeaderElector::start(setup).await.unwrap();
     assert_eq!(elector.ended().await, Ok(()), "work that returns by itself is done");
     assert_eq!(world.judge.holder(), None);
+    drop(elector);
+    world.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_a_cluster_it_steps_down_in_time_and_stands_again_under_a_new_token() {
-    let world = World::new();
+    let world = World::begin().await;
     let elector = world.candidate("a").await;
     leads(&elector).await;
     let since = Instant::now();
@@ -298,11 +305,13 @@ async fn without_a_cluster_it_steps_down_in_time_and_stands_again_under_a_new_to
     leads(&elector).await;
     assert_eq!(world.tokens().len(), 2);
     assert!(world.tokens()[1] > world.tokens()[0]);
+    drop(elector);
+    world.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_preferred_holder_gets_the_lease_in_a_moment() {
-    let world = World::new();
+    let world = World::begin().await;
     let first = world.candidate("a").await;
     leads(&first).await;
     let second = world.candidate("b").await;
@@ -312,21 +321,26 @@ async fn a_preferred_holder_gets_the_lease_in_a_moment() {
     leads(&second).await;
     assert!(asked.elapsed() < Duration::from_millis(100), "{:?}", asked.elapsed());
     assert!(world.worker.log.lines().contains(&"a: b is preferred".to_owned()));
+    drop((first, second));
+    world.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_crash_the_next_time_of_leading_has_its_own_token() {
-    let mut world = World::new();
+    let mut world = World::begin().await;
     world.worker.panics = true;
+    world.universe.expects_panic("the work panics");
     let elector = world.candidate("a").await;
     until(&elector, |status| status.view.token.is_some_and(|token| token > FencingToken(1))).await;
     assert_eq!(world.tokens(), [1, 3], "released in between, when the first could do no more harm");
+    drop(elector);
+    world.universe.finish().await;
 }
 
 /// Case 21, and all that others may ask of a running elector.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_can_be_looked_at_from_anywhere_while_it_renews() {
-    let world = World::new();
+    let world = World::begin().await;
     let quick = ElectorConfig { retry_period: Duration::from_millis(5), ..world.config("a") };
     let elector = world.candidate_as(quick, world.worker.clone()).await;
     leads(&elector).await;
@@ -357,13 +371,15 @@ async fn it_can_be_looked_at_from_anywhere_while_it_renews() {
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     assert!(text.contains("leader_election_master_status{name=\"default/job\"} 1"), "{text}");
     assert!(text.contains("leader_election_terms_total{name=\"default/job\"} 1"), "{text}");
+    drop((health, registry));
+    world.universe.finish().await;
 }
 
 /// A hundred rounds of taking the lease away, cutting the cluster off and stopping candidates: the worker checks that
 /// it is alone.
 #[tokio::test(start_paused = true)]
 async fn whatever_happens_one_works_at_a_time_and_tokens_grow() {
-    let mut world = World::new();
+    let mut world = World::begin().await;
     world.worker.drains = Duration::from_millis(300);
     let config = |name: &str| ElectorConfig {
         lease_duration: Duration::from_secs(3),
@@ -402,4 +418,6 @@ async fn whatever_happens_one_works_at_a_time_and_tokens_grow() {
     }
     let tokens = world.tokens();
     assert!(tokens.len() > 50 && tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    drop(electors);
+    world.universe.finish().await;
 }

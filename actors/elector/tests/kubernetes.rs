@@ -12,6 +12,7 @@ use muster_elector::kubernetes::{ApiError, ApiRequest, KubeApi, LeaseLock};
 use muster_elector::{Candidate, ConfigRefusal, Election, ElectorConfig, LeaderElector, Setup, StartError, Term};
 use muster_messages::FencingToken;
 use muster_messages::wire::LeaseRef;
+use muster_tests::Universe;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
@@ -76,7 +77,7 @@ async fn leads(elector: &LeaderElector) {
 
 #[tokio::test(start_paused = true)]
 async fn the_next_leads_after_a_release_within_a_poll_and_under_a_larger_token() {
-    let server = Server::default();
+    let (universe, server) = (Universe::start().await, Server::default());
     let first = LeaderElector::start(setup(&server, "a")).await.unwrap();
     leads(&first).await;
     let second = LeaderElector::start(setup(&server, "b")).await.unwrap();
@@ -89,11 +90,13 @@ async fn the_next_leads_after_a_release_within_a_poll_and_under_a_larger_token()
     leads(&second).await;
     assert!(released.elapsed() <= Duration::from_millis(4400), "{:?}", released.elapsed());
     assert!(second.token() > Some(FencingToken(10)));
+    drop((first, second));
+    universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_gone_is_followed_after_its_time() {
-    let server = Server::default();
+    let (universe, server) = (Universe::start().await, Server::default());
     let first = LeaderElector::start(setup(&server, "a")).await.unwrap();
     leads(&first).await;
     let second = LeaderElector::start(setup(&server, "b")).await.unwrap();
@@ -104,17 +107,21 @@ async fn one_that_is_gone_is_followed_after_its_time() {
     let took = killed.elapsed();
     assert!(took >= Duration::from_secs(15) && took < Duration::from_secs(20), "{took:?}");
     assert_eq!(server.0.lock().unwrap().writes, 2, "the dropped one wrote no more");
+    drop(second);
+    universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_costs_one_write_each_period() {
-    let server = Server::default();
+    let (universe, server) = (Universe::start().await, Server::default());
     let elector = LeaderElector::start(setup(&server, "a")).await.unwrap();
     leads(&elector).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     let writes = server.0.lock().unwrap().writes;
     assert!((10..=12).contains(&writes), "{writes}");
     assert_eq!(elector.status().borrow().view.slow_path, 0);
+    drop(elector);
+    universe.finish().await;
 }
 
 #[tokio::test]

@@ -73,6 +73,8 @@ impl GateWatch {
     /// Watches the gate of this reconciler. Needs a tokio runtime.
     pub fn new(cluster: Arc<dyn Cluster>, reconciler: impl Into<String>) -> Self {
         let (tell, seen) = watch::channel(None);
+        let tell = Arc::new(tell);
+        let unwatched = Arc::clone(&tell);
         let watched = asking::watch(cluster, Name(reconciler.into()), move |answer| {
             let news = match answer {
                 Ok(status) => Some(GateSeen::of(&Value::Object(status.rest))),
@@ -83,10 +85,15 @@ impl GateWatch {
             if let Some(news) = news {
                 tell.send_if_modified(|known| known.replace(news.clone()).as_ref() != Some(&news));
             }
-            let heard = !tell.is_closed();
-            async move { heard }
+            std::future::ready(true)
         });
-        tokio::spawn(watched);
+        // An answer may take as long as there is no news: it ends in the middle of that, too.
+        tokio::spawn(async move {
+            tokio::select! {
+                () = unwatched.closed() => {}
+                () = watched => {}
+            }
+        });
         Self { seen }
     }
 

@@ -350,7 +350,10 @@ impl Agent {
         match reason {
             RefusalReason::Blocked => self.end(NodeTrouble::new(TroubleReason::Blocked, message, at), out),
             RefusalReason::Removed => self.end(NodeTrouble::new(TroubleReason::Removed, message, at), out),
-            RefusalReason::Demoted if self.certificate.role == Role::Manager => self.renewal.demoted(),
+            RefusalReason::Demoted if self.certificate.role == Role::Manager => {
+                out.push(Effect::KeepDemoted(self.certificate.serial.clone()));
+                self.renewal.demoted();
+            }
             _ => {}
         }
     }

@@ -453,6 +453,7 @@ fn a_manager_told_demoted_stops_its_manager_half_and_asks_for_a_certificate() {
     w.show(view(9, Role::Manager, 5)); // this host has not heard of the demotion yet
     w.step(Input::RefusedByPeer { refusal: refusal(RefusalReason::Demoted), serial: Some("aa".to_owned()) });
     assert!(!w.wanted());
+    assert!(w.said(|e| matches!(e, Effect::KeepDemoted(serial) if serial == "aa")), "for the next incarnation");
     let (id, because) = w.sign_asked().unwrap();
     assert_eq!(because, Because::ToldDemoted);
     w.signed(id, certificate(Role::Manager, 14, "bb")); // promoted again meanwhile: the last wish holds

@@ -16,6 +16,7 @@ pub const PATH: &str = "node/elections";
 
 pub struct Stage {
     pub tables: Tables,
+    pub term: Term,
     publish: watch::Sender<Arc<Replica>>,
     pub raft: Probe<RaftMemberMsg>,
     pub elections: Address<Msg>,
@@ -26,16 +27,23 @@ type Renewed = Result<Result<Vec<Renewal>, ErrorBody>, AskError>;
 
 impl Stage {
     pub async fn set() -> Self {
-        let (publish, replica) = watch::channel(Arc::default());
-        let (config, universe) = (ElectionsConfig::default(), Universe::start().await);
-        let (elections, raft) = (elections_address(&config), universe.probe("raft-member"));
-        let ports = ElectionsPorts::new(config, Term(5), replica, raft.recipient());
+        let universe = Universe::start().await;
+        let (raft, elections) = (universe.probe("raft-member"), elections_address(&ElectionsConfig::default()));
         let tables = Tables { revision: Revision(10), ..Tables::default() };
-        let stage = Self { tables, publish, raft, elections, universe };
-        stage.show();
-        stage.universe.start_actor(elections_spec(stage.elections.clone(), ports));
-        stage.healthy(PATH, 1).await;
+        let publish = watch::Sender::new(Arc::default());
+        let mut stage = Self { tables, term: Term(4), publish, raft, elections, universe };
+        stage.lead().await;
         stage
+    }
+    /// This member leads, in the next term.
+    pub async fn lead(&mut self) {
+        self.term = self.term.next();
+        self.show();
+        let config = ElectionsConfig::default();
+        self.elections = elections_address(&config);
+        let ports = ElectionsPorts::new(config, self.term, self.publish.subscribe(), self.raft.recipient());
+        self.universe.start_actor(elections_spec(self.elections.clone(), ports));
+        self.healthy(PATH, 1).await;
     }
     async fn healthy(&self, path: &str, incarnation: u64) {
         self.universe.healthy(path, incarnation).await;
@@ -44,14 +52,14 @@ impl Stage {
         self.universe.until(path, "as the test has it", holds).await;
     }
     pub fn replica(&self) -> Arc<Replica> {
-        let raft = RaftStatus { term: Term(5), leading: true, ..RaftStatus::default() };
+        let raft = RaftStatus { term: self.term, leading: true, ..RaftStatus::default() };
         Arc::new(Replica { tables: self.tables.clone(), raft })
     }
     fn show(&self) {
         self.publish.send_replace(self.replica());
     }
     pub fn apply(&mut self, command: &Command) -> Result<Applied, ProposeError> {
-        let at = Place { revision: self.tables.revision.next(), term: Term(5) };
+        let at = Place { revision: self.tables.revision.next(), term: self.term };
         let result = muster_store::apply(&mut self.tables, at, command);
         self.show();
         result.map(|()| Applied { revision: at.revision }).map_err(ProposeError::Refused)

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_elector::clock::TokioTime;
-use muster_kernel::{Intensity, Supervisor, Tree};
 use muster_messages::{CrashHow, ReconcilerChange, SessionId};
 use muster_reconciler::{
     Admission, GateSeen, GateWatch, LeaseTiming, Member, MemberSetup, ServingGuard, Standing, Waiting, member_spec,
@@ -29,7 +28,7 @@ async fn ready(waiting: Waiting) -> ServingGuard {
 /// Scenario 2.
 #[tokio::test(start_paused = true)]
 async fn a_member_waits_for_the_first_run_and_then_serves() {
-    let world = World::new();
+    let world = World::begin().await;
     let waiting = announce(&world, "m1", "1.0.0", Some("1.0.0")).await;
     reason(&waiting, "no-gate").await;
     world.with(|judge| judge.define(digested(schema("0.9.0", "0.0.0"))));
@@ -38,20 +37,22 @@ async fn a_member_waits_for_the_first_run_and_then_serves() {
     old.stop().await;
 
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
-    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
     let guard = ready(waiting).await;
     assert!(guard.is_serving());
     world.with(|judge| assert_eq!(judge.serving("db").len(), 1));
 
     let late = announce(&world, "m0", "0.9.9", None).await;
     reason(&late, "below-floor").await;
+    drop(late);
     guard.drain().await;
     world.with(|judge| assert_eq!(judge.serving("db").len(), 0));
+    world.end([node]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_member_that_is_dropped_leaves_at_once() {
-    let world = World::new();
+    let world = World::begin().await;
     let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
     world.with(|judge| assert_eq!(judge.serving("db").len(), 1));
     let began = Instant::now();
@@ -64,12 +65,13 @@ async fn a_member_that_is_dropped_leaves_at_once() {
     drop(waiting);
     world.until("and that of one that waited", |judge| judge.tables.reconcilers.participants.is_empty()).await;
     world.with(|judge| assert!(judge.tables.objects.is_empty(), "no lease is left behind"));
+    world.end([]).await;
 }
 
 /// 5.5: it has stopped before the cluster says that it has.
 #[tokio::test(start_paused = true)]
 async fn a_member_that_is_cut_off_is_revoked_before_its_record_goes() {
-    let world = World::new();
+    let mut world = World::begin().await;
     let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
     sleep(Duration::from_secs(30)).await;
     assert!(guard.is_serving(), "renewed");
@@ -78,6 +80,7 @@ async fn a_member_that_is_cut_off_is_revoked_before_its_record_goes() {
     let why = timeout(Duration::from_secs(60), guard.revoked()).await.unwrap();
     assert!(cut.elapsed() <= Duration::from_millis(10_100), "{:?}: {why}", cut.elapsed());
     assert!(!guard.is_serving());
+    world.universe.expects_error("the guarded work outlives its lease"); // as long as the guard is held
     world.with(|judge| assert_eq!(judge.serving("db").len(), 1, "the cluster waits out its margin"));
     world.until("its record goes with its lease", |judge| judge.serving("db").is_empty()).await;
     assert!(cut.elapsed() >= Duration::from_secs(13), "{:?}", cut.elapsed());
@@ -89,11 +92,13 @@ async fn a_member_that_is_cut_off_is_revoked_before_its_record_goes() {
     drop(guard);
     let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
     assert!(guard.is_serving());
+    drop(guard);
+    world.end([]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_member_that_is_told_to_stop_is_revoked_and_blocks_until_it_has() {
-    let world = World::new();
+    let world = World::begin().await;
     let guard = ready(announce(&world, "m1", "1.0.0", None).await).await;
     world.with(|judge| {
         let key = judge.serving("db")[0].key.clone();
@@ -104,12 +109,13 @@ async fn a_member_that_is_told_to_stop_is_revoked_and_blocks_until_it_has() {
     world.with(|judge| assert_eq!(judge.tables.reconcilers.participants.len(), 1, "it may serve still"));
     guard.drain().await;
     world.with(|judge| assert!(judge.tables.reconcilers.participants.is_empty()));
+    world.end([]).await;
 }
 
 /// Scenario 13.
 #[tokio::test(start_paused = true)]
 async fn a_gate_deleted_under_a_waiter_keeps_it_waiting_and_leaves_others_alone() {
-    let world = World::new();
+    let world = World::begin().await;
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
     let node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
     let serving = ready(announce(&world, "m1", "1.0.0", Some("1.0.0")).await).await;
@@ -122,16 +128,18 @@ async fn a_gate_deleted_under_a_waiter_keeps_it_waiting_and_leaves_others_alone(
     assert!(serving.is_serving());
     // The runner makes it anew by a full run.
     let commands = Commands::default();
-    let _node = Node::start(&world, "n1", "1.0.0", &commands).await;
+    let node = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("the gate is there again", |judge| judge.gate("schema").is_some()).await;
     assert_eq!(commands.with(|ledger| ledger.begun.len()), 1);
     reason(&waiting, "reconciler-too-old").await;
+    drop((serving, waiting));
+    world.end([node]).await;
 }
 
 /// Scenario 12: fail closed.
 #[tokio::test(start_paused = true)]
 async fn a_damaged_gate_admits_nobody_and_lets_nobody_run() {
-    let world = World::new();
+    let world = World::begin().await;
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
     let commands = Commands::default();
     let node = Node::start(&world, "n1", "1.0.0", &commands).await;
@@ -148,13 +156,14 @@ async fn a_damaged_gate_admits_nobody_and_lets_nobody_run() {
     assert_eq!(commands.with(|ledger| ledger.begun.len()), runs);
     world.with(|judge| judge.change(ReconcilerChange::DeleteGate { reconciler: "schema".into() }).unwrap());
     assert_eq!(gate.next().await, Some(GateSeen::Absent));
-    ready(waiting).await;
-    node.stop().await;
+    drop(ready(waiting).await);
+    drop(gate);
+    world.end([node]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_starts_of_one_member_are_two_incarnations() {
-    let world = World::new();
+    let world = World::begin().await;
     let first = ready(announce(&world, "m1", "1.0.0", None).await).await;
     let second = ready(announce(&world, "m1", "2.0.0", None).await).await;
     world.with(|judge| {
@@ -165,22 +174,22 @@ async fn two_starts_of_one_member_are_two_incarnations() {
     drop(first);
     world.until("the first has gone", |judge| judge.serving("db").len() == 1).await;
     assert!(second.is_serving());
+    drop(second);
+    world.end([]).await;
 }
 
 /// Whoever served by an incarnation that crashed is told, and never served by the next one.
 #[tokio::test(start_paused = true)]
 async fn a_crash_of_what_holds_its_lease_revokes_a_member() {
-    let world = World::new();
-    let tree = Tree::new();
-    let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+    let mut world = World::begin().await;
     let member = Member::new("db", "m1", release("1.0.0"));
     let setup =
         MemberSetup { cluster: world.link("m1"), clock: Arc::new(TokioTime), lease: LeaseTiming::default(), member };
     let (spec, mut view, _leave) = member_spec("member", setup.clone());
-    root.children().start(spec);
+    world.universe.start_actor(spec);
     let serving = timeout(Duration::from_secs(60), view.wait_for(|view| view.standing == Standing::Serving));
     let term = serving.await.unwrap().unwrap().term.clone().unwrap();
-    tree.crash("node/member", CrashHow::Panic).unwrap();
+    world.universe.crash("node/member", CrashHow::Panic);
     timeout(Duration::from_secs(1), term.ended()).await.unwrap();
     let over = timeout(Duration::from_secs(1), view.wait_for(|view| view.standing.is_over() && view.gone));
     assert!(over.await.unwrap().is_ok());
@@ -190,15 +199,16 @@ async fn a_crash_of_what_holds_its_lease_revokes_a_member() {
 
     // It takes part anew, in the same place of the tree.
     let (spec, mut view, _leave) = member_spec("member", setup);
-    root.children().start(spec);
+    world.universe.start_actor(spec);
     let serving = timeout(Duration::from_secs(60), view.wait_for(|view| view.standing == Standing::Serving));
     assert!(serving.await.unwrap().is_ok());
+    world.end([]).await;
 }
 
 /// SERVE-1: an admission that waited for a frozen process is none.
 #[tokio::test(start_paused = true)]
 async fn a_member_that_was_frozen_serves_only_by_a_lease_that_holds() {
-    let world = World::new();
+    let world = World::begin().await;
     let clock = Jumping::default();
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
     let member = Member::new("db", "m1", release("1.0.0")).needs("schema", triple("1.0.0"));
@@ -207,11 +217,13 @@ async fn a_member_that_was_frozen_serves_only_by_a_lease_that_holds() {
         Admission::announce_with(link, member, LeaseTiming::default(), Arc::new(clock.clone())).await.unwrap();
     reason(&waiting, "no-gate").await;
     let mut watched = waiting.standing();
-    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
     // Admitted by the cluster; the answer finds a lease that is over by the member's clock.
     world.until("admitted", |judge| judge.serving("db").len() == 1).await;
     assert!(!matches!(watched.borrow_and_update().standing, Standing::Serving), "the answer is on its way");
     clock.jump(Duration::from_secs(11));
     let guard = ready(waiting).await;
     assert!(guard.is_serving());
+    drop(guard);
+    world.end([node]).await;
 }

@@ -1,6 +1,8 @@
-//! The judge as a cluster that answers over a network: a millisecond each way, watches, expiry by its own clock.
+//! The judge as a cluster that answers over a network: a millisecond each way, watches, expiry by its own clock. And the universe
+//! around all who live in it.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,34 +14,69 @@ use muster_elector::{Cluster as Leases, Timekeeper};
 use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
 use muster_messages::{ErrorBody, ErrorCode, Revision};
 use muster_reconciler::Cluster;
+use muster_tests::Universe;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::fleet::Node;
 use crate::judge::Judge;
 
 const TRIP: Duration = Duration::from_millis(1);
 
-/// See the module. Clones are the same one.
-#[derive(Clone)]
+/// One story. Its universe judges what its actors leave behind.
 pub struct World {
+    pub universe: Universe,
+    network: Network,
+    /// The cluster's clock.
+    ticking: JoinHandle<()>,
+}
+
+impl World {
+    pub async fn begin() -> Self {
+        let (universe, network) = (Universe::start().await, Network::new());
+        let ticking = tokio::spawn(network.clone().expires_leases());
+        Self { universe, network, ticking }
+    }
+    /// The cluster, for those who look at it from elsewhere.
+    pub fn network(&self) -> Network {
+        self.network.clone()
+    }
+    /// Stops the nodes that still run. Members have been let go of.
+    pub async fn end(self, nodes: impl IntoIterator<Item = Node>) {
+        for node in nodes {
+            node.stop().await;
+        }
+        self.ticking.abort();
+        self.universe.finish().await;
+    }
+}
+
+impl Deref for World {
+    type Target = Network;
+    fn deref(&self) -> &Network {
+        &self.network
+    }
+}
+
+/// Clones are the same one.
+#[derive(Clone)]
+pub struct Network {
     judge: Arc<Mutex<Judge>>,
     news: Arc<watch::Sender<Revision>>,
     cuts: Arc<Mutex<BTreeMap<String, Arc<AtomicBool>>>>,
 }
 
-impl World {
-    /// With a clock that expires leases.
-    pub fn new() -> Self {
+impl Network {
+    fn new() -> Self {
         let judge = Arc::new(Mutex::new(Judge::founded()));
-        let world = Self { judge, news: Arc::new(watch::Sender::new(Revision(0))), cuts: Arc::default() };
-        let ticking = world.clone();
-        tokio::spawn(async move {
-            loop {
-                sleep(Duration::from_millis(50)).await;
-                ticking.with(|judge| judge.expire(TokioTime.now()));
-            }
-        });
-        world
+        Self { judge, news: Arc::new(watch::Sender::new(Revision(0))), cuts: Arc::default() }
+    }
+    async fn expires_leases(self) {
+        loop {
+            sleep(Duration::from_millis(50)).await;
+            self.with(|judge| judge.expire(TokioTime.now()));
+        }
     }
 
     /// Looks at the state, or changes it.
@@ -56,7 +93,7 @@ impl World {
     /// The way to the cluster of one member.
     pub fn link(&self, member: &str) -> Arc<Link> {
         let cut = Arc::clone(self.cuts.lock().unwrap().entry(member.to_owned()).or_default());
-        Arc::new(Link { world: self.clone(), cut })
+        Arc::new(Link { network: self.clone(), cut })
     }
     /// Whether a member reaches the cluster.
     pub fn cut(&self, member: &str, cut: bool) {
@@ -66,9 +103,13 @@ impl World {
     /// Waits until it is so. In virtual time, and not for ever.
     pub async fn until(&self, what: &str, mut holds: impl FnMut(&mut Judge) -> bool) {
         let end = Instant::now() + Duration::from_secs(600);
-        while !self.with(&mut holds) {
+        loop {
+            let (so, seen) = self.with(|judge| (holds(judge), judge.tables.revision));
+            if so {
+                return;
+            }
             assert!(Instant::now() < end, "never happened: {what}; {:#?}", self.with(|judge| judge.progress.clone()));
-            sleep(TRIP / 2).await;
+            self.after(seen, 40).await;
         }
     }
     /// It stays so for this long.
@@ -93,7 +134,7 @@ impl World {
 
 /// One member's way.
 pub struct Link {
-    world: World,
+    network: Network,
     cut: Arc<AtomicBool>,
 }
 
@@ -116,16 +157,16 @@ fn late() -> ErrorBody {
 
 impl Leases for Link {
     fn ask(&self, request: LeaseRequest, patience: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
-        let (there, back, world) = (self.travel(), self.travel(), self.world.clone());
+        let (there, back, network) = (self.travel(), self.travel(), self.network.clone());
         let asked = async move {
             there.await?;
             if let LeaseRequest::Watch { lease, seen, wait_ms } = &request {
                 let end = Instant::now() + Duration::from_millis(*wait_ms);
-                while world.with(|judge| judge.lease_revision(lease)) <= *seen && Instant::now() < end {
-                    world.after(world.with(|judge| judge.tables.revision), 100).await;
+                while network.with(|judge| judge.lease_revision(lease)) <= *seen && Instant::now() < end {
+                    network.after(network.with(|judge| judge.tables.revision), 100).await;
                 }
             }
-            let answer = world.with(|judge| judge.lease(TokioTime.now(), request));
+            let answer = network.with(|judge| judge.lease(TokioTime.now(), request));
             back.await?;
             answer
         };
@@ -140,7 +181,7 @@ impl Cluster for Link {
         patience: Duration,
     ) -> BoxFuture<'static, Result<String, ErrorBody>> {
         use ReconcilerRequest as R;
-        let (there, back, world) = (self.travel(), self.travel(), self.world.clone());
+        let (there, back, network) = (self.travel(), self.travel(), self.network.clone());
         let asked = async move {
             there.await?;
             if let R::View { seen, wait_ms, .. }
@@ -148,9 +189,9 @@ impl Cluster for Link {
             | R::Admission { seen, wait_ms, .. }
             | R::Status { seen, wait_ms, .. } = &request
             {
-                world.after(*seen, *wait_ms).await;
+                network.after(*seen, *wait_ms).await;
             }
-            let answer = world.with(|judge| judge.reconcile(request));
+            let answer = network.with(|judge| judge.reconcile(request));
             back.await?;
             answer
         };

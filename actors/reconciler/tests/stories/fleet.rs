@@ -9,12 +9,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::Timekeeper;
 use muster_elector::clock::TokioTime;
-use muster_kernel::{Intensity, Supervisor, Tree};
+use muster_kernel::Tree;
 use muster_messages::{Definition, DesiredObject, ManagedKey, MicroTime, Moment, NodeId};
 use muster_reconciler::{
     Admission, CommandEnd, CommandExit, CommandOrder, CommandRunner, LeaseTiming, Member, ReconcilerSpec, Reconcilers,
     Setup, Waiting, reconcilers_spec,
 };
+use muster_tests::Host;
 
 use crate::cluster::World;
 use crate::judge::{release, triple};
@@ -34,6 +35,10 @@ pub struct Ledger {
     pub takes: Duration,
     /// Its exit status on a node; 0 unless said.
     pub exits: BTreeMap<String, u8>,
+    /// So many more fail, wherever they run.
+    pub fail_first: u32,
+    /// Judges the moment at which one begins.
+    pub before: Option<Box<dyn Fn() + Send>>,
 }
 
 impl Commands {
@@ -56,10 +61,14 @@ impl CommandRunner for Here {
         async move {
             let token: u64 = order.env["MUSTER_FENCING_TOKEN"].parse().unwrap();
             let takes = commands.with(|ledger| {
+                if let Some(judge) = &ledger.before {
+                    judge();
+                }
                 let attempt = order.env["MUSTER_ATTEMPT"].parse().unwrap();
                 ledger.begun.push((node.clone(), token, attempt));
                 ledger.env = order.env;
-                assert_eq!(ledger.at_work.insert(node.clone(), token), None, "two at once on one node");
+                assert!(ledger.at_work.is_empty(), "two at once: {:?} and one on {node}", ledger.at_work);
+                ledger.at_work.insert(node.clone(), token);
                 ledger.takes
             });
             let exit = tokio::select! {
@@ -72,6 +81,10 @@ impl CommandRunner for Here {
             commands.with(|ledger| {
                 ledger.at_work.remove(&node);
                 let exit = match exit {
+                    Some(()) if ledger.fail_first > 0 => {
+                        ledger.fail_first -= 1;
+                        CommandExit::Code(1)
+                    }
                     Some(()) => CommandExit::Code(ledger.exits.get(&node).copied().unwrap_or(0)),
                     None => {
                         ledger.ended_early += 1;
@@ -108,8 +121,7 @@ impl Timekeeper for Jumping {
 
 /// A node with its tree.
 pub struct Node {
-    pub tree: Tree,
-    root: Supervisor,
+    host: Host,
     reconcilers: Reconcilers,
 }
 
@@ -122,23 +134,25 @@ impl Node {
             commands: Some(commands.on(name)),
             ..Setup::new(world.link(name), name, release(runs))
         };
-        Self::with(setup).await
+        Self::with(world, setup).await
     }
-    pub async fn with(setup: Setup) -> Self {
-        let tree = Tree::new();
-        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
+    pub async fn with(world: &World, setup: Setup) -> Self {
+        let host = world.universe.another("node").await;
         let (spec, reconcilers) = reconcilers_spec(setup).unwrap();
-        root.children().start(spec);
-        Self { tree, root, reconcilers }
+        host.start_actor(spec);
+        Self { host, reconcilers }
+    }
+    pub fn tree(&self) -> &Tree {
+        self.host.tree()
     }
     /// In order, as a daemon does it.
     pub async fn stop(self) {
         self.reconcilers.hand_over().await;
-        self.root.shut_down().await;
+        self.host.stop().await;
     }
     /// Without a word.
     pub async fn die(self) {
-        self.root.shut_down().await;
+        self.host.stop().await;
     }
 }
 

@@ -16,13 +16,13 @@ use crate::cluster::World;
 use crate::fleet::{Commands, Jumping, Node, announce, digested, objects, schema};
 use crate::judge::{Judge, release, triple};
 
-fn phase(judge: &Judge, name: &str) -> (String, String) {
+pub fn phase(judge: &Judge, name: &str) -> (String, String) {
     judge.progress.get(name).map_or_else(Default::default, |p| (p.phase.clone(), p.reason.clone()))
 }
 pub fn is_done(judge: &Judge, name: &str, of: &str) -> bool {
     judge.gate(name).is_some_and(|gate| gate.now.state == GateState::Done && gate.now.reconciled == release(of))
 }
-async fn serves(world: &World, member: &str, runs: &str) -> ServingGuard {
+pub async fn serves(world: &World, member: &str, runs: &str) -> ServingGuard {
     timeout(Duration::from_secs(60), announce(world, member, runs, None).await.ready()).await.unwrap().unwrap()
 }
 fn begun(commands: &Commands) -> usize {
@@ -32,7 +32,7 @@ fn begun(commands: &Commands) -> usize {
 /// The rolling upgrade of the issue, with scenarios 5, 6 and 14 in it.
 #[tokio::test(start_paused = true)]
 async fn a_rolling_upgrade_waits_for_the_last_old_member_and_then_happens_once() {
-    let world = World::new();
+    let world = World::begin().await;
     let commands = Commands::default();
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once().downgrade(false))));
     let mut nodes = Vec::new();
@@ -76,18 +76,19 @@ async fn a_rolling_upgrade_waits_for_the_last_old_member_and_then_happens_once()
     new.stop().await;
     world.stays("nothing is undone", 120, |judge| is_done(judge, "schema", "2.0.0")).await;
     assert_eq!(begun(&commands), 2);
+    world.end(nodes).await;
 }
 
 /// Scenario 8.
 #[tokio::test(start_paused = true)]
 async fn the_second_of_two_equals_does_nothing_until_the_first_has_left_and_then_at_once() {
-    let world = World::new();
+    let world = World::begin().await;
     let commands = Commands::default();
     let spec = schema("1.0.0", "1.0.0").every(Duration::from_secs(30));
     world.with(|judge| judge.define(digested(spec)));
     let first = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
-    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    let second = Node::start(&world, "n2", "1.0.0", &commands).await;
     world.stays("the first one runs", 60, |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n1")).await;
     assert!(commands.with(|ledger| ledger.begun.iter().all(|(node, ..)| node == "n1")));
     let left = Instant::now();
@@ -97,16 +98,17 @@ async fn the_second_of_two_equals_does_nothing_until_the_first_has_left_and_then
     world
         .until("it repairs what may have drifted", |_| commands.with(|l| l.begun.iter().any(|(n, ..)| n == "n2")))
         .await;
+    world.end([second]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_runner_that_dies_is_followed_when_its_lease_has_run_out() {
-    let world = World::new();
+    let world = World::begin().await;
     let commands = Commands::default();
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").every(Duration::from_secs(5)))));
     let first = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
-    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    let second = Node::start(&world, "n2", "1.0.0", &commands).await;
     sleep(Duration::from_secs(5)).await;
     let before = world.with(|judge| judge.runner("schema").unwrap().1);
     first.die().await;
@@ -114,18 +116,19 @@ async fn a_runner_that_dies_is_followed_when_its_lease_has_run_out() {
     world.until("followed", |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
     assert!(died.elapsed() < Duration::from_secs(17), "{:?}", died.elapsed());
     assert!(world.with(|judge| judge.runner("schema").unwrap().1) > before);
+    world.end([second]).await;
 }
 
 /// 5.5: cut off while its command runs; the command is gone before another's begins.
 #[tokio::test(start_paused = true)]
 async fn a_runner_that_is_cut_off_ends_its_command_before_another_begins() {
-    let world = World::new();
+    let world = World::begin().await;
     let commands = Commands::default();
     commands.with(|ledger| ledger.takes = Duration::from_secs(3600));
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").run_timeout(Duration::from_secs(7200)))));
-    let _first = Node::start(&world, "n1", "1.0.0", &commands).await;
+    let first = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("it runs", |_| begun(&commands) == 1).await;
-    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    let second = Node::start(&world, "n2", "1.0.0", &commands).await;
     sleep(Duration::from_secs(5)).await;
     world.cut("n1", true);
     world
@@ -137,12 +140,13 @@ async fn a_runner_that_is_cut_off_ends_its_command_before_another_begins() {
         })
         .await;
     assert_eq!(commands.with(|ledger| ledger.ended_early), 1);
+    world.end([first, second]).await;
 }
 
 /// "On any exit the runner gives its lease back", and not before its command is gone.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_stops_ends_its_command_and_gives_the_term_back() {
-    let world = World::new();
+    let world = World::begin().await;
     let commands = Commands::default();
     commands.with(|ledger| ledger.takes = Duration::from_secs(3600));
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
@@ -157,12 +161,13 @@ async fn a_node_that_stops_ends_its_command_and_gives_the_term_back() {
         assert!(judge.tables.reconcilers.participants.is_empty());
         assert_eq!(judge.gate("schema"), None, "nothing was completed");
     });
+    world.end([]).await;
 }
 
 /// Frozen past its time, it hears of what it has waited for, and begins nothing by a term that may be over.
 #[tokio::test(start_paused = true)]
 async fn a_runner_that_was_frozen_begins_nothing_by_its_old_term() {
-    let world = World::new();
+    let world = World::begin().await;
     let (commands, clock) = (Commands::default(), Jumping::default());
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once().settle(Duration::ZERO))));
     let old = serves(&world, "m0", "0.9.0").await;
@@ -171,7 +176,7 @@ async fn a_runner_that_was_frozen_begins_nothing_by_its_old_term() {
         commands: Some(commands.on("n1")),
         ..Setup::new(world.link("n1"), "n1", release("1.0.0"))
     };
-    let _node = Node::with(setup).await;
+    let node = Node::with(&world, setup).await;
     world.until("it waits", |judge| phase(judge, "schema").1 == "blockers").await;
     let before = world.with(|judge| judge.runner("schema").unwrap().1);
     clock.jump(Duration::from_secs(11));
@@ -179,15 +184,16 @@ async fn a_runner_that_was_frozen_begins_nothing_by_its_old_term() {
     world.until("it runs", |_| begun(&commands) > 0).await;
     let token = commands.with(|ledger| ledger.begun[0].1);
     assert!(token > before.0, "the term {before} was over by its own clock, and {token} ran");
+    world.end([node]).await;
 }
 
 /// Scenario 9.
 #[tokio::test(start_paused = true)]
 async fn sets_of_objects_are_made_changed_pruned_and_repaired() {
-    let world = World::new();
+    let world = World::begin().await;
     let things = |wanted: &[(&str, &str)]| digested(objects("1.0.0", wanted).every(Duration::from_secs(10)));
     world.with(|judge| judge.define(things(&[("foo", "1"), ("bar", "1"), ("baz", "1")])));
-    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
     let names = |judge: &Judge| judge.objects("things").into_keys().collect::<Vec<_>>();
     world.until("all three", |judge| is_done(judge, "things", "1.0.0")).await;
     world.with(|judge| {
@@ -209,35 +215,37 @@ async fn sets_of_objects_are_made_changed_pruned_and_repaired() {
     let key = world.with(|judge| judge.tables.reconcilers.objects.keys().next().unwrap().clone());
     world.with(|judge| judge.change(ReconcilerChange::DeleteObject(key)).unwrap());
     world.until("what somebody deleted comes back", |judge| names(judge) == ["bar", "baz"]).await;
+    world.end([node]).await;
 }
 
 /// I6, and scenario 4.
 #[tokio::test(start_paused = true)]
 async fn a_newer_candidate_takes_over_and_an_older_one_stands_back() {
-    let world = World::new();
+    let world = World::begin().await;
     let commands = Commands::default();
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0"))));
     world.with(|judge| judge.define(digested(schema("2.0.0", "1.0.0"))));
-    let _old = Node::start(&world, "n1", "1.0.0", &commands).await;
+    let old = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("1.0.0 is applied", |judge| is_done(judge, "schema", "1.0.0")).await;
-    let _new = Node::start(&world, "n2", "2.0.0", &commands).await;
+    let new = Node::start(&world, "n2", "2.0.0", &commands).await;
     let came = Instant::now();
     world.until("taken over", |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
     assert!(came.elapsed() < Duration::from_secs(4), "{:?}", came.elapsed());
     world.until("2.0.0 is applied", |judge| is_done(judge, "schema", "2.0.0")).await;
-    let _late = Node::start(&world, "n3", "1.5.0", &commands).await;
+    let late = Node::start(&world, "n3", "1.5.0", &commands).await;
     world.stays("the newest one runs", 60, |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
+    world.end([old, new, late]).await;
 }
 
 /// 5.5, the dead canary.
 #[tokio::test(start_paused = true)]
 async fn when_the_newest_has_died_an_older_one_goes_back_if_it_may_and_says_why_if_not() {
     for allowed in [true, false] {
-        let world = World::new();
+        let world = World::begin().await;
         let commands = Commands::default();
         world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").downgrade(allowed))));
         world.with(|judge| judge.define(digested(schema("2.0.0", "1.0.0"))));
-        let _old = Node::start(&world, "n1", "1.0.0", &commands).await;
+        let old = Node::start(&world, "n1", "1.0.0", &commands).await;
         let canary = Node::start(&world, "n2", "2.0.0", &commands).await;
         world.until("2.0.0 is applied", |judge| is_done(judge, "schema", "2.0.0")).await;
         canary.die().await;
@@ -252,16 +260,18 @@ async fn when_the_newest_has_died_an_older_one_goes_back_if_it_may_and_says_why_
                 .await;
             world.stays("and does nothing", 120, |judge| is_done(judge, "schema", "2.0.0")).await;
         }
+        world.end([old]).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_runner_that_always_fails_resigns_for_an_equal_that_does_not() {
-    let world = World::new();
+    let mut world = World::begin().await;
     let commands = Commands::default();
     commands.with(|ledger| ledger.exits.insert("n1".into(), 1));
+    world.universe.expects_error("schema: ");
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
-    let _first = Node::start(&world, "n1", "1.0.0", &commands).await;
+    let first = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("it fails", |judge| judge.progress.get("schema").is_some_and(|p| p.consecutive_failures >= 7)).await;
     world.with(|judge| {
         assert_eq!(judge.runner("schema").unwrap().0, "n1", "there is nobody else");
@@ -269,20 +279,21 @@ async fn a_runner_that_always_fails_resigns_for_an_equal_that_does_not() {
         assert_eq!(progress.output, "said something");
         assert!(progress.message.contains("muster reconciler retry schema"), "{}", progress.message);
     });
-    let _second = Node::start(&world, "n2", "1.0.0", &commands).await;
+    let second = Node::start(&world, "n2", "1.0.0", &commands).await;
     world.until("the other one has done it", |judge| is_done(judge, "schema", "1.0.0")).await;
     assert_eq!(commands.with(|ledger| ledger.begun.last().unwrap().0.clone()), "n2");
+    world.end([first, second]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_an_operator_says_is_heeded() {
-    let world = World::new();
+    let mut world = World::begin().await;
     let commands = Commands::default();
     let name = || "schema".to_owned();
     let definition = digested(schema("1.0.0", "1.0.0").once());
     world.with(|judge| judge.define(definition));
     world.with(|judge| judge.change(ReconcilerChange::Pause { reconciler: name(), paused: true }).unwrap());
-    let _node = Node::start(&world, "n1", "1.0.0", &commands).await;
+    let first = Node::start(&world, "n1", "1.0.0", &commands).await;
     world.until("paused", |judge| phase(judge, "schema") == ("paused".into(), "paused".into())).await;
     sleep(Duration::from_secs(60)).await;
     assert_eq!(begun(&commands), 0);
@@ -291,10 +302,11 @@ async fn what_an_operator_says_is_heeded() {
 
     // Given up, and begun again.
     commands.with(|ledger| ledger.exits.insert("n2".into(), 78));
+    world.universe.expects_error("schema has failed for good");
     let definition = digested(schema("2.0.0", "2.0.0").once().finalized_by_hand());
     let digest = definition.digest.clone();
     world.with(|judge| judge.define(definition));
-    let _node = Node::start(&world, "n2", "2.0.0", &commands).await;
+    let second = Node::start(&world, "n2", "2.0.0", &commands).await;
     world.until("it waits for a word", |judge| phase(judge, "schema").0 == "ready-to-finalize").await;
     world.with(|judge| judge.change(ReconcilerChange::Finalize { reconciler: name(), digest }).unwrap());
     world.until("it gives up", |judge| phase(judge, "schema").0 == "failed").await;
@@ -304,12 +316,13 @@ async fn what_an_operator_says_is_heeded() {
     commands.with(|ledger| ledger.exits.clear());
     world.with(|judge| judge.change(ReconcilerChange::Retry { reconciler: name(), digest: None }).unwrap());
     world.until("begun again", |judge| is_done(judge, "schema", "2.0.0")).await;
+    world.end([first, second]).await;
 }
 
 /// A crash in one name: its action goes on and is not begun again, its term stays, the other name is not disturbed.
 #[tokio::test(start_paused = true)]
 async fn crashes_of_its_actors_neither_repeat_an_action_nor_disturb_another_name() {
-    let world = World::new();
+    let mut world = World::begin().await;
     let commands = Commands::default();
     commands.with(|ledger| ledger.takes = Duration::from_secs(40));
     world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
@@ -321,13 +334,14 @@ async fn crashes_of_its_actors_neither_repeat_an_action_nor_disturb_another_name
     let before = world.with(|judge| terms(judge));
     for actor in ["run", "participants", "candidates"] {
         for how in [CrashHow::Panic, CrashHow::Error] {
-            node.tree.crash(&format!("node/reconcilers/schema/{actor}"), how).unwrap();
+            world.universe.crash_in(node.tree(), &format!("node/reconcilers/schema/{actor}"), how);
             sleep(Duration::from_secs(2)).await;
         }
     }
     world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
     assert_eq!(begun(&commands), 1, "the action that ran was waited for");
     world.with(|judge| assert_eq!(terms(judge), before));
+    world.end([node]).await;
 }
 
 /// All of a name's actors go at once, or the one that stands does alone: whoever comes after them stands again, and holds the term.
@@ -339,17 +353,17 @@ async fn whatever_goes_of_a_name_stands_again() {
         ("node/reconcilers/schema/elect", CrashHow::Kill),
         ("node/reconcilers", CrashHow::Error),
     ] {
-        let world = World::new();
+        let mut world = World::begin().await;
         let commands = Commands::default();
         world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").once())));
         let node = Node::start(&world, "n1", "1.0.0", &commands).await;
         world.until("applied", |judge| is_done(judge, "schema", "1.0.0")).await;
-        node.tree.crash(path, how).unwrap();
+        world.universe.crash_in(node.tree(), path, how);
         // Whatever was held is over by then.
         sleep(Duration::from_secs(60)).await;
         world.stays("somebody holds the term", 60, |judge| judge.runner("schema").is_some()).await;
         assert_eq!(begun(&commands), 1, "{path}: once is once");
-        node.stop().await;
+        world.end([node]).await;
     }
 }
 
@@ -372,10 +386,10 @@ impl Handler for Applies {
 
 #[tokio::test(start_paused = true)]
 async fn a_programs_own_code_is_run_and_a_panic_in_it_is_a_failure_like_any() {
-    let world = World::new();
+    let mut world = World::begin().await;
     world.with(|judge| judge.define(digested(ReconcilerSpec::handler("own", release("1.0.0"), "db").once())));
     // A daemon of the same release has no such code, and keeps out.
-    let _daemon = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let daemon = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
     world.stays("nobody can", 10, |judge| judge.runner("own").is_none()).await;
     let handler: Arc<dyn Handler> = Arc::new(Applies(AtomicU32::new(0)));
     let setup = Setup {
@@ -383,17 +397,19 @@ async fn a_programs_own_code_is_run_and_a_panic_in_it_is_a_failure_like_any() {
         handlers: BTreeMap::from([("own".to_owned(), handler)]),
         ..Setup::new(world.link("p1"), "p1", release("1.0.0"))
     };
-    let program = Node::with(setup).await;
+    world.universe.expects_panic("a handler panics");
+    let program = Node::with(&world, setup).await;
     world.until("applied", |judge| is_done(judge, "own", "1.0.0")).await;
     program.stop().await;
     world.with(|judge| assert_eq!(judge.runner("own"), None));
+    world.end([daemon]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_definition_that_is_gone_takes_its_actors_along() {
-    let world = World::new();
+    let world = World::begin().await;
     world.with(|judge| judge.define(digested(objects("1.0.0", &[("foo", "1")]))));
-    let _node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
+    let node = Node::start(&world, "n1", "1.0.0", &Commands::default()).await;
     world.until("applied", |judge| is_done(judge, "things", "1.0.0")).await;
     world.with(|judge| judge.change(ReconcilerChange::Forget { reconciler: "things".into() }).unwrap());
     world
@@ -401,4 +417,5 @@ async fn a_definition_that_is_gone_takes_its_actors_along() {
             judge.runner("things").is_none() && judge.tables.reconcilers.participants.is_empty()
         })
         .await;
+    world.end([node]).await;
 }
