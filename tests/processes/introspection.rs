@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::harness::{World, Writer, eventually, eventually_so};
 
 /// What a node's metrics say now.
-fn scraped(world: &mut World, name: &str) -> String {
+pub fn scraped(world: &mut World, name: &str) -> String {
     let addr = world.node(name).metrics.clone().expect("it is ready, and has said where its metrics are");
     let mut stream = TcpStream::connect(addr).expect("the metrics are served");
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n").expect("it listens");

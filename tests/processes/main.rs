@@ -18,3 +18,4 @@ mod migrations;
 mod removal;
 mod roles;
 mod shutdown;
+mod wishes;

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::harness::{World, eventually, eventually_so};
 
 /// What a removed node's agent was told, as its own socket serves it.
-fn its_reason(world: &World, name: &str) -> Option<String> {
+pub fn its_reason(world: &World, name: &str) -> Option<String> {
     let ask = ActorsAsk::Inspect { path: "node/agent".to_owned() };
     let agent = world.ask(name, Request::Actors { node: ActorsOf::Here, ask }).ok()?;
     agent["view"]["trouble"]["reason"].as_str().map(str::to_owned)

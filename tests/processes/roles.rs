@@ -4,10 +4,11 @@ use muster_messages::{Membership, NodeView, Role};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{World, eventually, eventually_so};
+use crate::harness::{Ran, World, eventually, eventually_so};
+use crate::introspection::scraped;
 
 /// Desired role, role, certificate and seat, as `node ls -o json` shows them.
-fn facts(world: &World, by: &str, name: &str) -> (String, String, String, String) {
+pub fn facts(world: &World, by: &str, name: &str) -> (String, String, String, String) {
     let list = world.muster_at(by, &["node", "ls"]).ended(0).json();
     let items = list["items"].as_array().expect("items");
     let node = items.iter().find(|node| node["name"] == name).expect("the node is listed");
@@ -15,7 +16,7 @@ fn facts(world: &World, by: &str, name: &str) -> (String, String, String, String
     (text(&node["desired_role"]), text(&node["role"]), text(&node["certificate"]["role"]), text(&node["membership"]))
 }
 
-fn four(role: &str) -> (String, String, String, String) {
+pub fn four(role: &str) -> (String, String, String, String) {
     let seat = if role == "manager" { "voter" } else { "none" };
     (role.into(), role.into(), role.into(), seat.into())
 }
@@ -102,9 +103,28 @@ fn a_frozen_node_waits_with_a_reason_and_is_promoted_when_it_thaws() {
     assert_eq!(gave_up.error_code(), "timed_out");
     let pending = |node: &NodeView| !node.conditions.is_empty();
     assert!(world.seen("n1", "n4").is_some_and(|node| pending(&node)), "the wait has a reason");
+    let socket = world.socket("n1");
+    let asked = ["--socket", socket.to_str().expect("text"), "node", "promote", "n4", "--wait=2s"];
+    let told = Ran::new(world.folder(), &asked).ended(3).stderr;
+    let said: Vec<&str> = told.lines().filter(|line| line.starts_with("n4: waiting_for_certificate: ")).collect();
+    assert_eq!(said.len(), 1, "people are told once what it waits for: {told}");
+    let waits = r#"muster_role_changes_pending{wants="manager",reason="waiting_for_certificate"} 1"#;
+    eventually_so("it is counted by its reason", || {
+        let leader = world.leader_seen_by("n1");
+        scraped(&mut world, &leader).lines().any(|line| line == waits)
+    });
     world.node("n4").signal(Signal::CONT);
     eventually("the accepted wish goes on", || {
         world.seen("n1", "n4").filter(|node| node.membership == Membership::Voter)
+    });
+    // Another leader counts anew.
+    eventually_so("how long it took is counted, and nothing is pending", || {
+        world.muster(&["node", "demote", "n4", "--wait=60s"]).ended(0);
+        let leader = world.leader_seen_by("n1");
+        let metrics = scraped(&mut world, &leader);
+        world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+        let counted = metrics.contains(r#"muster_role_change_settle_seconds_count{wants="worker"} "#);
+        counted && !metrics.contains("muster_role_changes_pending{")
     });
 }
 

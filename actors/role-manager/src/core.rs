@@ -123,7 +123,7 @@ impl RoleManager {
 
     /// What is pending and why, for everybody else.
     pub fn view(&self) -> RoleView {
-        self.kept.queues.view(&self.seen.tables)
+        self.kept.queues.view(&self.seen.tables, &self.kept.settled)
     }
 
     /// The only place that starts anything.
@@ -167,7 +167,11 @@ impl RoleManager {
             match plan::plan(&scene, node, &self.kept.notes.of(node)) {
                 Some(plan) => self.plans.insert(node, plan),
                 None => {
-                    self.kept.queues.drop_one(node);
+                    if let Some(settled) = self.kept.queues.drop_one(node) {
+                        // Below zero where the clock was set back.
+                        let took = u64::try_from(now.wall.0.saturating_sub(settled.began.0)).unwrap_or(0);
+                        self.kept.settled.entry(settled.wants).or_default().add(took);
+                    }
                     self.plans.remove(&node)
                 }
             };

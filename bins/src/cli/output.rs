@@ -38,6 +38,12 @@ impl Out {
             let _unread = write_line(line.as_ref());
         }
     }
+    /// What happens meanwhile, for people who did not ask for quiet: on stderr, beside the outcome.
+    pub fn note(self, line: impl AsRef<str>) {
+        if self.format == Format::Table && !self.quiet {
+            let _unread = writeln!(std::io::stderr(), "{}", printable(line.as_ref()));
+        }
+    }
 }
 
 /// Writes to stdout and ends the process quietly when nobody reads any more (`muster events | head`).

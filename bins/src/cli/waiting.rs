@@ -16,10 +16,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How long one look may take: one that hangs, in the middle of a change of leader say, is made again.
 const LOOK_WITHIN: Duration = Duration::from_secs(5);
 
-/// Looks at a node until its change is in force. What was accepted goes on when the time is up.
-pub async fn wait_until_settled(client: &mut Client, node: &str, role: Role, until: Instant) -> Outcome {
+/// A reason that is over sooner is not worth a line.
+const WORTH_A_LINE: Duration = Duration::from_millis(500);
+
+/// Looks at a node until its change is in force, and says what it waits for, once for each reason. What was accepted goes
+/// on when the time is up.
+pub async fn wait_until_settled(
+    client: &mut Client,
+    node: &str,
+    role: Role,
+    until: Instant,
+    mut say: impl FnMut(&str),
+) -> Outcome {
     let mut last = "nobody has answered yet".to_owned();
+    let mut reasons = Reasons::new(Instant::now());
     loop {
+        if reasons.is_news(&last, Instant::now()) {
+            say(&last);
+        }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Failure::new(ErrorCode::TimedOut, format!("gave up waiting, the change goes on: {last}"))
@@ -41,5 +55,55 @@ pub async fn wait_until_settled(client: &mut Client, node: &str, role: Role, unt
             Err(failure) => return Err(failure),
         }
         tokio::time::sleep(LOOK_EVERY.min(left)).await;
+    }
+}
+
+/// What has been said of the reasons. A reason is its first word, as long as it has one: the rest counts seconds.
+struct Reasons {
+    word: String,
+    since: Instant,
+    said: bool,
+}
+
+impl Reasons {
+    fn new(now: Instant) -> Self {
+        Self { word: String::new(), since: now, said: false }
+    }
+    /// Whether it is to be said now: it has been the reason for a while, and nobody has said so.
+    fn is_news(&mut self, reason: &str, now: Instant) -> bool {
+        let word = reason.split_once(':').map_or(reason, |(word, _)| word);
+        if self.word != word {
+            *self = Self { word: word.to_owned(), since: now, said: false };
+        }
+        let news = !self.said && now.duration_since(self.since) >= WORTH_A_LINE;
+        self.said |= news;
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_that_lasts_is_said_once_until_there_is_another() {
+        let began = Instant::now();
+        let mut reasons = Reasons::new(began);
+        let mut said = Vec::new();
+        let told = [
+            (0, "waiting_for_certificate: it has none"),
+            (20, "waiting_for_join: it has not asked"),
+            (600, "waiting_for_join: it has not asked"),
+            (5_000, "waiting_for_join: it has not asked for 4 s"),
+            (6_000, "catching_up: 100 entries behind"),
+            (6_100, "waiting_for_join: it has not asked"),
+            (6_700, "waiting_for_join: it has not asked"),
+        ];
+        for (ms, reason) in told {
+            if reasons.is_news(reason, began + Duration::from_millis(ms)) {
+                said.push(ms);
+            }
+        }
+        assert_eq!(said, [600, 6_700]);
     }
 }

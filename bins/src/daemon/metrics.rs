@@ -2,8 +2,10 @@
 
 mod actors;
 mod reconcilers;
+mod roles;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use axum::Router;
@@ -20,6 +22,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use self::actors::Actors;
+use self::roles::Roles;
 use super::boot::Exit;
 use super::node::Shared;
 use super::ready::Readiness;
@@ -109,6 +112,9 @@ fn replica(registry: &mut Registry, shared: &Shared) {
         nodes.get_or_create(&State { state }).set(count as u64);
     }
     registry.register("nodes", "Nodes by state", nodes);
+    if replica.raft.leading {
+        registry.register_collector(Box::new(Roles(Arc::clone(&manager.leader.view.borrow()))));
+    }
 }
 
 async fn disk(registry: &mut Registry, shared: &Shared) {

@@ -212,13 +212,13 @@ impl SeatKeeper {
         });
     }
 
-    fn remember(&self, held: RaftId) {
+    /// Waited for: one seat after the other, and none after the manager half has stopped and forgotten its seat.
+    async fn remember(&self, held: RaftId) {
         let memory = self.ports.memory.clone();
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = memory.update(|node| node.held_seat = Some(held)) {
-                warn!(%error, "cannot remember the raft seat");
-            }
-        });
+        let written = tokio::task::spawn_blocking(move || memory.update(|node| node.held_seat = Some(held))).await;
+        if let Ok(Err(error)) = written {
+            warn!(%error, "cannot remember the raft seat");
+        }
     }
 }
 
@@ -292,7 +292,7 @@ impl Shell for SeatKeeper {
                 self.holds = holds;
                 match holds {
                     Some(held) => {
-                        self.remember(held);
+                        self.remember(held).await;
                         self.settle();
                     }
                     // The seat was removed under us: a new one is needed, if we are still wanted.

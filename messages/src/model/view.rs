@@ -203,6 +203,33 @@ pub struct RoleView {
     /// The pending nodes that hold up `--wait`. A node that is down and has nothing left to be done for it is pending
     /// with `waiting_for_node`, but nobody waits for it.
     pub holding: BTreeSet<NodeId>,
+    /// How long what this leader has brought to an end was pending, by what was wanted.
+    pub settled: BTreeMap<Wants, SettleTimes>,
+}
+
+/// The upper bounds of [`SettleTimes`], in milliseconds; what took longer than the last is counted too. A healthy node settles within the
+/// first ones; a node that is off takes as long as it is off.
+pub const SETTLE_BOUNDS_MS: [u64; 12] =
+    [20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 30_000, 300_000, 3_600_000, 86_400_000];
+
+/// How long role changes and removals were pending before they were settled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettleTimes {
+    /// By bound; the last are those above all.
+    pub counts: [u64; SETTLE_BOUNDS_MS.len() + 1],
+    pub sum_ms: u64,
+}
+
+impl SettleTimes {
+    /// One more has settled, after so many milliseconds.
+    pub fn add(&mut self, ms: u64) {
+        self.counts[SETTLE_BOUNDS_MS.iter().take_while(|bound| ms > **bound).count()] += 1;
+        self.sum_ms = self.sum_ms.saturating_add(ms);
+    }
+    /// How many have settled.
+    pub fn settled(&self) -> u64 {
+        self.counts.iter().sum()
+    }
 }
 
 /// A lease, as `muster lease get` prints it.

@@ -120,7 +120,7 @@ impl RoleManager {
             } else {
                 now.wall
             };
-            self.kept.queues.put(node, plan.wants, wait, plan.holds, since);
+            self.kept.queues.put(node, plan.wants, wait, plan.holds, (since, now.wall));
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_messages::{Condition, Name, NodeId, PendingView, RoleView, Tables, WaitReason, WallTime, Wants};
+use muster_messages::{
+    Condition, Name, NodeId, PendingView, RoleView, SettleTimes, Tables, WaitReason, WallTime, Wants,
+};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Wait;
@@ -15,6 +17,8 @@ pub struct Pending {
     pub message: String,
     /// Since when for this reason.
     pub since: WallTime,
+    /// Since when for any, as this leader has seen it.
+    pub began: WallTime,
     pub retry_at: Option<WallTime>,
     /// Somebody who waits for the node to settle waits for this.
     pub holds: bool,
@@ -38,11 +42,20 @@ impl Queues {
         (self.reconciliation.iter()).chain(&self.removal).map(|(n, p)| (*n, p))
     }
 
-    /// Puts or keeps a node. `since` is used when this is a new reason.
-    pub(crate) fn put(&mut self, node: NodeId, wants: Wants, wait: Wait, holds: bool, since: WallTime) {
-        let known = self.get(node).filter(|p| p.wants == wants && p.reason == wait.reason);
-        let since = known.map_or(since, |p| p.since);
-        let pending = Pending { wants, reason: wait.reason, message: wait.message, since, retry_at: None, holds };
+    /// Puts or keeps a node. `since` is used when this is a new reason, `now` when the node is new.
+    pub(crate) fn put(
+        &mut self,
+        node: NodeId,
+        wants: Wants,
+        wait: Wait,
+        holds: bool,
+        (since, now): (WallTime, WallTime),
+    ) {
+        let known = self.get(node).filter(|p| p.wants == wants);
+        let began = known.map_or(now, |p| p.began);
+        let since = known.filter(|p| p.reason == wait.reason).map_or(since, |p| p.since);
+        let pending =
+            Pending { wants, reason: wait.reason, message: wait.message, since, began, retry_at: None, holds };
         self.drop_one(node);
         match wants {
             Wants::Removed => self.removal.insert(node, pending),
@@ -50,10 +63,10 @@ impl Queues {
         };
     }
 
-    /// Settled, or gone.
-    pub(crate) fn drop_one(&mut self, node: NodeId) {
-        self.reconciliation.remove(&node);
-        self.removal.remove(&node);
+    /// Settled, or gone: what it was.
+    pub(crate) fn drop_one(&mut self, node: NodeId) -> Option<Pending> {
+        let (change, removal) = (self.reconciliation.remove(&node), self.removal.remove(&node));
+        removal.or(change)
     }
 
     /// The next retry, for all that a retry can help. A node that is down is left to return by itself.
@@ -68,7 +81,7 @@ impl Queues {
     }
 
     /// As everybody else sees it.
-    pub(crate) fn view(&self, tables: &Tables) -> RoleView {
+    pub(crate) fn view(&self, tables: &Tables, settled: &BTreeMap<Wants, SettleTimes>) -> RoleView {
         let mut pending = Vec::new();
         let mut conditions: BTreeMap<NodeId, Vec<Condition>> = BTreeMap::new();
         let mut holding = BTreeSet::new();
@@ -96,7 +109,7 @@ impl Queues {
             }
         }
         pending.sort_by_key(|p| p.node);
-        RoleView { revision: tables.revision, pending, conditions, holding }
+        RoleView { revision: tables.revision, pending, conditions, holding, settled: settled.clone() }
     }
 }
 

@@ -1,11 +1,12 @@
 //! The values that the core and its shell speak in.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use muster_messages::wire::{SeatReply, SeatRequest};
 use muster_messages::{
-    Command, CommandRefusal, ErrorBody, Moment, NodeId, Replica, Revision, SeatChange, Term, WallTime,
+    Command, CommandRefusal, ErrorBody, Moment, NodeId, Replica, Revision, SeatChange, SettleTimes, Term, WallTime,
+    Wants,
 };
 use serde::{Deserialize, Serialize};
 
@@ -125,4 +126,6 @@ pub struct Checkpoint {
     pub lane: VecDeque<NodeId>,
     /// Heirs that did not take leadership.
     pub tried: BTreeSet<NodeId>,
+    /// How long what it has brought to an end was pending.
+    pub settled: BTreeMap<Wants, SettleTimes>,
 }

@@ -47,6 +47,29 @@ fn promotion_waits_for_its_certificate() {
     assert!(world.is_manager(4));
 }
 
+// E14
+#[test]
+fn how_long_a_change_was_pending_is_counted_once_whatever_it_waited_for_and_whoever_crashed() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_certificates = true;
+    world.promote(4);
+    world.run_for(secs(10));
+    world.machine(4).no_certificates = false;
+    world.machine(4).no_knocks = true;
+    world.run_for(secs(10));
+    world.crash();
+    world.machine(4).no_knocks = false;
+    world.settle();
+    world.demote(4);
+    world.settle();
+    let settled = world.core.as_ref().unwrap().view().settled;
+    assert_eq!(settled.keys().copied().collect::<Vec<_>>(), [Wants::Manager, Wants::Worker]);
+    let (promoted, demoted) = (settled[&Wants::Manager], settled[&Wants::Worker]);
+    assert_eq!((promoted.settled(), demoted.settled()), (1, 1));
+    assert!((20_000..21_000).contains(&promoted.sum_ms), "for both reasons together: {promoted:?}");
+    assert!(demoted.sum_ms < 1_000, "{demoted:?}");
+}
+
 #[test]
 fn promotion_waits_for_the_node_to_ask_for_a_seat() {
     let mut world = World::new(3, 1);

@@ -71,7 +71,7 @@ pub async fn become_role(cluster: &LocalCluster, node: &str, role: Role) -> Outc
     let mut client = cluster.client(&manager_besides(cluster, node).await?);
     let begun = Instant::now();
     client.call(Request::SetRole { node: node.to_owned(), role }).await?;
-    wait_until_settled(&mut client, node, role, begun + PATIENCE).await?;
+    wait_until_settled(&mut client, node, role, begun + PATIENCE, |_| {}).await?;
     Ok(begun.elapsed())
 }
 

@@ -203,7 +203,7 @@ async fn crash_role_manager(cluster: &mut LocalCluster) -> Outcome<Told> {
     let Reborn { before, after, took } = outcome?;
     let begun = Instant::now();
     let mut client = cluster.client(&manager_besides(cluster, &name).await?);
-    wait_until_settled(&mut client, &name, Role::Manager, begun + super::story::PATIENCE).await?;
+    wait_until_settled(&mut client, &name, Role::Manager, begun + super::story::PATIENCE, |_| {}).await?;
     let finished = spoken(begun.elapsed());
     Told::timed(
         took,

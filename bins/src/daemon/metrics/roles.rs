@@ -1,0 +1,105 @@
+//! Metrics of role changes and removals, as the leader sees them: what is pending and why, and how long it took to settle.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use muster_messages::{RoleView, SETTLE_BOUNDS_MS};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use serde::Serialize;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
+struct Why {
+    wants: String,
+    reason: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct What {
+    wants: String,
+}
+
+/// What the leader publishes.
+#[derive(Debug)]
+pub(super) struct Roles(pub Arc<RoleView>);
+
+/// The contract's word for it.
+fn word(value: impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+}
+
+impl Collector for Roles {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let mut pending: BTreeMap<Why, u64> = BTreeMap::new();
+        for change in &self.0.pending {
+            *pending.entry(Why { wants: word(change.wants), reason: word(change.reason) }).or_default() += 1;
+        }
+        let help = "Role changes and removals that are not settled, by what they wait for";
+        let mut family = encoder.encode_descriptor("role_changes_pending", help, None, MetricType::Gauge)?;
+        for (why, count) in pending {
+            family.encode_family(&why)?.encode_gauge(&count)?;
+        }
+        let help = "How long role changes and removals were pending that this leader has brought to an end";
+        let mut family = encoder.encode_descriptor("role_change_settle_seconds", help, None, MetricType::Histogram)?;
+        for (wants, times) in &self.0.settled {
+            let bounds = SETTLE_BOUNDS_MS.iter().map(|ms| *ms as f64 / 1_000.0).chain([f64::MAX]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(times.counts).collect();
+            let what = What { wants: word(wants) };
+            let mut series = family.encode_family(&what)?;
+            series.encode_histogram::<NoLabelSet>(times.sum_ms as f64 / 1_000.0, times.settled(), &buckets, None)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{NodeId, PendingView, SettleTimes, WaitReason, WallTime, Wants};
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[test]
+    fn what_is_pending_is_counted_by_what_it_waits_for_and_what_has_settled_by_how_long_it_took() {
+        let pending = |n: u128, wants, reason| PendingView {
+            node: NodeId::from_entropy(n),
+            name: format!("n{n}").parse().unwrap(),
+            wants,
+            reason,
+            message: String::new(),
+            since: WallTime(0),
+            retry_at: None,
+        };
+        let mut promoted = SettleTimes::default();
+        for ms in [30, 70, 100_000_000] {
+            promoted.add(ms);
+        }
+        let view = RoleView {
+            pending: vec![
+                pending(1, Wants::Manager, WaitReason::CatchingUp),
+                pending(2, Wants::Worker, WaitReason::QuorumAtRisk),
+                pending(3, Wants::Worker, WaitReason::QuorumAtRisk),
+            ],
+            settled: [(Wants::Manager, promoted)].into(),
+            ..RoleView::default()
+        };
+        let mut registry = Registry::with_prefix("muster");
+        registry.register_collector(Box::new(Roles(Arc::new(view))));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for line in [
+            r#"muster_role_changes_pending{wants="manager",reason="catching_up"} 1"#,
+            r#"muster_role_changes_pending{wants="worker",reason="quorum_at_risk"} 2"#,
+            r#"muster_role_change_settle_seconds_bucket{le="0.05",wants="manager"} 1"#,
+            r#"muster_role_change_settle_seconds_bucket{le="0.1",wants="manager"} 2"#,
+            r#"muster_role_change_settle_seconds_bucket{le="+Inf",wants="manager"} 3"#,
+            r#"muster_role_change_settle_seconds_count{wants="manager"} 3"#,
+            r#"muster_role_change_settle_seconds_sum{wants="manager"} 100000.1"#,
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+    }
+}
