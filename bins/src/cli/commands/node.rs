@@ -102,7 +102,7 @@ async fn set_role(asking: &mut Asking, change: RoleChange, role: Role) -> Outcom
     if let Some(until) = until {
         for (id, document) in waiting.iter().zip(&mut done) {
             let name = cell(&document["name"]);
-            let say = |reason: &str| asking.out.note(&format!("{name}: {reason}"));
+            let say = |reason: &str| asking.out.note(format!("{name}: {reason}"));
             let outcome = wait_until_settled(&mut asking.client, id, role, until, say).await;
             let settled = tally.note(asking.out.format, outcome.map_err(|f| about(&name, several, f))).is_some();
             document["settled"] = settled.into();
