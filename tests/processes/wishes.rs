@@ -159,3 +159,37 @@ fn a_leader_is_demoted_another_node_removed_and_the_old_leader_promoted_again() 
     let members = world.nodes_seen_by(&by).iter().filter(|node| node.role == Role::Manager).count();
     assert_eq!((members, raft(&world, &by)["members"].as_array().map(Vec::len)), (3, Some(3)));
 }
+
+/// Membership changes are made one at a time; whoever asks second waits in line, and is not refused.
+#[test]
+fn two_workers_promoted_at_once_by_two_clients_both_vote() {
+    let world = World::with(1, 2);
+    let asking = ["n2", "n3"].map(|name| {
+        let (folder, socket) = (world.folder().to_owned(), world.socket("n1"));
+        std::thread::spawn(move || {
+            let socket = socket.to_str().expect("the folder's path is text");
+            Ran::new(&folder, &["--socket", socket, "-o", "json", "node", "promote", name, "--wait=60s"])
+        })
+    });
+    for client in asking {
+        client.join().expect("it has an answer").ended(0);
+    }
+    for name in ["n2", "n3"] {
+        assert_eq!(facts(&world, "n1", name), four("manager"));
+    }
+}
+
+/// Who has just begun to lead has not heard from anybody: a worker that lives is not taken for one that is down.
+#[test]
+fn a_live_worker_is_not_removed_without_force_by_whoever_leads_next() {
+    let mut world = World::with(3, 1);
+    let old = world.leader_seen_by("n1");
+    let by = world.other_than(&[&old, "n4"]);
+    world.node(&old).kill();
+    eventually_so("whoever leads says that it lives", || {
+        let ran = world.muster_at(&by, &["node", "rm", "n4"]);
+        assert_ne!(ran.code, 0, "it lives: {}", ran.stdout);
+        ran.error_code() == "node_not_down"
+    });
+    assert_eq!(world.seen(&by, "n4").map(|node| node.state), Some(Liveness::Ready));
+}
