@@ -1,6 +1,7 @@
 //! One process's tree of actors.
 
-use muster_kernel::{Children, Intensity, Spec, Supervisor, Tree};
+use muster_kernel::{Children, Cx, Fault, Intensity, Shell, Spec, Supervisor, Tree};
+use muster_messages::protocol::Named;
 use muster_messages::{ActorNode, ActorState};
 use tokio::time::Instant;
 
@@ -66,5 +67,22 @@ impl Host {
     /// Waits until there is no actor at this path.
     pub async fn gone(&self, path: &str) {
         eventually(&format!("{path} is gone"), || !self.tree.list().iter().any(|p| p == path)).await;
+    }
+}
+
+/// An actor that hears nothing and does nothing: a child whose coming and going is what a test is about.
+pub struct Idle;
+/// What it hears.
+pub enum Never {}
+impl Named for Never {
+    fn name(&self) -> &'static str {
+        match *self {}
+    }
+}
+impl Shell for Idle {
+    type Msg = Never;
+    const KIND: &'static str = "Idle";
+    async fn handle(&mut self, _cx: &Cx<Never>, msg: Never) -> Result<(), Fault> {
+        match msg {}
     }
 }

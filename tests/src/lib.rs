@@ -106,7 +106,7 @@ mod universe;
 
 use std::time::Duration;
 
-pub use host::Host;
+pub use host::{Host, Idle, Never};
 pub use points::{at_every_point, at_every_point_twice};
 pub use probe::{Probe, answered};
 pub use universe::{Universe, eventually, insisting};

@@ -1,9 +1,16 @@
 //! Stories that are told once for each point at which their actor may crash.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use muster_kernel::Fuse;
+use tokio::time::timeout;
 
 /// More points than any story has: an actor that finds ever more to do would be told of for ever.
 const POINTS: u32 = 10_000;
+
+/// A telling that takes longer waits in a loop of its own for what never comes. Stories let an hour pass to see that nothing follows.
+const TELLING: Duration = Duration::from_secs(2 * 3600);
 
 /// So many tellings in a row without a crash end it: what is jittered makes the points of one telling a few more or fewer than those of
 /// the next.
@@ -72,7 +79,9 @@ async fn told(fuse: impl Fn(u32) -> Fuse, mut story: impl AsyncFnMut(Fuse)) -> u
     let mut passed = 0;
     for point in 0..POINTS {
         let fuse = fuse(point);
-        story(fuse.clone()).await;
+        // Dropped by the panic, not before it: the universe in it has no other failure to tell of.
+        let mut telling = pin!(story(fuse.clone()));
+        assert!(timeout(TELLING, &mut telling).await.is_ok(), "the telling with point {point} does not end");
         passed = if fuse.blown() { 0 } else { passed + 1 };
         if passed == ENOUGH {
             return point + 1 - ENOUGH;

@@ -64,7 +64,8 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let pause = Pause::default();
-    let stream = Paced::new(stream, pause.clone());
+    let (reads, writes) = tokio::io::split(stream);
+    let stream = tokio::io::join(Paced::new(reads, pause.clone()), writes);
     let peer = Peer { service, caller, refused, reading: Arc::default(), pause };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);

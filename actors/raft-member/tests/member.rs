@@ -316,17 +316,20 @@ async fn a_whole_cluster_restarts_with_everything() {
 async fn leadership_is_handed_over() {
     let c = Cluster::three().await;
     // Asked again as an operator would: on a machine that is held up a leader may lose its office, or not hear the others.
-    let (leader, heir) = loop {
-        let leader = c.leader().await;
-        let make = |reply| RaftMemberMsg::TransferLeadership { to: None, reply }.into();
-        match c.members[&leader].0.ask(PATIENCE, make).await.unwrap() {
-            Ok(heir) => break (leader, heir),
-            Err(ProposeError::NotLeader { .. } | ProposeError::NoQuorum { .. } | ProposeError::TimedOut) => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
+    let handed_over = async {
+        loop {
+            let leader = c.leader().await;
+            let make = |reply| RaftMemberMsg::TransferLeadership { to: None, reply }.into();
+            match c.members[&leader].0.ask(PATIENCE, make).await.unwrap() {
+                Ok(heir) => return (leader, heir),
+                Err(ProposeError::NotLeader { .. } | ProposeError::NoQuorum { .. } | ProposeError::TimedOut) => {
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => panic!("{error}"),
             }
-            Err(error) => panic!("{error}"),
         }
     };
+    let (leader, heir) = tokio::time::timeout(PATIENCE, handed_over).await.expect("somebody takes it over");
     assert_ne!(heir, node_id(leader));
     c.write(label("after")).await;
     c.universe.finish().await;

@@ -1,6 +1,6 @@
 //! Whether a role change is in force everywhere. Pure; the waiting is in `commands::node`.
 
-use muster_messages::{CertificateState, Liveness, Membership, NodeView, Role};
+use muster_messages::{CertificateState, Liveness, Membership, NodeView, Role, word};
 
 /// Where a node is on its way to a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +37,7 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
 
 fn reason(node: &NodeView, wanted: Role, certified: bool) -> String {
     if let Some(condition) = node.conditions.iter().find(|c| c.kind == "role_change").or(node.conditions.first()) {
-        let word = serde_json::to_value(condition.reason).ok();
-        let word = word.as_ref().and_then(|v| v.as_str()).unwrap_or("pending");
-        return format!("{word}: {}", condition.message);
+        return format!("{}: {}", word(condition.reason), condition.message);
     }
     if node.role != wanted {
         format!("its role is still {}", node.role)

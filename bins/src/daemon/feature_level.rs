@@ -90,6 +90,15 @@ pub fn outgrow(shared: &Shared, sentence: &str) {
     }
 }
 
+/// What ends the manager half for good, for this reason, in the hands of those who may find one.
+pub type Outgrow = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// See [`outgrow`].
+pub fn outgrows(shared: &Shared) -> Outgrow {
+    let shared = shared.clone();
+    Arc::new(move |why| outgrow(&shared, why))
+}
+
 /// Asks for the seat in vain, for as long as the process runs: whoever leads can tell operators of this node then.
 async fn stay_named(shared: Shared) {
     let (advertise, feature_level) = (shared.advertise.clone(), shared.config.settings.debug.feature_level);
@@ -182,8 +191,7 @@ pub struct LevelPorts {
     pub outgrown: watch::Receiver<Option<Outgrown>>,
     /// This manager's candidacy for raising the level, while it stands.
     pub raising: Arc<Mutex<Option<Reconcilers>>>,
-    /// Ends the manager half for good, for this reason.
-    pub outgrow: Arc<dyn Fn(&str) + Send + Sync>,
+    pub outgrow: Outgrow,
 }
 
 /// See the module.

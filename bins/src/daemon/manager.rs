@@ -169,7 +169,6 @@ fn seat_ports(
     outgrown: &watch::Sender<Option<Outgrown>>,
     group: &Children,
 ) -> SeatPorts {
-    let of = shared.clone();
     SeatPorts {
         agent: shared.agent.clone(),
         replica: replica.subscribe(),
@@ -181,7 +180,7 @@ fn seat_ports(
         trouble: Arc::clone(&shared.raft_trouble),
         advertise: shared.advertise.clone(),
         feature_level: shared.config.settings.debug.feature_level,
-        outgrow: Arc::new(move |why| feature_level::outgrow(&of, why)),
+        outgrow: feature_level::outgrows(shared),
     }
 }
 
@@ -190,7 +189,6 @@ fn level_ports(
     replica: &watch::Sender<Arc<Replica>>,
     outgrown: &watch::Sender<Option<Outgrown>>,
 ) -> LevelPorts {
-    let of = shared.clone();
     LevelPorts {
         me: shared.me,
         level: shared.config.settings.debug.feature_level,
@@ -198,7 +196,7 @@ fn level_ports(
         copies: replica.subscribe(),
         outgrown: outgrown.subscribe(),
         raising: Arc::clone(&shared.raising),
-        outgrow: Arc::new(move |why| feature_level::outgrow(&of, why)),
+        outgrow: feature_level::outgrows(shared),
     }
 }
 

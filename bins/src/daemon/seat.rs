@@ -15,13 +15,14 @@ use muster_agent::NodeMemory;
 use muster_kernel::{Children, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{AgentMsg, Named};
 use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
-use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica};
+use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica, word};
 use muster_raft_member::{Outgrown, disk};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::boot::RaftData;
+use super::feature_level::Outgrow;
 
 /// How long one request may take; the leader may be dialling back or waiting for a quorum.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -73,8 +74,7 @@ pub struct SeatPorts {
     pub advertise: String,
     /// What this build speaks at most.
     pub feature_level: u32,
-    /// Ends the manager half for good, for this reason.
-    pub outgrow: Arc<dyn Fn(&str) + Send + Sync>,
+    pub outgrow: Outgrow,
 }
 
 /// The keeper's shell.
@@ -152,7 +152,7 @@ impl SeatKeeper {
                 }
             }
             Ok(SeatReply::Wait { reason, message, retry_after_ms }) => {
-                self.say(format!("waiting for a raft seat: {reason:?}: {message}"));
+                self.say(format!("waiting for a raft seat: {}: {message}", word(reason)));
                 let pause = Duration::from_millis(retry_after_ms).clamp(FIRST_PAUSE, LONGEST_PAUSE);
                 self.again(cx, pause);
             }
@@ -212,13 +212,22 @@ impl SeatKeeper {
         });
     }
 
-    /// Waited for: one seat after the other, and none after the manager half has stopped and forgotten its seat.
-    async fn remember(&self, held: RaftId) {
-        let memory = self.ports.memory.clone();
-        let written = tokio::task::spawn_blocking(move || memory.update(|node| node.held_seat = Some(held))).await;
-        if let Ok(Err(error)) = written {
-            warn!(%error, "cannot remember the raft seat");
-        }
+    /// Writes down each seat that the raft member has: the newest, one at a time, however long the disk takes.
+    fn remember(&self, cx: &Cx<SeatMsg>) {
+        let (memory, mut replica) = (self.ports.memory.clone(), self.ports.replica.clone());
+        cx.spawn(async move {
+            let mut written = None;
+            loop {
+                let news = replica.wait_for(|r| r.raft.raft_id.is_some_and(|held| written != Some(held))).await;
+                let Some(held) = news.ok().and_then(|copy| copy.raft.raft_id) else { return };
+                let memory = memory.clone();
+                let write = move || memory.update(|node| node.held_seat = Some(held));
+                if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
+                    warn!(%error, "cannot remember the raft seat");
+                }
+                written = Some(held);
+            }
+        });
     }
 }
 
@@ -251,6 +260,7 @@ impl Shell for SeatKeeper {
                 }
             }
         });
+        self.remember(cx);
         let (me, mut outgrown) = (cx.me().clone(), self.ports.outgrown.clone());
         cx.spawn(async move {
             // A snapshot that only a newer build could have written: the leader knows whether there is one.
@@ -291,10 +301,7 @@ impl Shell for SeatKeeper {
                 let lost_it = self.holds.is_some() && holds.is_none();
                 self.holds = holds;
                 match holds {
-                    Some(held) => {
-                        self.remember(held).await;
-                        self.settle();
-                    }
+                    Some(_) => self.settle(),
                     // The seat was removed under us: a new one is needed, if we are still wanted.
                     None if lost_it => {
                         self.asking = true;

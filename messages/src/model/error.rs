@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::word;
+
 macro_rules! codes {
     ($($(#[$doc:meta])* $variant:ident => $http:literal, $exit:literal;)*) => {
         /// The codes of the contract. Each fixes an HTTP status and an exit status.
@@ -50,8 +52,7 @@ codes! {
 
 impl std::fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = serde_json::to_value(self).ok();
-        f.write_str(text.as_ref().and_then(|v| v.as_str()).unwrap_or("internal"))
+        f.write_str(&word(self))
     }
 }
 
@@ -148,7 +149,6 @@ impl RefusalReason {
 }
 impl std::fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = serde_json::to_value(self).ok();
-        f.write_str(text.as_ref().and_then(|v| v.as_str()).unwrap_or("refused"))
+        f.write_str(&word(self))
     }
 }

@@ -9,6 +9,12 @@ use super::{
     Revision, Role, Term, WallTime,
 };
 
+/// The contract's word for one of its fixed values, as JSON has it; empty for what is no word there.
+pub fn word(value: impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+}
+
 /// Why something waits: the fixed words of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -319,7 +319,9 @@ async fn another_leads(below: bool, fuse: Fuse) {
         );
     }
     let renewed = renewing(&stage, "back", token, Instant::now() + Duration::from_secs(5));
+    let deadline = Instant::now() + PATIENCE;
     while !renewed.is_finished() || !stage.chose_c1(&contest, 1).await {
+        assert!(Instant::now() < deadline, "it is neither renewed nor chosen");
         stage.serve(PATH, &fuse).await;
         stage.answer_ping();
     }

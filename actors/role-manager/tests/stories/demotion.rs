@@ -118,6 +118,13 @@ fn one_leader_after_the_other_may_be_demoted() {
     assert!(world.is_worker(1) && world.is_worker(2) && world.is_manager(3));
 }
 
+/// n1, which led, and n2 have gone; one transfer, no chain.
+fn assert_offered_once_to_n3(world: &World) {
+    let offers: Vec<_> = world.log.iter().filter(|l| l.contains("offers leadership")).collect();
+    assert!(offers.len() == 1 && offers[0].contains("to n3"), "n2 leaves itself: {offers:?}");
+    assert!(world.is_worker(1) && world.is_worker(2));
+}
+
 // E12
 #[test]
 fn leadership_goes_once_and_to_a_voter_that_stays() {
@@ -128,9 +135,7 @@ fn leadership_goes_once_and_to_a_voter_that_stays() {
     world.demote(1);
     world.hold_seats = false;
     world.settle();
-    let offers: Vec<_> = world.log.iter().filter(|l| l.contains("offers leadership")).collect();
-    assert!(offers.len() == 1 && offers[0].contains("to n3"), "n2 leaves itself: {offers:?}");
-    assert!(world.is_worker(1) && world.is_worker(2));
+    assert_offered_once_to_n3(&world);
 }
 
 // E12
@@ -143,9 +148,7 @@ fn who_is_being_demoted_is_no_heir_also_while_that_is_still_being_written() {
     world.turn();
     world.hold_commits = false;
     world.settle();
-    let offers: Vec<_> = world.log.iter().filter(|l| l.contains("offers leadership")).collect();
-    assert!(offers.len() == 1 && offers[0].contains("to n3"), "one transfer, no chain: {offers:?}");
-    assert!(world.is_worker(1) && world.is_worker(2));
+    assert_offered_once_to_n3(&world);
 }
 
 // E13, S9

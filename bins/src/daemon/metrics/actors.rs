@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use muster_kernel::ActorNumbers;
-use muster_messages::{ActorState, HANDLER_BOUNDS_MS};
+use muster_messages::{ActorState, HANDLER_BOUNDS_MS, word};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -66,11 +67,8 @@ impl Actors {
         let help = "How long messages took to handle";
         let mut family = encoder.encode_descriptor("actor_handler_seconds", help, None, MetricType::Histogram)?;
         for (path, ActorNumbers { handler_times: times, .. }) in &self.0 {
-            let bounds = HANDLER_BOUNDS_MS.iter().map(|ms| ms / 1_000.0).chain([f64::MAX]);
-            let buckets: Vec<(f64, u64)> = bounds.zip(times.counts).collect();
             let path = Path { path: path.clone() };
-            let mut series = family.encode_family(&path)?;
-            series.encode_histogram::<NoLabelSet>(times.sum.as_secs_f64(), times.handled(), &buckets, None)?;
+            histogram(family.encode_family(&path)?, HANDLER_BOUNDS_MS, &times.counts, times.sum)?;
         }
         Ok(())
     }
@@ -81,17 +79,26 @@ impl Actors {
         let mut family = encoder.encode_descriptor("actors", "Actors by state", None, MetricType::Gauge)?;
         for state in [Starting, Healthy, Done, BackingOff, Stopping, Stuck, Dead, Escalated] {
             let count: u64 = self.0.values().filter_map(|numbers| numbers.states.get(&state)).sum();
-            let word = serde_json::to_value(state).ok();
-            let state = word.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
-            family.encode_family(&State { state })?.encode_gauge(&count)?;
+            family.encode_family(&State { state: word(state) })?.encode_gauge(&count)?;
         }
         Ok(())
     }
 }
 
+/// One series of durations, counted by upper bounds; the last count is of those above all.
+pub(super) fn histogram(
+    mut series: MetricEncoder<'_>,
+    bounds_ms: impl IntoIterator<Item = f64>,
+    counts: &[u64],
+    sum: Duration,
+) -> fmt::Result {
+    let bounds = bounds_ms.into_iter().map(|ms| ms / 1_000.0).chain([f64::MAX]);
+    let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+    series.encode_histogram::<NoLabelSet>(sum.as_secs_f64(), counts.iter().sum(), &buckets, None)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;

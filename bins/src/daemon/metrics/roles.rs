@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use muster_messages::{RoleView, SETTLE_BOUNDS_MS};
+use muster_messages::{RoleView, SETTLE_BOUNDS_MS, word};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
 use prometheus_client::metrics::MetricType;
-use serde::Serialize;
+
+use super::actors::histogram;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
 struct Why {
@@ -24,12 +26,6 @@ struct What {
 #[derive(Debug)]
 pub(super) struct Roles(pub Arc<RoleView>);
 
-/// The contract's word for it.
-fn word(value: impl Serialize) -> String {
-    let value = serde_json::to_value(value).ok();
-    value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
-}
-
 impl Collector for Roles {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let mut pending: BTreeMap<Why, u64> = BTreeMap::new();
@@ -44,11 +40,9 @@ impl Collector for Roles {
         let help = "How long role changes and removals were pending that this leader has brought to an end";
         let mut family = encoder.encode_descriptor("role_change_settle_seconds", help, None, MetricType::Histogram)?;
         for (wants, times) in &self.0.settled {
-            let bounds = SETTLE_BOUNDS_MS.iter().map(|ms| *ms as f64 / 1_000.0).chain([f64::MAX]);
-            let buckets: Vec<(f64, u64)> = bounds.zip(times.counts).collect();
             let what = What { wants: word(wants) };
-            let mut series = family.encode_family(&what)?;
-            series.encode_histogram::<NoLabelSet>(times.sum_ms as f64 / 1_000.0, times.settled(), &buckets, None)?;
+            let bounds = SETTLE_BOUNDS_MS.map(|ms| ms as f64);
+            histogram(family.encode_family(&what)?, bounds, &times.counts, Duration::from_millis(times.sum_ms))?;
         }
         Ok(())
     }

@@ -2,28 +2,12 @@ use muster_kernel::{Address, Spec};
 use muster_messages::protocol::Reply;
 use muster_messages::{ActorNode, CrashHow, WaitReason};
 use muster_pki::IdentityStore;
-use muster_tests::{Probe, Universe, answered, at_every_point, eventually};
+use muster_tests::{Idle, Probe, Universe, answered, at_every_point, eventually};
 use tempfile::TempDir;
 
 use super::*;
 
 type Asked = (SeatRequest, Reply<Result<SeatReply, ErrorBody>>);
-
-/// Where the raft member would be: every incarnation of it tells how it found the data.
-struct Member;
-enum Nothing {}
-impl Named for Nothing {
-    fn name(&self) -> &'static str {
-        match *self {}
-    }
-}
-impl Shell for Member {
-    type Msg = Nothing;
-    const KIND: &'static str = "RaftMember";
-    async fn handle(&mut self, _cx: &Cx<Nothing>, msg: Nothing) -> Result<(), Fault> {
-        match msg {}
-    }
-}
 
 struct World {
     universe: Universe,
@@ -69,7 +53,7 @@ impl World {
                 std::fs::remove_file(mark).unwrap();
                 shows.send_replace(Arc::new(copy(None, true)));
             }
-            Ok(Member)
+            Ok(Idle)
         }));
         universe.healthy("node/raft-member", 1).await;
         let made = ports.clone();

@@ -1,25 +1,9 @@
 use muster_kernel::Address;
 use muster_messages::CrashHow;
-use muster_tests::{Probe, Universe};
+use muster_tests::{Idle, Probe, Universe};
 use tokio::sync::watch;
 
 use super::*;
-
-/// What a switch keeps running here: nothing in particular.
-struct Half;
-enum Nothing {}
-impl Named for Nothing {
-    fn name(&self) -> &'static str {
-        match *self {}
-    }
-}
-impl Shell for Half {
-    type Msg = Nothing;
-    const KIND: &'static str = "Half";
-    async fn handle(&mut self, _cx: &Cx<Nothing>, msg: Nothing) -> Result<(), Fault> {
-        match msg {}
-    }
-}
 
 /// A half of this number, none at 0.
 struct Halves {
@@ -30,7 +14,7 @@ impl Plan<u64> for Halves {
         (*level > 0).then_some(*level)
     }
     fn child(&self, _level: &u64) -> Spec {
-        Spec::actor("half", Address::new(1), || Ok(Half))
+        Spec::actor("half", Address::new(1), || Ok(Idle))
     }
     fn after_stop(&self, level: u64) -> BoxFuture<'static, ()> {
         let told = self.stopped.tell(level);
