@@ -9,6 +9,7 @@ use muster_messages::wire::{PeerMessage, PeerReply};
 use muster_messages::*;
 use muster_tests::{PATIENCE, Probe, Universe};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 use crate::client::{Client, envelope};
 use crate::node::{call, identity, node, packet};
@@ -99,6 +100,13 @@ impl Stage {
             |msg: &RaftMemberMsg| matches!(msg, RaftMemberMsg::FromPeer { node: of, .. } if *of == node(n.into()));
         self.raft.until("its message", its).await;
     }
+    /// Manager 2 has been asked something, and does not answer.
+    async fn asks(&self, second: &mut Client) -> JoinHandle<Result<Vec<u8>, ErrorBody>> {
+        let mesh = self.mesh.clone();
+        let asked = tokio::spawn(async move { mesh.call(node(2), PATIENCE, call("you")).await });
+        second.called().await.expect("a call");
+        asked
+    }
     fn send(&self, n: u64, index: u64) {
         self.mesh.send(node(n.into()), "", vec![packet(1, n, index, 1)]);
     }
@@ -165,14 +173,9 @@ async fn a_peer_actor_that_crashes_keeps_its_session_and_costs_the_others_nothin
         let mut stage = Stage::set().await;
         let (mut second, mut third) = (stage.connect(2).await, stage.connect(3).await);
         stage.send_more_than_the_window(3).await;
-        let asked = tokio::spawn({
-            let mesh = stage.mesh.clone();
-            async move { mesh.call(node(2), PATIENCE, call("you")).await }
-        });
-        let _unanswered = second.called().await.expect("a call");
+        let asked = stage.asks(&mut second).await;
         stage.universe.crash(&peer(2), how);
-        let ended = asked.await.expect("no panic").unwrap_err();
-        assert_eq!(ended.code, ErrorCode::Unreachable, "whoever asked is told");
+        assert_eq!(asked.await.expect("no panic").unwrap_err().code, ErrorCode::Unreachable, "whoever asked is told");
         stage.universe.healthy(&peer(2), 2).await;
         stage.session(2, true).await;
         stage.send(2, 1);
@@ -219,11 +222,7 @@ async fn a_mesh_that_crashes_comes_back_with_its_members_and_serves_again() {
         let mut stage = Stage::set().await;
         let (mut second, mut third) = (stage.connect(2).await, stage.connect(3).await);
         stage.send_more_than_the_window(3).await;
-        let asked = tokio::spawn({
-            let mesh = stage.mesh.clone();
-            async move { mesh.call(node(2), PATIENCE, call("you")).await }
-        });
-        let _unanswered = second.called().await.expect("a call");
+        let asked = stage.asks(&mut second).await;
         stage.universe.crash(MESH, how);
         assert_eq!(asked.await.expect("no panic").unwrap_err().code, ErrorCode::Unreachable, "whoever asked is told");
         for client in [&mut second, &mut third] {
