@@ -18,5 +18,7 @@ pub use self::install::issued_at;
 pub use self::join::{JoinArgs, JoinError, JoinProgress, JoinStage, Joined, join};
 pub use self::line::{Dial, Dialled, Heard};
 pub use self::memory::NodeMemory;
-pub use self::shell::{AgentPorts, AgentSetup, AgentShell, Inspector, Msg, agent_address, agent_spec, trouble_of};
+pub use self::shell::{
+    AgentPorts, AgentSetup, AgentShell, Inspected, Inspector, Msg, agent_address, agent_spec, trouble_of,
+};
 pub use self::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};

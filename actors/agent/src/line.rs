@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_gateway::{BoxStream, DialError, Dialer, FrameError, Framed, FramedReader, FramedWriter};
-use muster_kernel::Address;
+use muster_kernel::{Address, Poke};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{ActorsAsk, AgentFrame, HostFrame, MAX_FRAME};
 use muster_messages::{ErrorBody, ErrorCode, NodeId};
@@ -68,10 +68,13 @@ pub struct Heard {
     _room: OwnedSemaphorePermit,
 }
 
+/// A frame on its way out, and what is to happen once it has left.
+pub(crate) type Outgoing = (Box<AgentFrame>, Option<Poke>);
+
 /// The agent's end of a line. Dropped: what was sent leaves, then the connection is closed.
 pub(crate) struct Line {
     pub attempt: Attempt,
-    pub outbox: mpsc::Sender<Box<AgentFrame>>,
+    pub outbox: mpsc::Sender<Outgoing>,
     /// Resolves when the connection is closed. Taken by whoever waits for that.
     pub closed: Option<oneshot::Receiver<()>>,
 }
@@ -108,7 +111,7 @@ pub(crate) fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + '
 }
 
 /// Dials and carries frames both ways. `None`: we hung up.
-async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Box<AgentFrame>>) -> Option<Loss> {
+async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Outgoing>) -> Option<Loss> {
     let dialling = timeout(args.deadline, args.dial.dial(args.addr.clone())).await;
     let dialled = match dialling {
         Ok(Ok(dialled)) => dialled,
@@ -128,7 +131,7 @@ async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Box<AgentF
 }
 
 /// Where answers go.
-type Answers = mpsc::WeakSender<Box<AgentFrame>>;
+type Answers = mpsc::WeakSender<Outgoing>;
 
 async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, args: &LineArgs, answers: &Answers) -> String {
     let LineArgs { attempt, ref me, .. } = *args;
@@ -170,27 +173,30 @@ async fn answer(inspector: Inspector, answers: Answers, id: u64, ask: ActorsAsk,
         }
     };
     let fits = |text: &String| text.len() + 64 <= MAX_FRAME;
-    let result = match result {
-        Ok(text) if !fits(&text) => Err(ErrorBody::new(
-            ErrorCode::TooLarge,
-            "the answer is larger than a frame; ask for one actor with `inspect`",
-        )),
-        other => other,
+    let (result, poke) = match result {
+        Ok((text, _)) if !fits(&text) => {
+            let text = "the answer is larger than a frame; ask for one actor with `inspect`";
+            (Err(ErrorBody::new(ErrorCode::TooLarge, text)), None)
+        }
+        Ok((text, poke)) => (Ok(text), poke),
+        Err(error) => (Err(error), None),
     };
     // A host that reads too slowly loses the answer; whoever waits for it has a deadline.
     if let Some(outbox) = answers.upgrade() {
-        let _full = outbox.try_send(Box::new(AgentFrame::Answer { id, result }));
+        let _full = outbox.try_send((Box::new(AgentFrame::Answer { id, result }), poke));
     }
 }
 
 /// `None`: everything was written and the agent hung up.
 async fn write(
     mut writer: FramedWriter<WriteHalf<BoxStream>>,
-    mut frames: mpsc::Receiver<Box<AgentFrame>>,
+    mut frames: mpsc::Receiver<Outgoing>,
     limit: Duration,
 ) -> Option<String> {
-    while let Some(frame) = frames.recv().await {
-        match timeout(limit, writer.send(&*frame)).await {
+    while let Some((frame, poke)) = frames.recv().await {
+        let sent = timeout(limit, writer.send(&*frame)).await;
+        drop(poke);
+        match sent {
             Ok(Ok(())) => {}
             // Nothing of it was written; whoever waits for it has a deadline.
             Ok(Err(FrameError::Wire(error))) => tracing::warn!(%error, "a frame was not sent"),

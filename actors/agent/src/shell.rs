@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Poke, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
 use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAsk, AgentFrame, AgentHello, SeatReply};
 use muster_messages::{ErrorBody, Name, NodeId, RefusalReason, Role, Secret};
@@ -25,8 +25,12 @@ use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
 /// How long a stopping agent waits for its goodbye to leave.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// Answers a question about this process' actors.
-pub type Inspector = Arc<dyn Fn(ActorsAsk) -> BoxFuture<'static, Result<String, ErrorBody>> + Send + Sync>;
+/// Answers a question about this process' actors. What was asked to be done to one is done once the answer has left: it may
+/// be what the line lives by.
+pub type Inspector = Arc<dyn Fn(ActorsAsk) -> BoxFuture<'static, Result<Inspected, ErrorBody>> + Send + Sync>;
+
+/// An answer, and what is to happen afterwards.
+pub type Inspected = (String, Option<Poke>);
 
 /// What whoever wires the tree decides about an agent.
 pub struct AgentSetup {
@@ -285,7 +289,7 @@ impl AgentShell {
         let Some(line) = self.line.as_ref().filter(|line| line.attempt == attempt) else {
             return;
         };
-        if line.outbox.try_send(frame).is_err() {
+        if line.outbox.try_send((frame, None)).is_err() {
             self.line = None;
             let why = Loss::Broken("the host reads too slowly".to_owned());
             let _ended = cx.me().tell(Msg::Lost { attempt, why });

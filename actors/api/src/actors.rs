@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use muster_kernel::Poke;
 use muster_messages::protocol::{MeshMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
 use muster_messages::{ErrorBody, ErrorCode, Name, NodeId, Replica, millis};
@@ -52,25 +53,30 @@ impl Service {
         self.actors_of(&manager, node, ask, asked.left()).await
     }
 
-    /// This process' own tree. Also answers what other managers and the agent's host ask.
-    pub async fn actors_here(&self, ask: &ActorsAsk) -> Result<String, ErrorBody> {
-        let answer = match ask {
-            ActorsAsk::Tree => to_json(&self.ports.tree.snapshot().await)?,
-            ActorsAsk::Inspect { path } => to_json(&self.ports.tree.inspect(path).await?)?,
+    /// This process' own tree. Also answers what other managers ask.
+    pub(crate) async fn actors_here(&self, ask: &ActorsAsk) -> Result<String, ErrorBody> {
+        self.inspect(ask).await.map(|(answer, _poke)| answer)
+    }
+
+    /// This process' own tree: the answer, and what is to happen once that has left.
+    pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<Poke>), ErrorBody> {
+        let (answer, poke) = match ask {
+            ActorsAsk::Tree => (to_json(&self.ports.tree.snapshot().await)?, None),
+            ActorsAsk::Inspect { path } => (to_json(&self.ports.tree.inspect(path).await?)?, None),
             ActorsAsk::Restart { path } => {
-                self.ports.tree.restart(path)?;
-                json!({"path": path, "restarting": true})
+                let poke = self.ports.tree.restart(path)?;
+                (json!({"path": path, "restarting": true}), Some(poke))
             }
             ActorsAsk::Crash { path, how } => {
                 if !self.ports.crash_allowed {
                     let text = "crashing actors is off in this daemon; set `[debug] crash = true` in its configuration";
                     return Err(ErrorBody::forbidden(text));
                 }
-                self.ports.tree.crash(path, *how)?;
-                json!({"path": path, "crashed": how})
+                let poke = self.ports.tree.crash(path, *how)?;
+                (json!({"path": path, "crashed": how}), Some(poke))
             }
         };
-        Ok(answer.to_string())
+        Ok((answer.to_string(), poke))
     }
 
     /// Asks a node wherever it can be reached.

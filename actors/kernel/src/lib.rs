@@ -37,4 +37,4 @@ pub use shell::{Fault, Shell};
 pub use slot::Slot;
 pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};
 pub use supervisor::{Children, Supervisor};
-pub use tree::{ActorNumbers, Tree};
+pub use tree::{ActorNumbers, Poke, Tree};

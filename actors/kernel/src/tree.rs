@@ -1,6 +1,7 @@
 //! The live tree: every actor of this process by its path.
 
 mod numbers;
+mod poke;
 mod shown;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use muster_messages::{ActorNode, ActorState, CrashHow, ErrorBody, ErrorCode, ID_LEN};
 
 pub use self::numbers::ActorNumbers;
+pub use self::poke::Poke;
+use self::poke::What;
 use crate::Fuse;
 use crate::vitals::Vitals;
 
@@ -86,12 +89,9 @@ impl Tree {
         Ok(shown::tree(all).await)
     }
 
-    /// Crashes an actor on purpose.
-    pub fn crash(&self, path: &str, how: CrashHow) -> Result<(), ErrorBody> {
-        let vitals = self.find(path)?;
-        let handle = vitals.handle().ok_or_else(|| not_running(path))?;
-        handle.crash(how);
-        Ok(())
+    /// Crashes an actor on purpose, once the answer is dropped.
+    pub fn crash(&self, path: &str, how: CrashHow) -> Result<Poke, ErrorBody> {
+        self.poke(path, What::Crash(how))
     }
 
     /// Has an actor crash at one of its crash points, once in the life of its path. For tests.
@@ -100,12 +100,13 @@ impl Tree {
         Ok(())
     }
 
-    /// Asks an actor's supervisor to restart it gracefully.
-    pub fn restart(&self, path: &str) -> Result<(), ErrorBody> {
-        let vitals = self.find(path)?;
-        let handle = vitals.handle().ok_or_else(|| not_running(path))?;
-        handle.restart();
-        Ok(())
+    /// Asks an actor's supervisor to restart it gracefully, once the answer is dropped.
+    pub fn restart(&self, path: &str) -> Result<Poke, ErrorBody> {
+        self.poke(path, What::Restart)
+    }
+    fn poke(&self, path: &str, what: What) -> Result<Poke, ErrorBody> {
+        let handle = self.find(path)?.handle().ok_or_else(|| not_running(path))?;
+        Ok(Poke::new(handle, what))
     }
 
     /// What the last incarnation of an actor failed of, while it waits for the next one.

@@ -188,7 +188,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         let api = api.clone();
         Arc::new(move |ask: ActorsAsk| -> futures_util::future::BoxFuture<'static, _> {
             let api = api.clone();
-            Box::pin(async move { api.actors_here(&ask).await })
+            Box::pin(async move { api.inspect(&ask).await })
         })
     };
     let agent_ports = AgentPorts::new(AgentSetup {

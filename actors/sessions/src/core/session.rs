@@ -372,7 +372,7 @@ impl AgentSession {
         self.shown = None;
         self.asks = 0;
         for (_, question) in std::mem::take(&mut self.questions) {
-            let result = Err(away_error(self.node));
+            let result = Err(unanswered(self.node));
             out.push(Effect::AnswerAsk { ask: question.ask, result });
         }
         out.push(Effect::Note(Note::Closed { why }));
@@ -543,6 +543,11 @@ fn refusal(reason: RefusalReason, message: impl Into<String>) -> Refusal {
 fn away_error(node: NodeId) -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, format!("node {node} has no session at the moment"))
         .retry_after(Duration::from_millis(500))
+}
+
+fn unanswered(node: NodeId) -> ErrorBody {
+    let text = format!("the session of node {node} ended before it answered; what was asked for may have been done");
+    ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(500))
 }
 
 #[cfg(test)]

@@ -111,6 +111,24 @@ async fn seats_and_questions_travel_both_ways_through_a_session() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_makes_an_agent_crash_through_its_own_session_has_an_answer() {
+    let mut stage = Stage::set().await;
+    let (host, agent) = (stage.host(M1).await, stage.agent(&[M1]).await);
+    for incarnation in 2..7 {
+        agent.has_session().await;
+        eventually("the host has it, too", || stage.cluster.liveness_heard(node(1)) == Some(Liveness::Ready)).await;
+        stage.universe.expects_panic("crashed on request");
+        let crash = ActorsAsk::Crash { path: "node/agent".to_owned(), how: CrashHow::Panic };
+        let make = |reply| SessionsMsg::AskNode { node: node(1), ask: crash.clone(), deadline_ms: 5000, reply }.into();
+        assert_eq!(host.sessions.ask(Duration::from_secs(6), make).await.unwrap(), Ok(format!("{crash:?}")));
+        let again =
+            || agent.process.tree().flat().iter().any(|a| a.path == "node/agent" && a.incarnation == incarnation);
+        eventually("it starts again", again).await;
+    }
+    stage.end([agent.process, host.process]).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn crashes_of_session_host_and_agent_heal_without_the_node_ever_seeming_down() {
     let mut stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);

@@ -9,12 +9,13 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_agent::core::Loss;
 use muster_agent::{
-    AgentConfig, AgentPorts, AgentSetup, Dial, Dialled, Msg as AgentMailbox, NodeMemory, agent_address, agent_spec,
+    AgentConfig, AgentPorts, AgentSetup, Dial, Dialled, Inspector, Msg as AgentMailbox, NodeMemory, agent_address,
+    agent_spec,
 };
 use muster_gateway::{BoxStream, Connection, Framed, Services};
 use muster_kernel::Address;
 use muster_messages::protocol::{DispatcherMsg, NodeCredentials, Service};
-use muster_messages::wire::{PeerCall, SeatReply, SessionFact, SignReply, encode};
+use muster_messages::wire::{ActorsAsk, PeerCall, SeatReply, SessionFact, SignReply, encode};
 use muster_messages::*;
 use muster_pki::{IdentityStore, Issuer, NODE_LIFETIME, NodeProfile, Root};
 use muster_sessions::{
@@ -289,12 +290,21 @@ impl Stage {
         let credentials = NodeCredentials { cert_pem, key_pem, root_pem, identity };
         memory.store().save_credentials(&credentials).unwrap();
         let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
+        let process = self.universe.another("node").await;
+        let tree = process.tree().clone();
+        let inspector: Inspector = Arc::new(move |ask| {
+            let poke = match &ask {
+                ActorsAsk::Crash { path, how } => tree.crash(path, *how).map(Some),
+                _ => Ok(None),
+            };
+            Box::pin(async move { Ok((format!("{ask:?}"), poke?)) })
+        });
         let ports = AgentPorts::new(AgentSetup {
             config: AgentConfig::default(),
             memory: memory.clone(),
             dial: Arc::new(Pipes { cluster: Arc::clone(cluster), credentials: credentials.subscribe() }),
             credentials,
-            inspector: Arc::new(|ask| Box::pin(async move { Ok(format!("{ask:?}")) })),
+            inspector,
             name: Name::sanitized("w1"),
             advertise: "0.0.0.0:4400".to_owned(),
             release: "0.1.0".to_owned(),
@@ -302,7 +312,6 @@ impl Stage {
             seeds: seeds.iter().map(|s| (*s).to_owned()).collect(),
         });
         meanwhile();
-        let process = self.universe.another("node").await;
         let agent = agent_address();
         process.start_actor(agent_spec(agent.clone(), ports.clone()));
         AgentProcess { process, agent, ports, memory, _dir: dir }
