@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{
-    ClusterId, ClusterRecord, FEATURE_LEVEL, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime,
+    ClusterId, ClusterRecord, FEATURE_LEVEL, FIRST_INCARNATION, Name, NodeId, Revision, Role, Secret, WallTime,
 };
 use serde::{Deserialize, Serialize};
 
@@ -17,9 +17,6 @@ use crate::csr::{CsrKey, make_csr, new_key};
 use crate::issue::{Issuer, NodeProfile, Root, SignError};
 use crate::random::entropy;
 use crate::store::{HELP_FOUNDING, IdentityFault, IdentityStore, credentials};
-
-/// The incarnation of a cluster that was just founded.
-const FIRST: Incarnation = Incarnation(1);
 
 /// What the founder decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +35,7 @@ impl Founding {
         ClusterRecord {
             id: self.cluster,
             name: self.name.clone(),
-            incarnation: FIRST,
+            incarnation: FIRST_INCARNATION,
             feature_level: FEATURE_LEVEL,
             root_cert_pem: self.root_cert_pem.clone(),
             root_key_pem: self.root_key_pem.clone(),
@@ -90,7 +87,7 @@ impl IdentityStore {
             node: founding.node,
             role: Role::Manager,
             granted: None,
-            incarnation: FIRST,
+            incarnation: FIRST_INCARNATION,
             ips,
             lifetime,
             now,

@@ -14,6 +14,7 @@ mod changes;
 mod guards;
 pub mod history;
 pub mod invariants;
+pub mod recovery;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 mod seats;

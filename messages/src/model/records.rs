@@ -9,6 +9,9 @@ pub const FEATURE_LEVEL: u32 = 2;
 /// From this level on there are reconcilers.
 pub const RECONCILERS_LEVEL: u32 = 2;
 
+/// The incarnation of a cluster that was just founded.
+pub const FIRST_INCARNATION: Incarnation = Incarnation(1);
+
 /// The cluster itself, written by its first entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRecord {

@@ -56,6 +56,9 @@ pub use self::config::RaftConfig;
 #[cfg(feature = "sabotage")]
 pub use self::config::Sabotage;
 use self::elections::{Hint, Transfer};
+#[cfg(test)]
+pub(crate) use self::entries::command_entry;
+pub(crate) use self::entries::{Content, content};
 use self::log::{MemLog, conf_state, entry_bytes};
 pub use self::outgrown::Outgrown;
 use self::packets::Settling;

@@ -25,9 +25,10 @@ mod thread;
 
 use std::path::{Path, PathBuf};
 
-use muster_messages::RaftId;
+use muster_messages::{FIRST_INCARNATION, Incarnation, RaftId, Tables};
 use muster_store::snapshot::SnapshotFault;
 
+use self::engine::EngineDisk;
 use crate::core::{Durable, Recovered};
 
 pub(crate) use self::files::SnapshotFiles;
@@ -77,6 +78,8 @@ pub enum DirState {
     Absent,
     Present {
         raft_id: RaftId,
+        /// Of the cluster, as far as a snapshot says: a copy that is still empty says nothing.
+        incarnation: Option<Incarnation>,
     },
     Damaged(LogFault),
     /// A newer build wrote it.
@@ -98,15 +101,31 @@ pub fn state(dir: &Path) -> DirState {
     if !files::holds_data(dir) {
         return DirState::Absent;
     }
-    match DiskThread::open(dir).map(|(_, recovered)| recovered.seat) {
-        Ok(Some(raft_id)) => DirState::Present { raft_id },
-        Ok(None) => DirState::Absent,
+    match read(dir) {
+        Ok(Recovered { seat: Some(raft_id), snapshot, .. }) => {
+            // The founder's log begins behind a snapshot of nothing; every recovery begins with a snapshot that says more.
+            let of = |tables: Tables| tables.cluster.map_or(FIRST_INCARNATION, |cluster| cluster.incarnation);
+            DirState::Present { raft_id, incarnation: snapshot.map(|(_, tables)| of(tables)) }
+        }
+        Ok(_) => DirState::Absent,
         Err(fault) => match fault.kind {
             FaultKind::Damaged => DirState::Damaged(fault),
             FaultKind::Newer => DirState::Newer(fault),
             FaultKind::Io => DirState::Unreadable(fault),
         },
     }
+}
+
+/// Everything that a directory holds. Blocks.
+pub fn read(dir: &Path) -> Result<Recovered, LogFault> {
+    DiskThread::open(dir).map(|(_, recovered)| recovered)
+}
+
+/// Writes once to a directory in which no member runs. Blocks.
+pub fn write(dir: &Path, write: Durable) -> Result<(), LogFault> {
+    let path = dir.to_owned();
+    let work = std::thread::spawn(move || EngineDisk::open(&path)?.write(&[write]));
+    work.join().unwrap_or_else(|_| Err(LogFault::io(dir, "a write could not be synced")))
 }
 
 /// Forgets everything in a directory, while no member runs in it. Blocks. Interrupted, it is finished by whoever opens it next.

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use muster_messages::{RaftId, Revision, Tables};
+use muster_messages::{FIRST_INCARNATION, RaftId, Revision, Tables};
 
 use super::engine::EngineDisk;
 use super::*;
@@ -107,7 +107,7 @@ fn what_was_written_is_there_after_a_restart() {
     let terms: Vec<_> = r.entries.iter().map(|e| (e.index, e.term)).collect();
     let want: Vec<_> = (2..8).map(|i| (i, 2)).chain((8..=12).map(|i| (i, 3))).collect();
     assert_eq!(terms, want, "an overlap replaces what was there");
-    assert_eq!(state(&dir), DirState::Present { raft_id: RaftId(1) });
+    assert_eq!(state(&dir), DirState::Present { raft_id: RaftId(1), incarnation: Some(FIRST_INCARNATION) });
     drop(temp);
 }
 

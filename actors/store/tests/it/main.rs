@@ -10,6 +10,7 @@ mod invariants;
 mod objects;
 mod properties;
 mod records;
+mod recovery;
 mod seats;
 mod snapshot;
 mod world;

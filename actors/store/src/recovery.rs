@@ -1,0 +1,209 @@
+//! A cluster that has lost its quorum for good, or is taken from a backup, goes on as one manager.
+//!
+//! Keeps  RECOVER-1  one manager and one voter: every other manager becomes a worker, in wish and in fact, without a seat.
+//!        RECOVER-2  the incarnation grows, and of two recoveries the later one has the higher number, whoever made
+//!                   them and from whichever copy: it carries the time.
+//!        RECOVER-3  revisions and raft ids leap ahead of all that a lost manager may have handed out without this copy
+//!                   knowing: a fencing token stays the highest ever given, a watch notices that it missed something.
+//! Pure: a recovery that is repeated from the same copy with the same [`Recovery`] gives the same tables.
+
+use std::sync::Arc;
+
+use muster_messages::{
+    ClusterRecord, EventKind, Generation, Incarnation, Member, Name, NodeId, NodeRecord, Principal, RaftId, Revision,
+    Role, Tables, Term, WallTime,
+};
+use serde::Serialize;
+
+use crate::apply::Stamp;
+use crate::changes::create;
+
+/// How far revisions leap: more entries than a cluster writes in a year at full speed, 25,000 a second.
+pub const REVISION_LEAP: u64 = 1_000_000_000_000;
+/// How far raft ids leap: more seats than operators give out in a cluster's life.
+pub const RAFT_ID_LEAP: u64 = 1_000_000;
+
+/// What is decided once, before anything is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// The one manager from here on.
+    pub node: NodeId,
+    /// What it is called, if the copy has no record of it: it is admitted then, under the nearest name that is free.
+    pub admit_as: Option<Name>,
+    /// Where others reach it.
+    pub addr: String,
+    /// See [`next_incarnation`].
+    pub incarnation: Incarnation,
+    pub at: WallTime,
+    /// For the events.
+    pub reason: String,
+}
+
+/// What a recovery does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Consequences {
+    pub node: NodeId,
+    pub name: Name,
+    pub raft_id: RaftId,
+    pub incarnation: Incarnation,
+    pub incarnation_before: Incarnation,
+    pub revision: Revision,
+    pub revision_before: Revision,
+    /// Who is manager, or was to be, and is a worker afterwards.
+    pub lost: Vec<LostManager>,
+    /// The other nodes, which stay what they are.
+    pub workers: usize,
+}
+
+/// A manager that the cluster goes on without.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LostManager {
+    pub node: NodeId,
+    pub name: Name,
+    pub addr: String,
+    pub raft_id: Option<RaftId>,
+}
+
+/// Why a copy cannot be gone on with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CannotRecover {
+    #[error("the copy is empty: it never received the cluster's state")]
+    Empty,
+    #[error("node {0} was removed from the cluster and is blocked")]
+    Blocked(NodeId),
+    #[error("node {0} is no part of the cluster in this copy")]
+    Unknown(NodeId),
+    #[error("the copy is of incarnation {found} already, not older than {wanted}")]
+    Incarnation { found: Incarnation, wanted: Incarnation },
+}
+
+/// The incarnation that a recovery at this time begins.
+pub fn next_incarnation(cluster: &ClusterRecord, at: WallTime) -> Incarnation {
+    cluster.incarnation.next().max(Incarnation(at.0.unsigned_abs()))
+}
+
+/// Recovers, or changes nothing and says why.
+pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences, CannotRecover> {
+    let cluster = tables.cluster.clone().ok_or(CannotRecover::Empty)?;
+    judge(tables, &cluster, recovery)?;
+    let revision_before = tables.revision;
+    let revision = Revision(revision_before.0 + REVISION_LEAP);
+    tables.revision = revision;
+    let by = Principal::Operator;
+    let stamp = Stamp { at: revision, term: Term(0), wall: recovery.at, by: &by, reason: &recovery.reason };
+    let words = |incarnation| Some(format!("incarnation {incarnation}"));
+    stamp.log(tables, EventKind::Cluster, None, words(cluster.incarnation), words(recovery.incarnation));
+    let record = ClusterRecord { incarnation: recovery.incarnation, revision, ..(*cluster).clone() };
+    tables.cluster = Some(Arc::new(record));
+
+    let lost = lose_managers(tables, &stamp, recovery.node);
+    let name = keep(tables, &stamp, recovery);
+    let raft_id = reseat(tables, &stamp, recovery);
+    let workers = tables.nodes.len() - 1 - lost.len();
+    Ok(Consequences {
+        node: recovery.node,
+        name,
+        raft_id,
+        incarnation: recovery.incarnation,
+        incarnation_before: cluster.incarnation,
+        revision,
+        revision_before,
+        lost,
+        workers,
+    })
+}
+
+fn judge(tables: &Tables, cluster: &ClusterRecord, recovery: &Recovery) -> Result<(), CannotRecover> {
+    let (node, wanted) = (recovery.node, recovery.incarnation);
+    if wanted <= cluster.incarnation {
+        return Err(CannotRecover::Incarnation { found: cluster.incarnation, wanted });
+    }
+    if tables.blocklist.contains_key(&node) {
+        return Err(CannotRecover::Blocked(node));
+    }
+    if recovery.admit_as.is_none() && !tables.nodes.contains_key(&node) {
+        return Err(CannotRecover::Unknown(node));
+    }
+    Ok(())
+}
+
+/// RECOVER-1. The certificates that they hold are of the old incarnation: they fetch others, as workers.
+fn lose_managers(tables: &mut Tables, stamp: &Stamp<'_>, survivor: NodeId) -> Vec<LostManager> {
+    let managers = tables.nodes.values().filter(|n| n.id != survivor);
+    let managers = managers.filter(|n| n.role == Role::Manager || n.desired_role == Role::Manager);
+    let managers: Vec<Arc<NodeRecord>> = managers.cloned().collect();
+    let mut lost = Vec::with_capacity(managers.len());
+    for record in managers {
+        let raft_id = tables.seat_of(record.id).map(|m| m.raft_id);
+        let (id, was) = (record.id, record.role);
+        lost.push(LostManager { node: id, name: record.name.clone(), addr: record.addr.clone(), raft_id });
+        let mut worker = (*record).clone();
+        if was == Role::Manager {
+            worker.role = Role::Worker;
+            worker.granted = stamp.at;
+            let words = (Some(Role::Manager.to_string()), Some(Role::Worker.to_string()));
+            stamp.log(tables, EventKind::Role, Some(id), words.0, words.1);
+        }
+        want(&mut worker, Role::Worker);
+        worker.revision = stamp.at;
+        tables.nodes.insert(id, Arc::new(worker));
+    }
+    lost
+}
+
+/// The survivor is wanted, whatever was under way: somebody has to manage.
+fn keep(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> Name {
+    let id = recovery.node;
+    let mut record = match (tables.nodes.get(&id), &recovery.admit_as) {
+        (Some(record), _) => (**record).clone(),
+        (None, name) => {
+            let wished = name.clone().unwrap_or_else(|| Name::sanitized("recovered"));
+            let record = NodeRecord::new(id, free_name(tables, &wished), Role::Manager, stamp.wall);
+            create(tables, stamp, &record);
+            tables.nodes.get(&id).map_or(record, |created| (**created).clone())
+        }
+    };
+    if record.role != Role::Manager {
+        record.role = Role::Manager;
+        record.granted = stamp.at;
+    }
+    want(&mut record, Role::Manager);
+    record.removing = None;
+    record.addr = recovery.addr.clone();
+    record.revision = stamp.at;
+    let name = record.name.clone();
+    tables.nodes.insert(id, Arc::new(record));
+    name
+}
+
+fn want(record: &mut NodeRecord, role: Role) {
+    if record.desired_role != role {
+        record.desired_role = role;
+        record.generation = Generation::next(record.generation);
+    }
+}
+
+/// RECOVER-1, RECOVER-3. The survivor votes under a new raft id too: what its old seat has promised is of another cluster now.
+fn reseat(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> RaftId {
+    for (id, member) in std::mem::take(&mut tables.members) {
+        tables.removed_raft_ids.insert(id);
+        let was = if member.voter { "voter" } else { "learner" };
+        stamp.log(tables, EventKind::Membership, Some(member.node), Some(was.to_owned()), Some("none".to_owned()));
+    }
+    let raft_id = RaftId(tables.next_raft_id.0 + RAFT_ID_LEAP);
+    tables.next_raft_id = raft_id.next();
+    let member = Member { node: recovery.node, raft_id, addr: recovery.addr.clone(), voter: true };
+    tables.members.insert(raft_id, member);
+    let (was, is) = (Some("none".to_owned()), Some("voter".to_owned()));
+    stamp.log(tables, EventKind::Membership, Some(recovery.node), was, is);
+    raft_id
+}
+
+/// The wished name, or that name with a number.
+fn free_name(tables: &Tables, wished: &Name) -> Name {
+    let taken = |name: &Name| tables.nodes.values().any(|node| node.name == *name);
+    let stem: String = wished.as_str().chars().take(50).collect();
+    let numbered = (2u64..).map(|n| Name::sanitized(&format!("{stem}-{n}")));
+    let mut candidates = std::iter::once(wished.clone()).chain(numbered);
+    candidates.find(|name| !taken(name)).expect("RECOVER-1: there are more numbers than nodes")
+}
