@@ -15,6 +15,7 @@ mod kill_matrix;
 mod leader_loss;
 mod losses;
 mod migrations;
+mod recovery;
 mod removal;
 mod roles;
 mod shutdown;

@@ -52,6 +52,8 @@ pub enum WantedBecause {
     CertificateSaysWorker,
     /// A manager that has applied this certificate's grant says that the role is gone; the certificate follows.
     Demoted,
+    /// A manager of a newer incarnation says that the cluster was recovered; the certificate follows.
+    OldIncarnation,
     Blocked,
     Removed,
 }

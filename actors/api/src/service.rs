@@ -264,7 +264,11 @@ impl Service {
         } else if named.is_empty() {
             format!("{why}: no leader at the moment; retry")
         } else {
-            format!("{why}: these managers do not answer: {}; start them or restore their network", named.join(", "))
+            format!(
+                "{why}: these managers do not answer: {}; start them or restore their network; if they are gone for good, \
+                 stop this one and start it with `musterd --force-new-cluster` to go on without them",
+                named.join(", ")
+            )
         };
         ErrorBody::new(ErrorCode::NoQuorum, sentence)
             .with_details(&serde_json::json!({"missing": missing, "missing_names": named}))

@@ -2,7 +2,8 @@
 //!
 //! Owns   `credentials.pem` (private key, certificate and root in one file, so that they change together), `node.json`
 //!        (what a node remembers beside them), `join.json` (an attempt to join, while it lasts), `founding.json`
-//!        (a cluster being founded, until its first entry is applied). All 0600, all written whole or not at all.
+//!        (a cluster being founded, until its first entry is applied), `recovery.json` (a recovery under way). All 0600,
+//!        all written whole or not at all.
 //! Keeps  PKI-6: whatever the moment of a crash, either the old or the new credentials are there, and they fit.
 //! A damaged file is named and never half believed: an identity made up anew would be a second node.
 

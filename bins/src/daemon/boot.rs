@@ -8,11 +8,12 @@ use muster_agent::{JoinArgs, NodeMemory, NodeTrouble, join, trouble_of};
 use muster_kernel::Clock;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{Name, RaftId};
-use muster_pki::{Founding, IdentityStore};
+use muster_pki::{Founding, IdentityStore, LocalNode};
 use muster_raft_member::disk;
 
 use super::config::Config;
 use super::feature_level::sentence;
+use super::recovery;
 
 /// An identity, and what is still to do with it.
 pub struct Booted {
@@ -74,20 +75,10 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let memory = NodeMemory::new(store.clone());
     let local = memory.load()?;
     let founding = store.load_founding()?;
+    not_ended(config, &local)?;
+    recovery::settle(config, advertise, &memory)?;
+    let local = memory.load()?;
     let existing = store.load_credentials()?;
-    if let Some(ended) = &local.ended
-        && let Some(NodeTrouble { message, .. }) = trouble_of(ended)
-    {
-        // A node that was removed may come back as a new one: an operator says so with a fresh directory.
-        let dir = config.data_dir.display();
-        return Err(Exit::new(
-            6,
-            format!(
-                "this node was told {} at {}: {message}; to join again as a new node, empty {dir} first",
-                ended.reason, ended.at
-            ),
-        ));
-    }
     let credentials = match existing {
         Some(credentials) if is_expired(&credentials) && config.token.is_some() && !config.join.is_empty() => {
             joined(config, advertise, &memory, Some(credentials)).await?
@@ -112,16 +103,31 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         }
     };
     let founding = store.load_founding()?;
-    let (raft, outgrown) = raft_data(config, &local, founding.is_some())?;
+    let (raft, outgrown) = raft_data(config, &memory, &credentials, founding.is_some())?;
     if let (RaftData::Missing { .. } | RaftData::Damaged { .. }, true) =
         (&raft, no_other_manager(&local.managers, config, advertise))
     {
         return Err(no_way_back(config, &raft));
     }
     if matches!(raft, RaftData::Damaged { .. }) {
-        set_aside(&config.data_dir)?;
+        recovery::set_aside(&config.data_dir, "raft.damaged")?;
     }
     Ok(Booted { memory, credentials, founding, raft, outgrown })
+}
+
+/// A node that was removed may come back as a new one: an operator says so with a fresh directory.
+pub fn not_ended(config: &Config, local: &LocalNode) -> Result<(), Exit> {
+    let Some((ended, trouble)) = local.ended.as_ref().and_then(|ended| Some((ended, trouble_of(ended)?))) else {
+        return Ok(());
+    };
+    let (dir, NodeTrouble { message, .. }) = (config.data_dir.display(), trouble);
+    Err(Exit::new(
+        6,
+        format!(
+            "this node was told {} at {}: {message}; to join again as a new node, empty {dir} first",
+            ended.reason, ended.at
+        ),
+    ))
 }
 
 fn is_expired(credentials: &NodeCredentials) -> bool {
@@ -161,11 +167,17 @@ fn own_ips(advertise: &str) -> Vec<IpAddr> {
 
 fn raft_data(
     config: &Config,
-    local: &muster_pki::LocalNode,
+    memory: &NodeMemory,
+    credentials: &NodeCredentials,
     founding: bool,
 ) -> Result<(RaftData, Option<String>), Exit> {
-    let dir = config.data_dir.join("raft");
-    let found = match (disk::state(&dir), local.held_seat) {
+    let mut found = disk::state(&config.data_dir.join("raft"));
+    if recovery::is_outlived(&found, credentials.identity.incarnation) {
+        recovery::set_aside(&config.data_dir, recovery::FENCED)?;
+        memory.update(|node| node.held_seat = None)?;
+        found = disk::DirState::Absent;
+    }
+    let found = match (found, memory.load()?.held_seat) {
         // Nothing is wrong with it, and it stays where it is.
         (disk::DirState::Newer(fault), _) => {
             let why = sentence(fault, config.settings.debug.feature_level);
@@ -180,17 +192,6 @@ fn raft_data(
         (disk::DirState::Unreadable(fault), _) => return Err(Exit::new(1, fault.to_string())),
     };
     Ok((found, None))
-}
-
-/// Damaged data is kept for whoever wants to know what happened, out of the way of the empty copy that follows.
-fn set_aside(data: &std::path::Path) -> Result<(), Exit> {
-    let (from, to) = (data.join("raft"), data.join("raft.damaged"));
-    if to.exists() {
-        std::fs::remove_dir_all(&to)?;
-    }
-    std::fs::rename(&from, &to)?;
-    eprintln!("musterd: the damaged Raft data was moved to {}", to.display());
-    Ok(())
 }
 
 fn no_other_manager(known: &[String], config: &Config, advertise: &str) -> bool {

@@ -62,6 +62,20 @@ pub struct Args {
     /// Print the configuration in force as TOML, and exit
     #[arg(long)]
     print_config: bool,
+    /// The quorum is lost for good: go on alone with this manager's data, all others become workers. Once, by hand
+    #[arg(long)]
+    force_new_cluster: bool,
+    /// Only print what --force-new-cluster would do
+    #[arg(
+        long,
+        value_name = "text|json",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "text",
+        hide_possible_values = true,
+        requires = "force_new_cluster"
+    )]
+    print_plan: Option<PlanFormat>,
     /// What to log, as tracing filters: info, debug, muster_raft_member=debug,… [default: info]
     #[arg(long, env = "MUSTER_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -82,6 +96,13 @@ Precedence: flag, then MUSTER_… environment, then the file of --config, then t
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     #[default]
+    Text,
+    Json,
+}
+
+/// How a plan is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PlanFormat {
     Text,
     Json,
 }
@@ -165,6 +186,11 @@ pub struct Config {
     pub socket: PathBuf,
     pub log: String,
     pub log_format: LogFormat,
+    /// By a flag alone: what is in a file or in the environment is said again at the next start.
+    #[serde(skip)]
+    pub force_new_cluster: bool,
+    #[serde(skip)]
+    pub print_plan: Option<PlanFormat>,
     #[serde(flatten)]
     pub settings: Settings,
 }
@@ -234,6 +260,8 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         metrics: args.metrics.or(file.metrics).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
+        force_new_cluster: args.force_new_cluster,
+        print_plan: args.print_plan,
         settings: settings.checked().map_err(bad)?,
     };
     Ok((config, args.print_config))

@@ -18,11 +18,11 @@ use futures_util::future::BoxFuture;
 use muster_agent::ManagerWanted;
 use muster_elector::BootTime;
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::{AgentMsg, Named};
+use muster_messages::protocol::{AgentMsg, Named, NodeCredentials};
 use muster_messages::wire::{ReconcilerRequest, SeatRequest};
 use muster_messages::{
-    Definition, DefinitionKey, ErrorBody, ErrorCode, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica,
-    level_release,
+    Definition, DefinitionKey, ErrorBody, ErrorCode, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release,
+    Replica, level_release,
 };
 use muster_raft_member::Outgrown;
 use muster_reconciler::{
@@ -50,24 +50,34 @@ pub struct Runs {
     pub wanted: ManagerWanted,
     /// The cluster speaks more than this build: final for this process.
     pub outgrown: bool,
+    /// Of the certificate. A manager half does not outlive it: its Raft data are of another history.
+    pub incarnation: Incarnation,
 }
 
 /// The certificate says manager, and this build speaks what the cluster speaks.
 pub fn runs(
     mut wanted: watch::Receiver<ManagerWanted>,
     mut outgrown: watch::Receiver<Option<String>>,
+    mut credentials: watch::Receiver<Arc<NodeCredentials>>,
 ) -> watch::Receiver<Runs> {
-    let now = |wanted: &watch::Receiver<ManagerWanted>, outgrown: &watch::Receiver<Option<String>>| Runs {
+    type Sources<'a> = (
+        &'a watch::Receiver<ManagerWanted>,
+        &'a watch::Receiver<Option<String>>,
+        &'a watch::Receiver<Arc<NodeCredentials>>,
+    );
+    let now = |(wanted, outgrown, credentials): Sources<'_>| Runs {
         wanted: wanted.borrow().clone(),
         outgrown: outgrown.borrow().is_some(),
+        incarnation: credentials.borrow().identity.incarnation,
     };
-    let (tell, level) = watch::channel(now(&wanted, &outgrown));
+    let (tell, level) = watch::channel(now((&wanted, &outgrown, &credentials)));
     tokio::spawn(async move {
         loop {
-            tell.send_replace(now(&wanted, &outgrown));
+            tell.send_replace(now((&wanted, &outgrown, &credentials)));
             let changed = tokio::select! {
                 changed = wanted.changed() => changed,
                 changed = outgrown.changed() => changed,
+                changed = credentials.changed() => changed,
             };
             if changed.is_err() {
                 return;

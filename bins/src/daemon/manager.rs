@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use muster_agent::WantedBecause;
 use muster_api::{LeaderPorts, ManagerPorts};
 use muster_blocklist::BlocklistShell;
 use muster_join::{JoinPorts, JoinService};
@@ -21,6 +22,7 @@ use super::boot::RaftData;
 use super::feature_level::{self, LevelPorts, Runs};
 use super::leader::LeaderPlan;
 use super::node::Shared;
+use super::recovery;
 use super::router::{PeerCalls, Router};
 use super::seat::{SeatKeeper, SeatMsg, SeatPorts};
 use super::switch::{Plan, Switch, SwitchMsg};
@@ -38,7 +40,7 @@ impl ManagerPlan {
 
 impl Plan<Runs> for ManagerPlan {
     fn wanted(&self, level: &Runs) -> Option<u64> {
-        (level.wanted.wanted && !level.outgrown).then_some(1)
+        (level.wanted.wanted && !level.outgrown).then_some(level.incarnation.0)
     }
     fn child(&self, _level: &Runs) -> Spec {
         tracing::info!("starting the manager half");
@@ -53,13 +55,19 @@ impl Plan<Runs> for ManagerPlan {
         Box::pin(async move {
             shared.manager.send_replace(None);
             shared.raft_trouble.send_replace(None);
-            let Runs { wanted, outgrown } = level;
+            let Runs { wanted, outgrown, incarnation } = level;
             tracing::info!(because = ?wanted.because, outgrown, "the manager half has stopped");
-            if wanted.may_wipe() {
-                let wiped = tokio::task::spawn_blocking(move || wipe(&shared)).await;
-                if let Ok(Err(why)) = wiped {
-                    tracing::error!(%why, "cannot wipe the Raft data of a seat that is gone");
+            let told = wanted.because == WantedBecause::OldIncarnation;
+            let wiped = tokio::task::spawn_blocking(move || {
+                let data = &shared.config.data_dir;
+                let outlived = told || recovery::is_outlived(&disk::state(&data.join("raft")), incarnation);
+                if outlived {
+                    recovery::set_aside(data, recovery::FENCED)?;
                 }
+                if outlived || wanted.may_wipe() { wipe(&shared) } else { Ok(()) }
+            });
+            if let Ok(Err(why)) = wiped.await {
+                tracing::error!(%why, "cannot clear the Raft data of a seat that is gone");
             }
         })
     }

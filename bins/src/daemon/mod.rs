@@ -12,6 +12,7 @@ mod metrics;
 mod node;
 mod ready;
 mod reconcilers;
+mod recovery;
 mod router;
 mod seat;
 mod settings;
@@ -48,6 +49,9 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     };
     if only_print {
         return print_config(&config);
+    }
+    if let Some(format) = config.print_plan {
+        return recovery::print_plan(&config, format).unwrap_or_else(|exit| exit.report());
     }
     if let Err(bad) = logging::install(&config.log, config.log_format) {
         return Exit::new(2, bad).report();

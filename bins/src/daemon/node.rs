@@ -275,7 +275,8 @@ fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
 }
 
 fn manager_switch(shared: &Shared, agent: &AgentPorts, siblings: muster_kernel::Children) -> Spec {
-    let (shared, runs) = (shared.clone(), feature_level::runs(agent.wanted(), shared.outgrown.subscribe()));
+    let (wanted, outgrown) = (agent.wanted(), shared.outgrown.subscribe());
+    let (shared, runs) = (shared.clone(), feature_level::runs(wanted, outgrown, shared.credentials.clone()));
     let address: Address<SwitchMsg<Runs>> = Address::new(64);
     Spec::actor("manager-switch", address, move || {
         Ok(Switch::new(Arc::new(ManagerPlan::new(shared.clone())), siblings.clone(), runs.clone()))

@@ -5,8 +5,8 @@
 //! Hears  views and answers of its host, ends of connections, requests for a seat, refusals that the manager half met.
 //! Says   dial, send, hang up, make a signing request, install a certificate, what the manager half should do.
 //! Keeps  AGENT-1…4 (see `managers` and `renewal`).
-//!        AGENT-5  only `blocked`, `removed` (for good) and `demoted` (until the next certificate) stop the manager half
-//!                 of a node whose certificate says manager; no lost connection and no other refusal does.
+//!        AGENT-5  only `blocked`, `removed` (for good), `demoted` and `old_incarnation` (until the next certificate) stop
+//!                 the manager half of a node whose certificate says manager; no lost connection and no other refusal does.
 //!        AGENT-6  after `blocked` or `removed` nothing is dialled any more.
 //!        AGENT-7  the manager half is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
 //! Why one session to any manager: a session carries views, never state, so that losing one costs a reconnect.
@@ -57,6 +57,8 @@ pub struct Agent {
     /// The newest view of any host.
     seen: (Incarnation, Revision),
     ended: Option<NodeTrouble>,
+    /// A manager of a newer incarnation has refused the present certificate.
+    fenced: bool,
     last_refusal: Option<RefusalSeen>,
     last_loss: Option<String>,
     published: Published,
@@ -91,6 +93,7 @@ impl Agent {
             asks: BTreeMap::new(),
             next_id: 0,
             ended: start.ended,
+            fenced: false,
             last_refusal: None,
             last_loss: None,
             published: Published::default(),
@@ -107,6 +110,9 @@ impl Agent {
             Input::RequestSeat { ask, request } => self.request_seat(ask, request, out),
             Input::RefusedByPeer { refusal, serial } => {
                 if serial.is_none_or(|s| s == self.certificate.serial) {
+                    if refusal.reason == RefusalReason::OldIncarnation {
+                        self.book.hint(&refusal.managers);
+                    }
                     self.judge_refusal("a peer", wall, &refusal, out);
                 }
             }
@@ -187,6 +193,7 @@ impl Agent {
             heard: now,
             beat_at,
             viewed: false,
+            incarnation: self.certificate.incarnation,
         });
         let frame = Box::new(AgentFrame::Hello(self.hello.clone()));
         out.push(Effect::Send { attempt, frame });
@@ -227,6 +234,9 @@ impl Agent {
             self.renewal.encourage();
             let (host, addr) = (live.host, live.addr.clone());
             out.push(Effect::Note(Note::SessionOpened { host, addr }));
+        }
+        if let Phase::Live(live) = &mut self.phase {
+            live.incarnation = view.incarnation;
         }
         let stamp = (view.incarnation, view.revision);
         if stamp < self.seen {
@@ -350,7 +360,9 @@ impl Agent {
         match reason {
             RefusalReason::Blocked => self.end(NodeTrouble::new(TroubleReason::Blocked, message, at), out),
             RefusalReason::Removed => self.end(NodeTrouble::new(TroubleReason::Removed, message, at), out),
-            RefusalReason::Demoted if self.certificate.role == Role::Manager => {
+            // The cluster was recovered without us: whatever this manager half decides, it decides for a cluster of the past.
+            RefusalReason::Demoted | RefusalReason::OldIncarnation if self.certificate.role == Role::Manager => {
+                self.fenced |= reason == RefusalReason::OldIncarnation;
                 out.push(Effect::KeepDemoted(self.certificate.serial.clone()));
                 self.renewal.demoted();
             }
@@ -376,8 +388,12 @@ impl Agent {
     fn installed(&mut self, now: Moment, certificate: CertificateFacts, out: &mut Vec<Effect>) {
         let (role, serial) = (certificate.role, certificate.serial.clone());
         out.push(Effect::Note(Note::CertificateInForce { role, serial }));
+        self.fenced &= certificate.incarnation == self.certificate.incarnation;
         self.certificate = certificate;
         self.renewal.installed(now, &self.certificate, &self.config, &mut self.dice);
+        if self.fenced {
+            self.renewal.demoted();
+        }
         if matches!(self.phase, Phase::Over) {
             return;
         }
@@ -418,7 +434,8 @@ impl Agent {
             return;
         };
         let attempt = live.attempt;
-        if let Some(why) = live.overdue(now, &self.config) {
+        let fence = if self.fenced { self.certificate.incarnation.next() } else { self.certificate.incarnation };
+        if let Some(why) = live.overdue(now, &self.config).or_else(|| live.outlived(fence.max(self.seen.0))) {
             out.push(Effect::HangUp { attempt });
             self.lost(now, wall, attempt, Loss::Broken(why), out);
             return;
@@ -498,6 +515,7 @@ impl Agent {
             Some(trouble) if trouble.reason == TroubleReason::Blocked => WantedBecause::Blocked,
             Some(_) => WantedBecause::Removed,
             None if self.certificate.role == Role::Worker => WantedBecause::CertificateSaysWorker,
+            None if self.renewal.told_demoted() && self.fenced => WantedBecause::OldIncarnation,
             None if self.renewal.told_demoted() => WantedBecause::Demoted,
             None => WantedBecause::CertificateSaysManager,
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{Moment, NodeId, WallTime};
+use muster_messages::{Incarnation, Moment, NodeId, WallTime};
 
 use super::{Attempt, SessionStatus};
 use crate::config::AgentConfig;
@@ -44,6 +44,8 @@ pub(super) struct Live {
     pub beat_at: Moment,
     /// The first view has come: the host knows this node.
     pub viewed: bool,
+    /// Of the cluster, as the host's last view says.
+    pub incarnation: Incarnation,
 }
 
 impl Live {
@@ -58,6 +60,12 @@ impl Live {
         }
         let late = !self.viewed && now >= self.opened + config.first_view;
         late.then(|| "the host sent no view of this node".to_owned())
+    }
+
+    /// The host still speaks for a cluster from before a recovery that this node knows of.
+    pub(super) fn outlived(&self, newest: Incarnation) -> Option<String> {
+        let outlived = self.viewed && self.incarnation < newest;
+        outlived.then(|| format!("the host is of incarnation {} of the cluster, before its recovery", self.incarnation))
     }
 
     pub(super) fn wake_at(&self, config: &AgentConfig) -> Moment {

@@ -463,6 +463,39 @@ fn a_manager_told_demoted_stops_its_manager_half_and_asks_for_a_certificate() {
 }
 
 #[test]
+fn a_manager_of_an_older_incarnation_stops_its_manager_half_and_turns_to_the_new_one() {
+    let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
+    w.open();
+    w.show(view(9, Role::Manager, 5));
+    assert!(w.wanted());
+    let fenced = Refusal { managers: vec![OTHER.to_owned()], ..refusal(RefusalReason::OldIncarnation) };
+    w.step(Input::RefusedByPeer { refusal: fenced, serial: Some("aa".to_owned()) });
+    assert!(!w.wanted());
+    assert!(w.said(|e| matches!(e, Effect::HangUp { .. })), "its host is of the past, too");
+    assert_eq!(w.sign_asked(), None, "whose certificates are worth nothing");
+    w.run_for(Duration::from_secs(5));
+    w.open();
+    let new = AgentView { incarnation: Incarnation(2), ..view(3, Role::Worker, 3) };
+    w.show(new.clone());
+    let (id, _) = w.sign_asked().unwrap();
+    w.signed(id, CertificateFacts { incarnation: Incarnation(2), ..certificate(Role::Manager, 3, "bb") });
+    assert!(w.wanted(), "promoted again before it returned: it begins anew");
+}
+
+#[test]
+fn a_host_from_before_a_recovery_that_is_known_is_left() {
+    let mut w = World::worker();
+    w.open();
+    w.show(AgentView { incarnation: Incarnation(2), ..view(3, Role::Worker, 3) });
+    assert!(w.sign_asked().is_some());
+    w.lose();
+    w.open();
+    w.show(view(900, Role::Worker, 5));
+    assert!(w.said(|e| matches!(e, Effect::HangUp { .. })));
+    assert_eq!(w.agent.session(), None);
+}
+
+#[test]
 fn a_lost_session_stops_no_manager_half() {
     let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
     for _ in 0..50 {

@@ -7,6 +7,9 @@
 //!                 on the certificate, because refusing them could lose quorum for good. Nothing is decided by it:
 //!                 whatever changes state is judged again by the leader on its own applied copy.
 //!        ADMIT-4  the mesh needs both: certificate and copy say manager.
+//!        ADMIT-5  a certificate of an older incarnation opens nothing but the agent session of a node that the new
+//!                 incarnation knows, and there it can do no more than fetch a certificate of today. What it says of
+//!                 role and grant counts for nothing: it speaks of another history.
 
 use muster_messages::protocol::Service;
 use muster_messages::{
@@ -66,8 +69,13 @@ pub fn admit(
     let Some(identity) = identity else {
         return without_identity(service);
     };
-    let blocked = blocked(identity, replica);
-    if let Some(refusal) = unusable(identity, here, now).or(blocked) {
+    if let Some(refusal) = unusable(identity, here, now) {
+        return refusal;
+    }
+    if identity.incarnation < here.incarnation {
+        return outlived(identity, service, replica, here);
+    }
+    if let Some(refusal) = blocked(identity, replica) {
         return refusal;
     }
     match &identity.subject {
@@ -126,16 +134,38 @@ fn unusable(identity: &CertIdentity, here: &HereIs, now: WallTime) -> Option<Adm
     } else if identity.not_after <= now {
         let sentence = format!("the certificate expired at {}", identity.not_after);
         Some(refuse(RefusalReason::Unauthenticated, sentence))
-    } else if theirs < ours {
-        let sentence =
-            format!("the certificate is of incarnation {theirs} of the cluster, which is now in {ours}; join again");
-        Some(refuse(RefusalReason::OldIncarnation, sentence))
     } else if theirs > ours {
         let sentence = format!("this node is still in incarnation {ours} of the cluster, not {theirs}");
         Some(refuse(RefusalReason::NotKnownHereYet, sentence))
     } else {
         None
     }
+}
+
+/// ADMIT-5. A copy of the new incarnation holds every node that the recovery found: whom it lacks is gone for good.
+fn outlived(identity: &CertIdentity, service: Service, replica: Option<&Replica>, here: &HereIs) -> Admission {
+    let (theirs, ours) = (identity.incarnation, here.incarnation);
+    let new = |replica: &&Replica| replica.tables.cluster.as_ref().is_some_and(|cluster| cluster.incarnation > theirs);
+    if let (Some((node, _)), Some(copy)) = (identity.node(), replica.filter(new)) {
+        if let Some(refusal) = blocked(identity, replica) {
+            return refusal;
+        }
+        if !copy.tables.nodes.contains_key(&node) {
+            let sentence = format!(
+                "the cluster was recovered without node {node}, or it was removed since (incarnation {ours}, its certificate: {theirs})"
+            );
+            return refuse(RefusalReason::Removed, sentence);
+        }
+        if service == Service::Agent {
+            return Admission::Accept;
+        }
+    }
+    let sentence = format!(
+        "the certificate is of incarnation {theirs} of the cluster, which was recovered and is now in {ours}; \
+         {}",
+        if identity.node().is_some() { "an agent session brings another" } else { "ask an operator for another" }
+    );
+    refuse(RefusalReason::OldIncarnation, sentence)
 }
 
 fn blocked(identity: &CertIdentity, replica: Option<&Replica>) -> Option<Admission> {

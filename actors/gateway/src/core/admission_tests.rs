@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use muster_messages::{Blocked, Liveness, NodeRecord, Principal, RaftId, Revision};
+use muster_messages::{Blocked, ClusterRecord, Liveness, NodeRecord, Principal, RaftId, Revision, Secret};
 
 use super::*;
 
@@ -216,16 +216,61 @@ fn the_founders_first_certificate_is_good_until_a_copy_knows_the_founder_better(
     assert_eq!(Copy::at(9).block(1).judges(&first, Mesh), No(R::Blocked));
 }
 
+/// A manager of incarnation 2, whose copy is of that incarnation too.
+fn recovered(copy: Copy) -> (Copy, HereIs) {
+    let cluster = ClusterRecord {
+        id: cluster(),
+        name: Name::sanitized("default"),
+        incarnation: Incarnation(2),
+        feature_level: 1,
+        root_cert_pem: String::new(),
+        root_key_pem: Secret::new(""),
+        founded_at: WallTime(0),
+        revision: Revision(0),
+    };
+    let mut copy = copy;
+    copy.0.tables.cluster = Some(Arc::new(cluster));
+    (copy, HereIs { incarnation: Incarnation(2), ..here() })
+}
+
 #[test]
 fn older_incarnations_are_fenced_off_and_newer_ones_sent_elsewhere() {
-    let mut restored = here();
-    restored.incarnation = Incarnation(2);
+    let (copy, restored) = recovered(Copy::at(9).node(1, Manager, 5));
     let old = cert(1, Manager, Some(5));
-    let copy = Copy::at(9).node(1, Manager, 5);
     let told_by = |here: &HereIs, cert: &CertIdentity| told(admit(Some(cert), Mesh, Some(&copy.0), here, NOW));
     assert_eq!(told_by(&restored, &old), No(R::OldIncarnation));
     let new = CertIdentity { incarnation: Incarnation(2), ..old };
     assert_eq!(told_by(&here(), &new), No(R::NotKnownHereYet));
+}
+
+#[test]
+fn a_node_of_an_older_incarnation_fetches_a_certificate_and_can_do_nothing_else() {
+    // Its grant is of a history that this copy does not share: the number says nothing.
+    for granted in [Some(5), Some(99), None] {
+        for role in [Worker, Manager] {
+            let (copy, here) = recovered(Copy::at(9).node(1, role, 5));
+            let old = cert(1, Manager, granted);
+            for (service, told_so) in [
+                (Agent, Yes),
+                (Mesh, No(R::OldIncarnation)),
+                (Api, No(R::OldIncarnation)),
+                (Http, No(R::OldIncarnation)),
+            ] {
+                assert_eq!(told(admit(Some(&old), service, Some(&copy.0), &here, NOW)), told_so, "{service:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_that_the_new_incarnation_does_not_know_is_told_for_good() {
+    let (copy, here) = recovered(Copy::at(9).block(2));
+    let told_as = |n, copy: &Copy| told(admit(Some(&cert(n, Worker, Some(99))), Agent, Some(&copy.0), &here, NOW));
+    assert_eq!((told_as(1, &copy), told_as(2, &copy)), (No(R::Removed), No(R::Blocked)));
+    // A manager whose copy is still empty, or of the old incarnation, says nothing for good.
+    for copy in [Copy::empty(), Copy::at(9)] {
+        assert_eq!(told_as(1, &copy), No(R::OldIncarnation));
+    }
 }
 
 #[test]

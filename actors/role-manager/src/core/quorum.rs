@@ -118,7 +118,8 @@ impl Electorate {
         }
         let message = format!(
             "no membership change can be agreed on: {needed} of {} managers must answer and {answering} \
-             {}; missing: {}; bring one of them back first",
+             {}; missing: {}; bring one of them back first, or, if they are gone for good, stop this manager and start it with \
+             `musterd --force-new-cluster` to go on without them",
             self.voters.len(),
             if answering == 1 { "does" } else { "do" },
             list(&missing),

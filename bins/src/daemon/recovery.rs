@@ -1,0 +1,214 @@
+//! After a disaster: one manager goes on alone with its own copy.
+//!
+//! Keeps  RECOVER-6  a recovery that was begun is finished, with what was decided first, by whichever start comes next.
+//!        RECOVER-7  whoever could still have its quorum back is not split off: a manager that is listened to counts.
+//!        RECOVER-8  a manager half never runs on data of an older incarnation than its certificate's.
+//! What happens to the tables is in `muster_store::recovery`, what happens on disk in `muster_raft_member::recovery`.
+
+mod plan;
+
+use std::collections::BTreeSet;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::time::Duration;
+
+use muster_agent::NodeMemory;
+use muster_kernel::Clock;
+use muster_messages::{Change, Command, Incarnation, NodeId, Principal, RaftId, Tables, WallTime};
+use muster_pki::{IdentityStore, Recovering};
+use muster_raft_member::disk;
+use muster_raft_member::recovery::{CannotSurvey, Survey, replace, survey};
+use muster_store::Place;
+use muster_store::recovery::{Consequences, Recovery, next_incarnation, recover};
+
+pub use self::plan::print_plan;
+use super::boot::Exit;
+use super::config::Config;
+
+/// How long another manager may take to accept a connection: far above any network's round trip.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// The events that it leaves say so.
+const FORCED: &str = "--force-new-cluster";
+
+/// Begins the recovery that was asked for, or finishes one that was begun. Blocks.
+pub fn settle(config: &Config, advertise: &str, memory: &NodeMemory) -> Result<(), Exit> {
+    let store = memory.store();
+    let decided = match store.load_recovery()? {
+        Some(decided) => decided,
+        None if !config.force_new_cluster => return Ok(()),
+        None => {
+            let survey = survey_of(&config.data_dir.join("raft"))?;
+            let Some(decided) = force(config, advertise, store, &survey)? else {
+                eprintln!("musterd: {FORCED}: this node is the only manager already; nothing is changed");
+                return Ok(());
+            };
+            store.begin_recovery(&decided)?;
+            decided
+        }
+    };
+    finish(config, memory, &decided)
+}
+
+/// Decides a recovery by force, unless there is nothing to do, or a reason not to.
+fn force(config: &Config, advertise: &str, store: &IdentityStore, survey: &Survey) -> Result<Option<Recovering>, Exit> {
+    let node = own_node(config, store)?;
+    let others = survey.tables.members.values().filter(|m| m.node != node).count();
+    if others == 0 && survey.tables.members.contains_key(&survey.seat) {
+        return Ok(None);
+    }
+    quorum_is_lost(&survey.tables, node, &answering(&survey.tables, node))?;
+    decide(config, advertise, node, survey.tables.clone(), Clock.wall()).map(Some)
+}
+
+fn own_node(config: &Config, store: &IdentityStore) -> Result<NodeId, Exit> {
+    let node = store.load_credentials()?.and_then(|c| c.identity.node());
+    let none =
+        || Exit::new(6, format!("{} holds no identity of a node: nothing to go on with", config.data_dir.display()));
+    node.map(|(node, _)| node).ok_or_else(none)
+}
+
+fn survey_of(raft: &Path) -> Result<Survey, Exit> {
+    survey(raft).map_err(|why| cannot_survey(raft, &why))
+}
+
+fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
+    let dir = raft.display();
+    let way_out = "use another manager's directory, or a backup";
+    match why {
+        CannotSurvey::NoSeat => {
+            Exit::new(6, format!("{dir} holds no manager's data, there is nothing to go on with: {way_out}"))
+        }
+        CannotSurvey::Disk(fault) if fault.kind == disk::FaultKind::Io => Exit::new(1, fault.to_string()),
+        why => Exit::new(6, format!("the manager's data in {dir} cannot be gone on with: {why}; {way_out}")),
+    }
+}
+
+/// Who accepts a connection at the address of another voter's, by name. That is not much: but one that is listened to can
+/// have its say, and a cluster must not be split while it might only be slow.
+fn answering(tables: &Tables, me: NodeId) -> BTreeSet<String> {
+    let others = tables.members.values().filter(|m| m.voter && m.node != me);
+    let asked: Vec<_> = others
+        .map(|member| {
+            let (node, addr) = (member.node, member.addr.clone());
+            (node, std::thread::spawn(move || accepts(&addr)))
+        })
+        .collect();
+    let answers = asked.into_iter().filter_map(|(node, answer)| answer.join().unwrap_or(false).then_some(node));
+    answers.map(|node| name_of(tables, node)).collect()
+}
+
+fn accepts(addr: &str) -> bool {
+    let Ok(resolved) = addr.to_socket_addrs() else { return false };
+    resolved.into_iter().any(|addr| TcpStream::connect_timeout(&addr, ANSWERS_WITHIN).is_ok())
+}
+
+fn name_of(tables: &Tables, node: NodeId) -> String {
+    tables.nodes.get(&node).map_or_else(|| node.to_string(), |record| record.name.to_string())
+}
+
+/// RECOVER-7.
+fn quorum_is_lost(tables: &Tables, me: NodeId, answering: &BTreeSet<String>) -> Result<(), Exit> {
+    let voters = tables.members.values().filter(|m| m.voter).count();
+    let own = tables.seat_of(me).is_some_and(|m| m.voter);
+    let needed = voters / 2 + 1;
+    if answering.len() + usize::from(own) < needed {
+        return Ok(());
+    }
+    let names: Vec<&str> = answering.iter().map(String::as_str).collect();
+    Err(Exit::new(
+        6,
+        format!(
+            "the quorum is not lost: of {voters} managers {needed} are enough, and {} {}; start this node without {FORCED}; if their \
+             data is lost, stop them first. Nothing was changed",
+            names.join(", "),
+            if names.len() == 1 { "answers" } else { "answer" },
+        ),
+    ))
+}
+
+/// What must be the same however often the rest is repeated.
+fn decide(
+    config: &Config,
+    advertise: &str,
+    node: NodeId,
+    mut tables: Tables,
+    at: WallTime,
+) -> Result<Recovering, Exit> {
+    let cluster = tables.cluster.clone().ok_or_else(|| Exit::new(6, "the copy is empty: nothing to go on with"))?;
+    let recovery = recovery(node, advertise, next_incarnation(&cluster, at), at);
+    recover(&mut tables, &recovery).map_err(|why| Exit::new(6, format!("{why}: nothing to go on with")))?;
+    let (Some(cluster), Some(record)) = (&tables.cluster, tables.nodes.get(&node)) else {
+        return Err(Exit::new(1, "the recovered state lacks this node"));
+    };
+    let lifetime = config.settings.certificates.lifetime.0;
+    Ok(Recovering::decide(cluster, node, record.granted, advertise, lifetime, at)?)
+}
+
+fn recovery(node: NodeId, advertise: &str, incarnation: Incarnation, at: WallTime) -> Recovery {
+    Recovery { node, admit_as: None, addr: advertise.to_owned(), incarnation, at, reason: FORCED.to_owned() }
+}
+
+/// RECOVER-6. Each step finds whether an earlier run has done it.
+fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<(), Exit> {
+    let raft = config.data_dir.join("raft");
+    let survey = survey_of(&raft)?;
+    let mut seat = survey.seat;
+    if survey.tables.cluster.as_ref().is_none_or(|cluster| cluster.incarnation < decided.incarnation) {
+        let (tables, done) = recovered(survey.tables, decided)?;
+        seat = done.raft_id;
+        replace(&raft, seat, survey.term + 1, tables)?;
+        eprintln!("musterd: {}", plan::sentence(&done));
+    }
+    finish_identity(memory, decided, seat)
+}
+
+fn finish_identity(memory: &NodeMemory, decided: &Recovering, seat: RaftId) -> Result<(), Exit> {
+    let credentials =
+        decided.credentials().map_err(|why| Exit::new(1, format!("the recovery's certificate: {why}")))?;
+    memory.store().save_credentials(&credentials)?;
+    memory.update(|node| {
+        node.held_seat = Some(seat);
+        // They are lost, or of the past. Whoever comes back, comes here.
+        node.managers.clear();
+    })?;
+    Ok(memory.store().finish_recovery()?)
+}
+
+/// The tables of the new incarnation, which also know of the certificate that was made for it.
+fn recovered(mut tables: Tables, decided: &Recovering) -> Result<(Tables, Consequences), Exit> {
+    let Recovering { node, advertise, incarnation, at, certificate, .. } = decided;
+    let done = recover(&mut tables, &recovery(*node, advertise, *incarnation, *at))?;
+    let record = Change::RecordCertificate { node: *node, certificate: certificate.clone() };
+    let command = Command::idempotent(*at, Principal::Operator, FORCED).change(record);
+    let place = Place::from(tables.revision.next());
+    muster_store::apply(&mut tables, place, &command)
+        .map_err(|why| Exit::new(1, format!("the certificate of the recovery: {why}")))?;
+    Ok((tables, done))
+}
+
+/// RECOVER-8.
+pub fn is_outlived(found: &disk::DirState, newest: Incarnation) -> bool {
+    matches!(found, disk::DirState::Present { incarnation: Some(found), .. } if *found < newest)
+}
+
+/// Data that this node must not use any more are kept for whoever wants to know, out of the way of the empty copy that
+/// follows. Of several losses the last one is kept.
+pub fn set_aside(data_dir: &Path, name: &str) -> std::io::Result<()> {
+    let (from, to) = (data_dir.join("raft"), data_dir.join(name));
+    if !from.exists() {
+        return Ok(());
+    }
+    if to.exists() {
+        std::fs::remove_dir_all(&to)?;
+    }
+    std::fs::rename(&from, &to)?;
+    eprintln!("musterd: the Raft data that was here was moved to {}", to.display());
+    Ok(())
+}
+
+/// Where [`set_aside`] puts data of an older incarnation.
+pub const FENCED: &str = "raft.fenced";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! A recovery that is interrupted, on a real disk.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use muster_messages::{
+    ClusterId, ClusterRecord, FEATURE_LEVEL, FIRST_INCARNATION, Name, NodeRecord, Revision, Role, Secret,
+};
+use muster_pki::Root;
+use muster_store::apply;
+
+use super::*;
+use crate::daemon::config::{Args, load};
+
+const AT: WallTime = WallTime(1_700_000_000_000);
+const ADVERTISE: &str = "10.0.0.9:4400";
+
+struct Machine {
+    _folder: tempfile::TempDir,
+    config: Config,
+    memory: NodeMemory,
+    node: NodeId,
+}
+
+impl Machine {
+    /// A manager of two, stopped.
+    fn manager() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let args = ["musterd", "--name", "n1", "--force-new-cluster", "--data-dir"];
+        let args =
+            Args::try_parse_from(args.iter().map(|a| (*a).to_owned()).chain([folder.path().display().to_string()]));
+        let (config, _) = load(args.unwrap()).unwrap();
+        let store = IdentityStore::open(folder.path()).unwrap();
+        let memory = NodeMemory::new(store);
+        let node = NodeId::from_entropy(1);
+        let machine = Self { _folder: folder, config, memory, node };
+        let tables = machine.two_managers();
+        let cluster = tables.cluster.clone().unwrap();
+        let made =
+            Recovering::decide(&cluster, node, tables.nodes[&node].granted, ADVERTISE, muster_pki::NODE_LIFETIME, AT);
+        machine.memory.store().save_credentials(&made.unwrap().credentials().unwrap()).unwrap();
+        machine.memory.update(|node| node.managers = vec!["10.0.0.2:4400".to_owned()]).unwrap();
+        replace(&machine.raft(), RaftId(1), 7, tables).unwrap();
+        machine
+    }
+
+    fn two_managers(&self) -> Tables {
+        let id = ClusterId::from_entropy(7);
+        let root = Root::create(id, AT).unwrap();
+        let cluster = ClusterRecord {
+            id,
+            name: Name::sanitized("default"),
+            incarnation: FIRST_INCARNATION,
+            feature_level: FEATURE_LEVEL,
+            root_cert_pem: root.cert_pem,
+            root_key_pem: root.key_pem,
+            founded_at: AT,
+            revision: Revision(0),
+        };
+        let node = |n| NodeRecord {
+            // Port 9 of a network that is nobody's: refused or silent, never an answer.
+            addr: "127.0.0.1:9".to_owned(),
+            ..NodeRecord::new(NodeId::from_entropy(n), Name::sanitized(&format!("n{n}")), Role::Manager, AT)
+        };
+        let found = Change::Found { cluster: Box::new(cluster), founder: Box::new(node(1)), tokens: vec![] };
+        let command = Command::idempotent(AT, Principal::Operator, "a test");
+        let mut tables = Tables { revision: Revision(1), ..Tables::default() };
+        for (revision, change) in (2..).zip([found, Change::CreateNode(Box::new(node(2)))]) {
+            apply(&mut tables, Revision(revision), &command.clone().change(change)).unwrap();
+        }
+        let other = muster_messages::Member { node: node(2).id, raft_id: RaftId(2), addr: node(2).addr, voter: true };
+        tables.members.insert(other.raft_id, other);
+        tables.next_raft_id = RaftId(3);
+        tables
+    }
+
+    fn raft(&self) -> PathBuf {
+        self.config.data_dir.join("raft")
+    }
+
+    /// Decided and written down, nothing done: what a crash at the earliest leaves behind.
+    fn begun(&self) -> Recovering {
+        let survey = survey_of(&self.raft()).unwrap();
+        let decided = force(&self.config, ADVERTISE, self.memory.store(), &survey).unwrap().unwrap();
+        self.memory.store().begin_recovery(&decided).unwrap();
+        decided
+    }
+
+    /// The next start, with the flag or without.
+    fn starts(&mut self, forced: bool) {
+        self.config.force_new_cluster = forced;
+        settle(&self.config, ADVERTISE, &self.memory).unwrap();
+    }
+
+    #[track_caller]
+    fn has_recovered(&self, decided: &Recovering) {
+        let survey = survey_of(&self.raft()).unwrap();
+        let (cluster, seats) = (survey.tables.cluster.clone().unwrap(), survey.tables.members.len());
+        assert_eq!((cluster.incarnation, seats), (decided.incarnation, 1));
+        let credentials = self.memory.store().load_credentials().unwrap().unwrap();
+        assert_eq!(credentials.cert_pem, decided.cert_pem);
+        assert_eq!(survey.tables.nodes[&self.node].certificate, Some(decided.certificate.clone()));
+        let local = self.memory.load().unwrap();
+        assert_eq!((local.held_seat, local.managers), (Some(survey.seat), vec![]));
+        assert_eq!(self.memory.store().load_recovery().unwrap(), None);
+        muster_store::invariants::check(&survey.tables).unwrap();
+    }
+}
+
+#[test]
+fn a_recovery_that_was_interrupted_is_finished_as_it_was_decided() {
+    for forced in [false, true] {
+        let mut before_anything = Machine::manager();
+        let decided = before_anything.begun();
+        before_anything.starts(forced);
+        before_anything.has_recovered(&decided);
+
+        let mut behind_the_log = Machine::manager();
+        let decided = behind_the_log.begun();
+        let survey = survey_of(&behind_the_log.raft()).unwrap();
+        let (tables, done) = recovered(survey.tables, &decided).unwrap();
+        replace(&behind_the_log.raft(), done.raft_id, survey.term + 1, tables).unwrap();
+        behind_the_log.starts(forced);
+        behind_the_log.has_recovered(&decided);
+
+        let mut before_the_end = Machine::manager();
+        let decided = before_the_end.begun();
+        finish(&before_the_end.config, &before_the_end.memory, &decided).unwrap();
+        before_the_end.memory.store().begin_recovery(&decided).unwrap();
+        before_the_end.starts(forced);
+        before_the_end.has_recovered(&decided);
+    }
+}
+
+#[test]
+fn the_only_manager_has_nothing_to_recover() {
+    let mut machine = Machine::manager();
+    machine.starts(true);
+    let once = survey_of(&machine.raft()).unwrap().tables;
+    machine.starts(true);
+    assert_eq!(survey_of(&machine.raft()).unwrap().tables, once, "a flag that was left in a unit file");
+}
+
+/// An expired certificate is no hindrance: the manager that goes on signs its own.
+#[test]
+fn what_cannot_be_gone_on_with_says_why_and_stays() {
+    let refusal = |machine: &Machine| settle(&machine.config, ADVERTISE, &machine.memory).unwrap_err();
+    let machine = Machine::manager();
+    std::fs::remove_dir_all(machine.raft()).unwrap();
+    let no_data = refusal(&machine);
+    assert!(no_data.status == 6 && no_data.sentence.contains("holds no manager's data"), "{no_data:?}");
+
+    let machine = Machine::manager();
+    let snapshots = std::fs::read_dir(machine.raft()).unwrap().map(|entry| entry.unwrap().path());
+    let snapshot = snapshots.filter(|path| path.to_string_lossy().contains("snapshot-")).max().unwrap();
+    std::fs::write(&snapshot, "rotten").unwrap();
+    let damaged = refusal(&machine);
+    assert!(damaged.status == 6 && damaged.sentence.contains(&snapshot.display().to_string()), "{damaged:?}");
+    assert_eq!(machine.memory.store().load_recovery().unwrap(), None);
+}
+
+/// Secrets of the recovery are in one file, which nobody else may read.
+#[test]
+fn what_was_decided_is_readable_by_its_owner_alone_and_shows_no_key() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let machine = Machine::manager();
+    let decided = machine.begun();
+    let file = machine.config.data_dir.join("identity").join("recovery.json");
+    assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(!format!("{decided:?}").contains("PRIVATE KEY"));
+    assert_ne!(decided.key_pem, Secret::new(""));
+}

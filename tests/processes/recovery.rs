@@ -1,0 +1,168 @@
+//! The quorum is lost for good, and one manager goes on alone.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use muster_messages::wire::Request;
+use muster_messages::{Liveness, Membership, NodeView, Role};
+use serde_json::Value;
+
+use crate::harness::{MUSTERD, World, eventually, eventually_so};
+
+const FORCE: &str = "--force-new-cluster";
+
+fn incarnation(world: &World, by: &str) -> u64 {
+    world.answer(by, Request::Status { fresh: true })["cluster"]["incarnation"].as_u64().expect("a number")
+}
+
+/// Every file below, with its content and when it was written.
+fn all_files(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).expect("readable").map(|entry| entry.expect("readable")) {
+        let (path, about) = (entry.path(), entry.metadata().expect("readable"));
+        if about.is_dir() {
+            files.extend(all_files(&path));
+        } else if about.is_file() {
+            files.insert(path.clone(), (std::fs::read(&path).expect("readable"), about.modified().expect("a time")));
+        }
+    }
+    files
+}
+
+/// What a daemon says on this directory that ends at once: status, stdout, stderr.
+fn at_once(folder: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(MUSTERD);
+    command.arg("--data-dir").arg(folder).args(["--listen", "127.0.0.1:0"]).args(flags);
+    let ended = command.output().expect("musterd runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (ended.status.code(), text(&ended.stdout), text(&ended.stderr))
+}
+
+fn is_settled_worker(node: &NodeView) -> bool {
+    (node.desired_role, node.role) == (Role::Worker, Role::Worker)
+        && node.state == Liveness::Ready
+        && node.certificate.role == Some(Role::Worker)
+        && node.membership == Membership::None
+}
+
+/// E28. Also what makes it hard: the two former managers come back together, and would have a quorum among themselves.
+#[test]
+fn one_of_three_managers_goes_on_alone_and_everybody_comes_back_under_its_old_id() {
+    let mut world = World::with(3, 1);
+    world.muster(&["node", "update", "n4", "--label-add", "kept=yes"]).ended(0);
+    let before: BTreeMap<String, String> =
+        world.nodes_seen_by("n1").into_iter().map(|n| (n.name.to_string(), n.id.to_string())).collect();
+    for name in ["n2", "n3", "n1"] {
+        world.node(name).kill();
+    }
+    world.node("n1").start(&[FORCE]).ready();
+    assert!(incarnation(&world, "n1") > 1);
+    world.muster(&["node", "update", "n4", "--label-add", "written=alone"]).ended(0);
+    let worker = eventually("the worker is back", || world.seen("n1", "n4").filter(is_settled_worker));
+    assert_eq!(worker.labels.get("kept").map(String::as_str), Some("yes"), "the data were kept");
+
+    for name in ["n2", "n3"] {
+        world.node(name).start(&[]);
+    }
+    for name in ["n2", "n3"] {
+        eventually_so("a former manager is a worker", || world.seen("n1", name).is_some_and(|n| is_settled_worker(&n)));
+        eventually_so("its old data are out of the way", || world.node(name).folder.join("raft.fenced").exists());
+        assert!(!world.node(name).folder.join("raft").join("log").exists());
+    }
+    let seats = world.answer("n1", Request::RaftStatus { fresh: true });
+    assert_eq!(seats["members"].as_array().map(Vec::len), Some(1), "{seats}");
+    let after = world.nodes_seen_by("n1").into_iter().map(|n| (n.name.to_string(), n.id.to_string())).collect();
+    assert_eq!(before, after, "nobody had to join again");
+
+    world.muster(&["node", "promote", "n2", "n3", "--wait=60s"]).ended(0);
+    world.all_settled();
+    let first = incarnation(&world, "n1");
+    assert_eq!((incarnation(&world, "n2"), incarnation(&world, "n3")), (first, first));
+    // The flag was left in a unit file: no second recovery, and the others keep their roles.
+    world.node("n1").stop();
+    let (code, _, said) = at_once(&world.node("n1").folder.clone(), &[FORCE]);
+    assert!(code == Some(6) && said.contains("the quorum is not lost"), "{code:?}: {said}");
+    world.node("n1").start(&[]).ready();
+    assert_eq!(incarnation(&world, "n1"), first);
+}
+
+/// One that was promoted again before it returned begins with an empty copy, not with its old one.
+#[test]
+fn a_former_manager_that_was_promoted_meanwhile_starts_from_an_empty_copy() {
+    let mut world = World::with(2, 0);
+    world.node("n2").kill();
+    world.node("n1").kill();
+    world.node("n1").start(&[FORCE]).ready();
+    world.muster(&["node", "promote", "n2"]).ended(0);
+    world.node("n2").start(&[]).ready();
+    world.all_settled();
+    assert!(world.node("n2").folder.join("raft.fenced").exists());
+    let votes = |name: &str| world.seen("n1", name).is_some_and(|n| n.membership == Membership::Voter);
+    assert!(votes("n1") && votes("n2"));
+}
+
+#[test]
+fn a_plan_is_printed_and_no_byte_changes() {
+    let mut world = World::with(3, 0);
+    let folder = world.node("n1").folder.clone();
+    let plan = |kind: &str| at_once(&folder, &[FORCE, kind]);
+    let (code, _, said) = plan("--print-plan");
+    assert!(code == Some(1) && said.contains("stop it first"), "{code:?}: {said}");
+
+    world.node("n1").kill();
+    let (code, _, said) = plan("--print-plan");
+    assert!(code == Some(6) && said.contains("the quorum is not lost") && said.contains("n2, n3"), "{code:?}: {said}");
+
+    for name in ["n2", "n3"] {
+        world.node(name).kill();
+    }
+    let before = all_files(&folder);
+    let (code, text, said) = plan("--print-plan");
+    assert!(code == Some(0), "{said}");
+    assert!(text.contains("worker now   n2 (") && text.ends_with("Nothing was changed.\n"), "{text}");
+    let (code, json, _) = plan("--print-plan=json");
+    let json: Value = serde_json::from_str(&json).expect("one document");
+    assert_eq!((code, json["lost"].as_array().map(Vec::len), &json["voter"]), (Some(0), Some(2), &Value::Bool(true)));
+    assert!(before == all_files(&folder), "a plan changes nothing");
+
+    world.node("n1").start(&[]);
+    world.node("n2").start(&[]);
+    world.node("n1").ready();
+    assert_eq!(incarnation(&world, "n1"), 1, "the cluster could still have gone on");
+}
+
+#[test]
+fn a_recovery_that_is_killed_in_the_middle_is_finished_by_the_next_start() {
+    let mut world = World::with(2, 0);
+    world.node("n2").kill();
+    world.node("n1").kill();
+    let begun = world.node("n1").folder.join("identity").join("recovery.json");
+    world.node("n1").start(&[FORCE]);
+    // It is there for the time of a few writes: whether it was seen or missed, what follows holds.
+    eventually_so("it has begun, or is done", || begun.exists() || world.node("n1").socket().exists());
+    world.node("n1").kill();
+    world.node("n1").start(&[FORCE]).ready();
+    let once = incarnation(&world, "n1");
+    assert!(once > 1 && !begun.exists());
+    world.node("n1").stop();
+    world.node("n1").start(&[]).ready();
+    assert_eq!(incarnation(&world, "n1"), once);
+}
+
+/// E21. Of two managers one is dead: nothing can be changed, and the answer says what can be done.
+#[test]
+fn a_cluster_without_quorum_names_the_way_out() {
+    let mut world = World::with(2, 0);
+    world.node("n2").kill();
+    let refused = eventually("it noticed", || {
+        let ran = world.muster(&["--timeout", "5s", "node", "demote", "n2"]);
+        ran.stderr.contains(FORCE).then_some(ran)
+    });
+    assert!(matches!(refused.code, 5 | 6) && refused.stderr.contains("n2"), "{}", refused.stderr);
+    eventually_so("and so it does as a follower of nobody", || {
+        let ran = world.muster(&["--timeout", "5s", "token", "ls"]);
+        ran.code == 5 && ran.stderr.contains(FORCE)
+    });
+}
