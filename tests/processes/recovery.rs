@@ -166,3 +166,53 @@ fn a_cluster_without_quorum_names_the_way_out() {
         ran.code == 5 && ran.stderr.contains(FORCE)
     });
 }
+
+#[test]
+fn a_backup_founds_the_cluster_anew_on_an_empty_machine_and_its_workers_come_back() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mut world = World::with(2, 1);
+    world.muster(&["node", "update", "n3", "--label-add", "kept=yes"]).ended(0);
+    let file = world.folder().join("cluster.backup");
+    let path = file.to_str().expect("the path is text").to_owned();
+    let told = world.muster_at("n2", &["backup", &path]).ended(0).json();
+    assert_eq!(told["file"], path.as_str());
+    assert_eq!(std::fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
+    assert_eq!(world.muster(&["backup", &path]).ended(6).error_code(), "file_exists");
+    assert_eq!(
+        world.muster_at("n3", &["backup", "-"]).ended(6).error_code(),
+        "forbidden",
+        "a worker has no part in it"
+    );
+    world.muster(&["node", "update", "n3", "--label-add", "after=yes"]).ended(0);
+    let joined_since = world.join_more(1, Role::Worker).remove(0);
+    let worker = world.seen("n1", "n3").expect("n3 is a node").id;
+
+    let flags = ["--restore", &path, "--name", "n9"];
+    let (code, _, said) = at_once(&world.folder().join("n9"), &flags);
+    assert!(code == Some(6) && said.contains("the quorum is not lost"), "the cluster lives: {code:?}: {said}");
+    for name in ["n1", "n2"] {
+        world.node(name).kill();
+    }
+    // The workers know the address of a manager that was: the new machine has it.
+    world.node("n9").listen = world.node("n1").listen;
+    world.node("n9").start(&["--restore", &path]).ready();
+    let back = eventually("the worker is back", || world.seen("n9", "n3").filter(is_settled_worker));
+    assert_eq!(back.id, worker);
+    assert_eq!(
+        (back.labels.contains_key("kept"), back.labels.contains_key("after")),
+        (true, false),
+        "the backup's state"
+    );
+    world.muster_at("n9", &["node", "update", "n3", "--label-add", "written=since"]).ended(0);
+    eventually_so("who joined after the backup is told so for good", || {
+        crate::removal::its_reason(&world, &joined_since).as_deref() == Some("removed")
+    });
+
+    world.node("n2").start(&[]).ready();
+    eventually_so("a former manager is a worker", || world.seen("n9", "n2").is_some_and(|n| is_settled_worker(&n)));
+    world.muster_at("n9", &["node", "promote", "n2", "--wait=60s"]).ended(0);
+    // Not twice: whoever leaves the flag in a unit file restores nothing over what has become of it.
+    world.node("n9").stop();
+    let (code, _, said) = at_once(&world.node("n9").folder.clone(), &flags);
+    assert!(code == Some(6) && said.contains("wants an empty directory"), "{code:?}: {said}");
+}

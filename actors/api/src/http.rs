@@ -120,6 +120,7 @@ fn routes() -> Router {
         .route("/v1/actors", get(actors))
         .route("/v1/actors/{*path}", get(actor_inspect).post(actor_poke))
         .route("/v1/events", get(events))
+        .route("/v1/backup", get(crate::backup::backup))
         .merge(reconcilers::routes())
         .fallback(|| async {
             error_response(&ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"))
@@ -293,7 +294,7 @@ fn json_response(status: StatusCode, text: String) -> Response {
     response
 }
 
-fn error_response(error: &ErrorBody) -> Response {
+pub(crate) fn error_response(error: &ErrorBody) -> Response {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json_response(status, error.to_json().to_string());
     let retry = error.retry_after_ms.or(matches!(status.as_u16(), 429 | 503).then_some(1000));

@@ -9,6 +9,7 @@
 mod access;
 mod actors;
 mod answer;
+mod backup;
 pub mod core;
 mod http;
 mod kube;

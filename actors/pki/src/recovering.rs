@@ -7,7 +7,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::{CertificateRecord, CertificateState, ClusterRecord, NodeId, Revision, Role, Secret, WallTime};
+use muster_messages::{
+    CertificateRecord, CertificateState, ClusterRecord, Name, NodeId, Revision, Role, Secret, WallTime,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::csr::{CsrKey, make_csr, new_key};
@@ -21,10 +23,10 @@ const HELP: &str = "the recovery did not finish: delete the file and recover aga
 pub struct Recovering {
     pub incarnation: muster_messages::Incarnation,
     pub node: NodeId,
+    /// What a new node is to be called: the state comes from a backup, which is needed again if this is interrupted.
+    pub admit_as: Option<Name>,
     pub advertise: String,
     pub at: WallTime,
-    /// Comes from a backup, which is needed again if this is interrupted.
-    pub restores: bool,
     pub key_pem: Secret,
     pub cert_pem: String,
     pub root_pem: String,
@@ -63,7 +65,7 @@ impl Recovering {
             node,
             advertise: advertise.to_owned(),
             at,
-            restores: false,
+            admit_as: None,
             key_pem,
             cert_pem: signed.cert_pem,
             root_pem: cluster.root_cert_pem.clone(),

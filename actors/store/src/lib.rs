@@ -10,6 +10,7 @@
 //! are applied. Judged here, callers may pipeline without a lock, and every member judges alike.
 
 mod apply;
+pub mod backup;
 mod changes;
 mod guards;
 pub mod history;

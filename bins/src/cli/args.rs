@@ -106,6 +106,11 @@ pub enum Command {
     Actors(ActorsArgs),
     /// What happened, in order
     Events(EventsArgs),
+    /// The whole state in a file, from which `musterd --restore FILE` founds the cluster anew. It holds the root key
+    Backup {
+        /// A file that does not exist yet, or `-` for stdout
+        file: PathBuf,
+    },
     /// A real cluster of processes on this machine
     #[command(subcommand)]
     Dev(DevCommand),

@@ -76,6 +76,9 @@ pub struct Args {
         requires = "force_new_cluster"
     )]
     print_plan: Option<PlanFormat>,
+    /// Found a cluster anew, in an empty directory, from a file of `muster backup`. Once, by hand
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["force_new_cluster", "init", "join"])]
+    restore: Option<PathBuf>,
     /// What to log, as tracing filters: info, debug, muster_raft_member=debug,… [default: info]
     #[arg(long, env = "MUSTER_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -190,6 +193,8 @@ pub struct Config {
     #[serde(skip)]
     pub force_new_cluster: bool,
     #[serde(skip)]
+    pub restore: Option<PathBuf>,
+    #[serde(skip)]
     pub print_plan: Option<PlanFormat>,
     #[serde(flatten)]
     pub settings: Settings,
@@ -261,6 +266,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
         force_new_cluster: args.force_new_cluster,
+        restore: args.restore,
         print_plan: args.print_plan,
         settings: settings.checked().map_err(bad)?,
     };

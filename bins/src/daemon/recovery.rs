@@ -1,4 +1,4 @@
-//! After a disaster: one manager goes on alone with its own copy.
+//! After a disaster: one manager goes on alone, with its own copy or with a backup.
 //!
 //! Keeps  RECOVER-6  a recovery that was begun is finished, with what was decided first, by whichever start comes next.
 //!        RECOVER-7  whoever could still have its quorum back is not split off: a manager that is listened to counts.
@@ -6,6 +6,7 @@
 //! What happens to the tables is in `muster_store::recovery`, what happens on disk in `muster_raft_member::recovery`.
 
 mod plan;
+mod restore;
 
 use std::collections::BTreeSet;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use muster_agent::NodeMemory;
 use muster_kernel::Clock;
-use muster_messages::{Change, Command, Incarnation, NodeId, Principal, RaftId, Tables, WallTime};
+use muster_messages::{Change, Command, Incarnation, Name, NodeId, Principal, RaftId, Tables, WallTime};
 use muster_pki::{IdentityStore, Recovering};
 use muster_raft_member::disk;
 use muster_raft_member::recovery::{CannotSurvey, Survey, replace, survey};
@@ -36,12 +37,18 @@ pub fn settle(config: &Config, advertise: &str, memory: &NodeMemory) -> Result<(
     let store = memory.store();
     let decided = match store.load_recovery()? {
         Some(decided) => decided,
-        None if !config.force_new_cluster => return Ok(()),
         None => {
-            let survey = survey_of(&config.data_dir.join("raft"))?;
-            let Some(decided) = force(config, advertise, store, &survey)? else {
-                eprintln!("musterd: {FORCED}: this node is the only manager already; nothing is changed");
-                return Ok(());
+            let decided = match &config.restore {
+                Some(file) => restore::decide(config, advertise, memory, file)?,
+                None if config.force_new_cluster => {
+                    let survey = survey_of(&config.data_dir.join("raft"))?;
+                    let Some(decided) = force(config, advertise, store, &survey)? else {
+                        eprintln!("musterd: {FORCED}: this node is the only manager already; nothing is changed");
+                        return Ok(());
+                    };
+                    decided
+                }
+                None => return Ok(()),
             };
             store.begin_recovery(&decided)?;
             decided
@@ -57,8 +64,9 @@ fn force(config: &Config, advertise: &str, store: &IdentityStore, survey: &Surve
     if others == 0 && survey.tables.members.contains_key(&survey.seat) {
         return Ok(None);
     }
-    quorum_is_lost(&survey.tables, node, &answering(&survey.tables, node))?;
-    decide(config, advertise, node, survey.tables.clone(), Clock.wall()).map(Some)
+    quorum_is_lost(&survey.tables, node, &answering(&survey.tables, node, advertise))?;
+    let who = Survivor { node, admit_as: None, advertise: advertise.to_owned() };
+    decide(config, who, survey.tables.clone(), Clock.wall()).map(Some)
 }
 
 fn own_node(config: &Config, store: &IdentityStore) -> Result<NodeId, Exit> {
@@ -86,8 +94,8 @@ fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
 
 /// Who accepts a connection at the address of another voter's, by name. That is not much: but one that is listened to can
 /// have its say, and a cluster must not be split while it might only be slow.
-fn answering(tables: &Tables, me: NodeId) -> BTreeSet<String> {
-    let others = tables.members.values().filter(|m| m.voter && m.node != me);
+fn answering(tables: &Tables, me: NodeId, advertise: &str) -> BTreeSet<String> {
+    let others = tables.members.values().filter(|m| m.voter && m.node != me && m.addr != advertise);
     let asked: Vec<_> = others
         .map(|member| {
             let (node, addr) = (member.node, member.addr.clone());
@@ -119,51 +127,53 @@ fn quorum_is_lost(tables: &Tables, me: NodeId, answering: &BTreeSet<String>) -> 
     Err(Exit::new(
         6,
         format!(
-            "the quorum is not lost: of {voters} managers {needed} are enough, and {} {}; start this node without {FORCED}; if their \
-             data is lost, stop them first. Nothing was changed",
+            "the quorum is not lost: of {voters} managers {needed} are enough, and {} {}; go on with them; if their data are lost or are not \
+             to be kept, stop them first. Nothing was changed",
             names.join(", "),
             if names.len() == 1 { "answers" } else { "answer" },
         ),
     ))
 }
 
-/// What must be the same however often the rest is repeated.
-fn decide(
-    config: &Config,
-    advertise: &str,
+/// Who goes on.
+struct Survivor {
     node: NodeId,
-    mut tables: Tables,
-    at: WallTime,
-) -> Result<Recovering, Exit> {
+    /// What to call it, if the state knows nothing of it.
+    admit_as: Option<Name>,
+    advertise: String,
+}
+
+/// What must be the same however often the rest is repeated.
+fn decide(config: &Config, who: Survivor, mut tables: Tables, at: WallTime) -> Result<Recovering, Exit> {
     let cluster = tables.cluster.clone().ok_or_else(|| Exit::new(6, "the copy is empty: nothing to go on with"))?;
-    let recovery = recovery(node, advertise, next_incarnation(&cluster, at), at);
+    let recovery = recovery(&who, next_incarnation(&cluster, at), at);
     recover(&mut tables, &recovery).map_err(|why| Exit::new(6, format!("{why}: nothing to go on with")))?;
+    let Survivor { node, admit_as, advertise } = who;
     let (Some(cluster), Some(record)) = (&tables.cluster, tables.nodes.get(&node)) else {
         return Err(Exit::new(1, "the recovered state lacks this node"));
     };
     let lifetime = config.settings.certificates.lifetime.0;
-    Ok(Recovering::decide(cluster, node, record.granted, advertise, lifetime, at)?)
+    Ok(Recovering { admit_as, ..Recovering::decide(cluster, node, record.granted, &advertise, lifetime, at)? })
 }
 
-fn recovery(node: NodeId, advertise: &str, incarnation: Incarnation, at: WallTime) -> Recovery {
-    Recovery { node, admit_as: None, addr: advertise.to_owned(), incarnation, at, reason: FORCED.to_owned() }
+fn recovery(who: &Survivor, incarnation: Incarnation, at: WallTime) -> Recovery {
+    let reason = if who.admit_as.is_some() { restore::RESTORED } else { FORCED };
+    let (addr, admit_as) = (who.advertise.clone(), who.admit_as.clone());
+    Recovery { node: who.node, admit_as, addr, incarnation, at, reason: reason.to_owned() }
 }
 
 /// RECOVER-6. Each step finds whether an earlier run has done it.
 fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<(), Exit> {
     let raft = config.data_dir.join("raft");
-    let survey = survey_of(&raft)?;
-    let mut seat = survey.seat;
-    if survey.tables.cluster.as_ref().is_none_or(|cluster| cluster.incarnation < decided.incarnation) {
-        let (tables, done) = recovered(survey.tables, decided)?;
-        seat = done.raft_id;
-        replace(&raft, seat, survey.term + 1, tables)?;
-        eprintln!("musterd: {}", plan::sentence(&done));
-    }
-    finish_identity(memory, decided, seat)
-}
-
-fn finish_identity(memory: &NodeMemory, decided: &Recovering, seat: RaftId) -> Result<(), Exit> {
+    let seat = match look(config, &raft, decided)? {
+        Found::Done(seat) => seat,
+        Found::Before(tables, term) => {
+            let (tables, done) = recovered(*tables, decided)?;
+            replace(&raft, done.raft_id, term + 1, tables)?;
+            eprintln!("musterd: {}", plan::sentence(&done));
+            done.raft_id
+        }
+    };
     let credentials =
         decided.credentials().map_err(|why| Exit::new(1, format!("the recovery's certificate: {why}")))?;
     memory.store().save_credentials(&credentials)?;
@@ -175,10 +185,31 @@ fn finish_identity(memory: &NodeMemory, decided: &Recovering, seat: RaftId) -> R
     Ok(memory.store().finish_recovery()?)
 }
 
+enum Found {
+    /// The data are of the new incarnation, in this seat.
+    Done(RaftId),
+    /// They are to be made from these tables, of this term.
+    Before(Box<Tables>, u64),
+}
+
+fn look(config: &Config, raft: &Path, decided: &Recovering) -> Result<Found, Exit> {
+    if decided.admit_as.is_some() && disk::state(raft) == disk::DirState::Absent {
+        let (tables, term) = restore::read(config)?;
+        return Ok(Found::Before(Box::new(tables), term));
+    }
+    let Survey { seat, tables, term, .. } = survey_of(raft)?;
+    let done = tables.cluster.as_ref().is_some_and(|cluster| cluster.incarnation >= decided.incarnation);
+    Ok(if done { Found::Done(seat) } else { Found::Before(Box::new(tables), term) })
+}
+
 /// The tables of the new incarnation, which also know of the certificate that was made for it.
 fn recovered(mut tables: Tables, decided: &Recovering) -> Result<(Tables, Consequences), Exit> {
-    let Recovering { node, advertise, incarnation, at, certificate, .. } = decided;
-    let done = recover(&mut tables, &recovery(*node, advertise, *incarnation, *at))?;
+    let Recovering { node, admit_as, advertise, incarnation, at, certificate, .. } = decided;
+    if tables.cluster.as_ref().is_none_or(|cluster| cluster.root_cert_pem != decided.root_pem) {
+        return Err(Exit::new(6, "this recovery was begun with the state of another cluster"));
+    }
+    let who = Survivor { node: *node, admit_as: admit_as.clone(), advertise: advertise.clone() };
+    let done = recover(&mut tables, &recovery(&who, *incarnation, *at))?;
     let record = Change::RecordCertificate { node: *node, certificate: certificate.clone() };
     let command = Command::idempotent(*at, Principal::Operator, FORCED).change(record);
     let place = Place::from(tables.revision.next());

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
 
+mod backup;
 mod commands;
 mod feature_level;
 mod gates;

@@ -1,6 +1,7 @@
 //! The commands, one file per noun.
 
 mod actors;
+mod backup;
 mod events;
 mod kubeconfig;
 mod lease;
@@ -68,6 +69,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Member(command) => reconciler::member(&mut asking, command).await,
         Command::Object(command) => reconciler::object(&mut asking, command).await,
         Command::Events(args) => events::run(&mut asking, args).await,
+        Command::Backup { file } => backup::run(&asking, &file).await,
         Command::Dev(_) | Command::Bench(_) | Command::Elect(_) | Command::WaitReady(_) => {
             unreachable!("these returned above")
         }

@@ -13,7 +13,7 @@ use muster_raft_member::recovery::Survey;
 use muster_store::recovery::Consequences;
 use serde::Serialize;
 
-use super::{Exit, FORCED, answering, cannot_survey, decide, own_node, quorum_is_lost, recovered};
+use super::{Exit, FORCED, Survivor, answering, cannot_survey, decide, own_node, quorum_is_lost, recovered};
 use crate::daemon::config::{Config, PlanFormat};
 
 #[derive(Serialize)]
@@ -59,10 +59,11 @@ fn plan(config: &Config) -> Result<Option<Plan>, Exit> {
     if tables.members.values().all(|m| m.node == node) && tables.members.contains_key(&seat) {
         return Ok(None);
     }
-    let answering = answering(&tables, node);
+    let answering = answering(&tables, node, &config.advertise);
     quorum_is_lost(&tables, node, &answering)?;
     let voter = tables.seat_of(node).is_some_and(|m| m.voter);
-    let decided = decide(config, &config.advertise, node, tables.clone(), Clock.wall())?;
+    let who = Survivor { node, admit_as: None, advertise: config.advertise.clone() };
+    let decided = decide(config, who, tables.clone(), Clock.wall())?;
     let (tables, done) = recovered(tables, &decided)?;
     let cluster = tables.cluster.ok_or_else(|| Exit::new(1, "the recovered state lacks its cluster"))?;
     Ok(Some(Plan {

@@ -159,6 +159,59 @@ fn what_cannot_be_gone_on_with_says_why_and_stays() {
     assert_eq!(machine.memory.store().load_recovery().unwrap(), None);
 }
 
+/// A directory that holds nothing, and a backup of the cluster that [`Machine::manager`] belongs to.
+fn restoring(cluster: &Machine) -> (Machine, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("backup");
+    let survey = survey_of(&cluster.raft()).unwrap();
+    std::fs::write(&file, muster_store::backup::encode(&survey.tables, muster_messages::Term(7), AT).unwrap()).unwrap();
+    let dir = folder.path().join("new");
+    let args = ["musterd", "--name", "n9", "--restore"].map(str::to_owned).into_iter();
+    let args = args.chain([&file, &PathBuf::from("--data-dir"), &dir].map(|path| path.display().to_string()));
+    let (config, _) = load(Args::try_parse_from(args).unwrap()).unwrap();
+    let memory = NodeMemory::new(IdentityStore::open(&dir).unwrap());
+    (Machine { _folder: folder, config, memory, node: NodeId::from_entropy(1) }, file)
+}
+
+#[test]
+fn a_restore_that_was_interrupted_is_finished_with_its_file_and_not_without() {
+    let cluster = Machine::manager();
+    let (mut machine, file) = restoring(&cluster);
+    let decided = restore::decide(&machine.config, ADVERTISE, &machine.memory, &file).unwrap();
+    machine.memory.store().begin_recovery(&decided).unwrap();
+    let given = machine.config.restore.take();
+    let without = settle(&machine.config, ADVERTISE, &machine.memory).unwrap_err();
+    assert!(without.status == 6 && without.sentence.contains("--restore and the same file"), "{without:?}");
+    machine.config.restore = given;
+    machine.node = decided.node;
+    machine.starts(false);
+    machine.has_recovered(&decided);
+    let tables = survey_of(&machine.raft()).unwrap().tables;
+    assert_eq!(tables.nodes[&machine.node].name.as_str(), "n9");
+    assert_eq!(tables.managers().count(), 1);
+    // Its log is there: the file is not needed any more.
+    machine.memory.store().begin_recovery(&decided).unwrap();
+    machine.config.restore = None;
+    machine.starts(false);
+    machine.has_recovered(&decided);
+}
+
+#[test]
+fn a_restore_wants_an_empty_directory_and_a_whole_file() {
+    let cluster = Machine::manager();
+    let (machine, file) = restoring(&cluster);
+    let mut used = Machine::manager();
+    used.config.restore = Some(file.clone());
+    let refused = settle(&used.config, ADVERTISE, &used.memory).unwrap_err();
+    assert!(refused.status == 6 && refused.sentence.contains("wants an empty directory"), "{refused:?}");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let damaged = settle(&machine.config, ADVERTISE, &machine.memory).unwrap_err();
+    assert!(damaged.status == 6 && damaged.sentence.contains("digest does not match"), "{damaged:?}");
+    assert!(machine.memory.store().load_credentials().unwrap().is_none());
+}
+
 /// Secrets of the recovery are in one file, which nobody else may read.
 #[test]
 fn what_was_decided_is_readable_by_its_owner_alone_and_shows_no_key() {

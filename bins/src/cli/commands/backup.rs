@@ -1,0 +1,108 @@
+//! `muster backup FILE`: the state in a file, verified before it gets its name.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Request, header};
+use hyper_util::rt::TokioIo;
+use muster_messages::protocol::Service;
+use muster_messages::{ErrorBody, ErrorCode};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
+
+use super::Asking;
+use crate::cli::client::Target;
+use crate::cli::failure::{Failure, Outcome};
+
+pub async fn run(asking: &Asking, file: &Path) -> Outcome<u8> {
+    let to_stdout = file == Path::new("-");
+    if !to_stdout && file.exists() {
+        let message = format!("{} exists already; name another file", file.display());
+        return Err(Failure::refused("file_exists", message));
+    }
+    let late = || Failure::new(ErrorCode::TimedOut, "the backup did not arrive in time; a longer --timeout helps");
+    let fetched = tokio::time::timeout(asking.client.timeout(), fetch(asking.client.target())).await;
+    let backup = fetched.map_err(|_| late())??;
+    let (head, _) = muster_store::backup::decode(&backup)
+        .map_err(|why| Failure::internal(format!("what arrived is no backup: {why}")))?;
+    if to_stdout {
+        return std::io::stdout().write_all(&backup).map(|()| 0).map_err(|e| Failure::io("cannot write", &e));
+    }
+    // For its owner alone from its first byte, and whole or not there.
+    let write = || muster_pki::write_atomic(&std::path::absolute(file)?, &backup);
+    write().map_err(|e| Failure::io(format!("cannot write {}", file.display()), &e))?;
+    let mut document = serde_json::to_value(&head).map_err(Failure::internal)?;
+    document["file"] = json!(file.display().to_string());
+    asking.out.document(
+        &document.to_string(),
+        || file.display().to_string(),
+        || {
+            format!(
+                "{} as of revision {} is in {} ({} bytes); it holds the root key: whoever reads it can be the cluster",
+                head.name,
+                head.revision,
+                file.display(),
+                backup.len()
+            )
+        },
+    );
+    Ok(0)
+}
+
+async fn fetch(target: &Target) -> Outcome<Bytes> {
+    match target {
+        Target::Socket(path) => {
+            let stream = UnixStream::connect(path).await.map_err(|e| {
+                Failure::new(ErrorCode::Unreachable, format!("nothing answers at {}: {e}", path.display()))
+            })?;
+            ask(stream, "localhost").await
+        }
+        Target::Managers { dialer, managers } => {
+            let mut trouble = Failure::new(ErrorCode::Unreachable, "no manager is known");
+            for manager in managers {
+                let asked = match dialer.dial(manager, Service::Http, None).await {
+                    Ok(dialed) => ask(dialed.stream.into_inner(), manager).await,
+                    Err(error) => Err(Failure::new(ErrorCode::Unreachable, error.to_string())),
+                };
+                match asked {
+                    // Another manager may have a quorum.
+                    Err(failure) if failure.passes() => trouble = failure,
+                    answer => return answer,
+                }
+            }
+            Err(trouble)
+        }
+    }
+}
+
+async fn ask<S>(stream: S, host: &str) -> Outcome<Bytes>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let lost = |why: hyper::Error| Failure::new(ErrorCode::Unreachable, format!("the connection was lost: {why}"));
+    let (mut sender, connection): (SendRequest<Empty<Bytes>>, _) =
+        handshake(TokioIo::new(stream)).await.map_err(lost)?;
+    tokio::spawn(connection); // how it ends is told to whoever reads
+    let request = Request::get("/v1/backup").header(header::HOST, host).body(Empty::new());
+    let answer = sender.send_request(request.map_err(Failure::internal)?).await.map_err(lost)?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await.map_err(lost)?.to_bytes();
+    if status.is_success() { Ok(body) } else { Err(refusal(&body, status.as_u16())) }
+}
+
+/// The error document that came instead.
+fn refusal(body: &[u8], status: u16) -> Failure {
+    let document: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = &document["error"];
+    match serde_json::from_value::<ErrorCode>(error["code"].clone()) {
+        Ok(code) => {
+            let message = error["message"].as_str().unwrap_or("it did not say why");
+            Failure::from(ErrorBody::new(code, message)).with_details(error["details"].clone())
+        }
+        Err(_) => Failure::internal(format!("the answer was status {status}, without a reason")),
+    }
+}
