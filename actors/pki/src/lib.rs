@@ -38,7 +38,7 @@ pub use self::issue::{
     Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed, UserProfile,
 };
 pub use self::join_attempt::JoinAttempt;
-pub use self::recovering::Recovering;
+pub use self::recovering::{Recovering, sign_for_itself};
 pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
 pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials};
 pub use self::tls::{TlsFault, client_config, server_config, unverified_client_config};

@@ -13,7 +13,7 @@ use muster_messages::{
 use serde::{Deserialize, Serialize};
 
 use crate::csr::{CsrKey, make_csr, new_key};
-use crate::issue::{Issuer, NodeProfile, SignError};
+use crate::issue::{Issuer, NodeProfile, SignError, Signed};
 use crate::store::{IdentityFault, IdentityStore, credentials};
 
 const HELP: &str = "the recovery did not finish: delete the file and recover again";
@@ -44,22 +44,7 @@ impl Recovering {
         lifetime: Duration,
         at: WallTime,
     ) -> Result<Self, SignError> {
-        let ip = advertise.parse::<std::net::SocketAddr>().ok().map(|a| a.ip());
-        let ips: Vec<IpAddr> = ip.into_iter().filter(|ip| !ip.is_unspecified()).collect();
-        let profile = NodeProfile {
-            cluster: cluster.id,
-            node,
-            role: Role::Manager,
-            granted: Some(granted),
-            incarnation: cluster.incarnation,
-            ips,
-            lifetime,
-            now: at,
-        };
-        let key_pem = new_key();
-        let csr = make_csr(&key_pem).and_then(|pem| CsrKey::parse(&pem));
-        let csr = csr.expect("a key made here signs its own request");
-        let signed = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem)?.sign_node(&profile, &csr)?;
+        let (key_pem, signed) = sign_for_itself(cluster, node, Some(granted), advertise, lifetime, at)?;
         Ok(Self {
             incarnation: cluster.incarnation,
             node,
@@ -83,6 +68,27 @@ impl Recovering {
     pub fn credentials(&self) -> Result<NodeCredentials, &'static str> {
         credentials(self.key_pem.clone(), self.cert_pem.clone(), self.root_pem.clone())
     }
+}
+
+/// A manager's certificate by its own hand. Without a grant it counts for nothing where a copy knows the node, and is
+/// replaced in the first session: see [`Founding`](crate::Founding).
+pub fn sign_for_itself(
+    cluster: &ClusterRecord,
+    node: NodeId,
+    granted: Option<Revision>,
+    advertise: &str,
+    lifetime: Duration,
+    now: WallTime,
+) -> Result<(Secret, Signed), SignError> {
+    let ip = advertise.parse::<std::net::SocketAddr>().ok().map(|a| a.ip());
+    let ips: Vec<IpAddr> = ip.into_iter().filter(|ip| !ip.is_unspecified()).collect();
+    let (incarnation, role) = (cluster.incarnation, Role::Manager);
+    let profile = NodeProfile { cluster: cluster.id, node, role, granted, incarnation, ips, lifetime, now };
+    let key_pem = new_key();
+    let csr = make_csr(&key_pem).and_then(|pem| CsrKey::parse(&pem));
+    let csr = csr.expect("a key made here signs its own request");
+    let signed = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem)?.sign_node(&profile, &csr)?;
+    Ok((key_pem, signed))
 }
 
 impl IdentityStore {

@@ -1,7 +1,7 @@
 //! Going on alone: a member's data read without its quorum, and written anew as those of a cluster of one.
 //!
-//! Keeps  RECOVER-4  everything that the copy holds is kept, also what it never heard to be committed: a write may have
-//!                   been acknowledged by members that are lost now, and none that this copy lacks can contradict it.
+//! Keeps  RECOVER-4  everything that the copy holds is kept, also what it never heard to be committed: members that
+//!                   are lost now may have acknowledged it.
 //!        RECOVER-5  the old data or the new are there, whole, whatever the moment of a crash: one write replaces them.
 
 use std::path::Path;
@@ -47,11 +47,8 @@ pub fn survey_of(recovered: Recovered) -> Result<Survey, CannotSurvey> {
     let seat = seat.ok_or(CannotSurvey::NoSeat)?;
     let (mut tables, mut term) = snapshot.map_or_else(Default::default, |(head, tables)| (tables, head.term));
     let base = tables.revision.0;
+    spoken_here(&tables)?;
     for entry in entries.into_iter().filter(|entry| entry.index > base) {
-        let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
-        if level > FEATURE_LEVEL {
-            return Err(CannotSurvey::Newer(level));
-        }
         let unreadable = |e| CoreFault(format!("entry {} cannot be read: {e}", entry.index));
         let (revision, place) =
             (Revision(entry.index), Place { revision: Revision(entry.index), term: Term(entry.term) });
@@ -64,10 +61,19 @@ pub fn survey_of(recovered: Recovered) -> Result<Survey, CannotSurvey> {
             Some(crate::core::Content::Command1(command)) => apply(&mut tables, place, &command),
             Some(crate::core::Content::Seat1(change)) => apply_seat(&mut tables, revision, &change),
         };
+        // What follows may be written as this build cannot read.
+        spoken_here(&tables)?;
         term = term.max(entry.term);
     }
     let uncommitted = tables.revision.0.saturating_sub(hard.commit.max(base));
     Ok(Survey { seat, tables, term: term.max(hard.term), uncommitted })
+}
+
+fn spoken_here(tables: &Tables) -> Result<(), CannotSurvey> {
+    match tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level) {
+        level if level > FEATURE_LEVEL => Err(CannotSurvey::Newer(level)),
+        _ => Ok(()),
+    }
 }
 
 /// RECOVER-5. Writes a member's data anew: these tables, in which `seat` is the one voter. Blocks; no member runs in it.
@@ -193,9 +199,17 @@ mod tests {
     #[test]
     fn data_without_a_seat_and_data_of_a_newer_build_are_refused() {
         assert_eq!(survey_of(Recovered::default()).unwrap_err(), CannotSurvey::NoSeat);
-        let mut newer = follower();
-        newer.entries[3] = entry(4, Change::SetFeatureLevel(FEATURE_LEVEL + 1));
-        newer.entries.push(Entry { index: 5, term: 7, data: vec![0xff; 8].into(), ..Entry::default() });
+        let Survey { mut tables, .. } = survey_of(follower()).unwrap();
+        let cluster = (*tables.cluster.clone().unwrap()).clone();
+        tables.cluster = Some(Arc::new(ClusterRecord { feature_level: FEATURE_LEVEL + 1, ..cluster }));
+        let job = SnapshotJob { index: 4, term: 7, voters: vec![1], learners: vec![], tables: tables.clone() };
+        let unreadable = Entry { index: 5, term: 7, data: vec![0xff; 8].into(), ..Entry::default() };
+        let newer = Recovered {
+            snapshot: Some((job.run().0, tables)),
+            truncated: LogPoint { index: 4, term: 7 },
+            entries: vec![unreadable],
+            ..follower()
+        };
         assert_eq!(survey_of(newer).unwrap_err(), CannotSurvey::Newer(FEATURE_LEVEL + 1));
     }
 }

@@ -83,6 +83,9 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         Some(credentials) if is_expired(&credentials) && config.token.is_some() && !config.join.is_empty() => {
             joined(config, advertise, &memory, Some(credentials)).await?
         }
+        Some(credentials) if is_expired(&credentials) => {
+            recovery::sign_again(config, advertise, &memory, &credentials)?.unwrap_or(credentials)
+        }
         Some(credentials) => credentials,
         None if founding.is_some() || config.init => {
             let name: Name = config.cluster_name.parse()?;

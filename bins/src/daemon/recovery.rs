@@ -5,6 +5,7 @@
 //!        RECOVER-8  a manager half never runs on data of an older incarnation than its certificate's.
 //! What happens to the tables is in `muster_store::recovery`, what happens on disk in `muster_raft_member::recovery`.
 
+mod expired;
 mod plan;
 mod restore;
 
@@ -22,6 +23,7 @@ use muster_raft_member::recovery::{CannotSurvey, Survey, replace, survey};
 use muster_store::Place;
 use muster_store::recovery::{Consequences, Recovery, next_incarnation, recover};
 
+pub use self::expired::sign_again;
 pub use self::plan::print_plan;
 use super::boot::Exit;
 use super::config::Config;

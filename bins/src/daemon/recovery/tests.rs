@@ -141,7 +141,6 @@ fn the_only_manager_has_nothing_to_recover() {
     assert_eq!(survey_of(&machine.raft()).unwrap().tables, once, "a flag that was left in a unit file");
 }
 
-/// An expired certificate is no hindrance: the manager that goes on signs its own.
 #[test]
 fn what_cannot_be_gone_on_with_says_why_and_stays() {
     let refusal = |machine: &Machine| settle(&machine.config, ADVERTISE, &machine.memory).unwrap_err();
@@ -210,6 +209,36 @@ fn a_restore_wants_an_empty_directory_and_a_whole_file() {
     let damaged = settle(&machine.config, ADVERTISE, &machine.memory).unwrap_err();
     assert!(damaged.status == 6 && damaged.sentence.contains("digest does not match"), "{damaged:?}");
     assert!(machine.memory.store().load_credentials().unwrap().is_none());
+}
+
+#[test]
+fn a_manager_whose_certificate_expired_signs_for_itself_and_for_nobody_else() {
+    let machine = Machine::manager();
+    let expired = machine.memory.store().load_credentials().unwrap().unwrap();
+    let again = |machine: &Machine| sign_again(&machine.config, ADVERTISE, &machine.memory, &expired).unwrap();
+    let made = again(&machine).unwrap();
+    assert!(expired.identity.not_after < made.identity.not_after && made.identity.not_after > Clock.wall());
+    assert_eq!((made.identity.granted, made.identity.incarnation), (None, expired.identity.incarnation));
+    assert_eq!(made.identity.node(), expired.identity.node());
+    let kept = machine.memory.store().load_credentials().unwrap().unwrap();
+    assert_eq!(kept.cert_pem, made.cert_pem);
+
+    let Survey { tables, .. } = survey_of(&machine.raft()).unwrap();
+    let mut demoted = tables.clone();
+    let record = (*tables.nodes[&machine.node]).clone();
+    demoted.nodes.insert(machine.node, std::sync::Arc::new(NodeRecord { role: Role::Worker, ..record }));
+    let mut unseated = tables.clone();
+    unseated.members.remove(&RaftId(1));
+    let mut recovered = tables;
+    let cluster = (*recovered.cluster.clone().unwrap()).clone();
+    let cluster = ClusterRecord { incarnation: cluster.incarnation.next(), ..cluster };
+    recovered.cluster = Some(std::sync::Arc::new(cluster));
+    for (why, tables) in [("demoted", demoted), ("unseated", unseated), ("recovered", recovered)] {
+        replace(&machine.raft(), RaftId(1), 9, tables).unwrap();
+        assert!(again(&machine).is_none(), "{why}");
+    }
+    std::fs::remove_dir_all(machine.raft()).unwrap();
+    assert!(again(&machine).is_none(), "without a copy it needs a token, as a worker does");
 }
 
 /// Secrets of the recovery are in one file, which nobody else may read.
