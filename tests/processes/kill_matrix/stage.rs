@@ -185,7 +185,6 @@ impl Stage {
 
     fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) {
         let mark = self.work.as_ref().map(Work::mark);
-        let begun = Instant::now();
         // Whoever is asked for the others last.
         let (api, others): (Vec<&Hit>, Vec<&Hit>) = wave.iter().partition(|hit| hit.path == "node/api");
         for hit in others.into_iter().chain(api) {
@@ -198,17 +197,11 @@ impl Stage {
         }
         let what = format!("all is well after {name} of {wave:#?}");
         let now = until(&what, || self.healed(&wave, how));
-        let healed = begun.elapsed();
         if let (Some(work), Some(mark)) = (&self.work, mark) {
             let repairs = wave.iter().any(|hit| within(&hit.path, "node/reconcilers"));
             until(&format!("work goes on after {name} of {wave:?}"), || work.goes_on(&self.world, mark, repairs));
         }
         until(&format!("the lease is kept after {name} of {wave:?}"), || self.furniture.is_kept(&self.world));
-        println!(
-            "{name}: healed after {healed:?}, all after {:?}: {:?}",
-            begun.elapsed(),
-            wave.iter().map(|h| &h.path).collect::<Vec<_>>()
-        );
         let usurped = now.term != self.rested.term && !wave.iter().any(|hit| may_cost_leadership(&hit.path, how));
         for hit in &wave {
             let kind = kind_of(&hit.path);
