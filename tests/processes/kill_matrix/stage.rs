@@ -145,7 +145,8 @@ impl Stage {
                 if fits { wave.push(hit) } else { later.push(kind) }
             }
             open = later;
-            self.wave(name, how, wave);
+            // What could not be seen is tried again.
+            open.extend(self.wave(name, how, wave));
         }
         until(&format!("everybody takes part again after {name}"), || self.furniture.all_take_part(&self.world));
         println!("{name}: {:?}", begun.elapsed());
@@ -183,7 +184,8 @@ impl Stage {
         Hit { node, path, tops }
     }
 
-    fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) {
+    /// The kinds of which not all was seen: somebody else leads by now, and the leader's actors are another's.
+    fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) -> Vec<String> {
         let mark = self.work.as_ref().map(Work::mark);
         // Whoever is asked for the others last.
         let (api, others): (Vec<&Hit>, Vec<&Hit>) = wave.iter().partition(|hit| hit.path == "node/api");
@@ -203,6 +205,7 @@ impl Stage {
         }
         until(&format!("the lease is kept after {name} of {wave:?}"), || self.furniture.is_kept(&self.world));
         let usurped = now.term != self.rested.term && !wave.iter().any(|hit| may_cost_leadership(&hit.path, how));
+        let mut unseen = Vec::new();
         for hit in &wave {
             let kind = kind_of(&hit.path);
             if usurped {
@@ -210,10 +213,14 @@ impl Stage {
                 *times += 1;
                 assert!(*times < 3, "somebody else leads each time that {kind} fails");
             }
-            let outcome = self.outcome(hit, how, &now);
-            self.outcomes.insert((kind, name), outcome);
+            match self.outcome(hit, how, &now) {
+                Some(outcome) => drop(self.outcomes.insert((kind, name), outcome)),
+                None => unseen.push(kind),
+            }
         }
+        assert!(usurped || unseen.is_empty(), "not all was seen of {unseen:?}, and nobody else leads");
         self.rested = now;
+        unseen
     }
 
     /// Whoever cannot answer itself is asked through another.
@@ -297,9 +304,9 @@ impl Stage {
         }
     }
 
-    /// What was seen to follow, in words.
-    fn outcome(&self, hit: &Hit, how: CrashHow, now: &Picture) -> String {
-        let Some(wanted) = &hit.tops else { return words(&hit.path, None, false) };
+    /// What was seen to follow, in words. Nothing: not all that was to follow was seen.
+    fn outcome(&self, hit: &Hit, how: CrashHow, now: &Picture) -> Option<String> {
+        let Some(wanted) = &hit.tops else { return Some(words(&hit.path, None, false)) };
         let (before, tree) = (&self.rested.trees[hit.node], &now.trees[hit.node]);
         let followed: Vec<String> = wanted.iter().filter(|top| is_new(before, tree, top)).cloned().collect();
         for top in &followed {
@@ -320,7 +327,7 @@ impl Stage {
         // By its kind: now and then a member has just lost its lease.
         let kind = kind_of(&hit.path);
         let takes_children = self.kinds.iter().any(|below| *below != kind && within(below, &kind));
-        words(&hit.path, Some(&followed), takes_children)
+        (followed.len() == wanted.len()).then(|| words(&hit.path, Some(&followed), takes_children))
     }
 
     /// Everything that was under way comes to its end.
