@@ -1,5 +1,6 @@
 //! Stories of real processes: what an operator does, and what must be true afterwards.
 
+mod absence;
 mod actors;
 mod by_hand;
 mod commands;

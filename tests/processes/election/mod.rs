@@ -7,7 +7,7 @@ mod played;
 mod records;
 mod rounds;
 mod server;
-mod wall_clock;
+pub mod wall_clock;
 
 /// What the rounds are drawn from; printed, and repeated with this variable.
 const SEED: &str = "MUSTER_SEED";

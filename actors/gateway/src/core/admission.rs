@@ -8,8 +8,8 @@
 //!                 whatever changes state is judged again by the leader on its own applied copy.
 //!        ADMIT-4  the mesh needs both: certificate and copy say manager.
 //!        ADMIT-5  a certificate of an older incarnation opens nothing but the agent session of a node that the new
-//!                 incarnation knows, and there it can do no more than fetch a certificate of today. What it says of
-//!                 role and grant counts for nothing: it speaks of another history.
+//!                 incarnation knows, which brings it a certificate of today. What the old one says of role and grant
+//!                 counts for nothing: it speaks of another history.
 
 use muster_messages::protocol::Service;
 use muster_messages::{

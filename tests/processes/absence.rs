@@ -1,0 +1,90 @@
+//! Nodes that were away: for so long that their certificates expired, or until they came back somewhere else.
+
+use std::time::Duration;
+
+use muster::cli::dev::process::free_address;
+use muster_kernel::Clock;
+use muster_messages::wire::Request;
+use muster_messages::{NodeView, RaftId, Role};
+
+use crate::election::wall_clock::WallClocks;
+use crate::harness::{World, eventually_so};
+
+const DAY: i64 = 86_400;
+
+fn seat_of(node: &NodeView) -> Option<RaftId> {
+    node.manager.as_ref().map(|manager| manager.raft_id)
+}
+
+/// E39, S165. Nobody is left who could renew a certificate: the managers sign for themselves, the worker needs a token.
+#[test]
+fn a_cluster_that_was_off_for_longer_than_a_certificate_lives_comes_back() {
+    let mut world = World::new();
+    let clock = WallClocks::new(world.folder()).of("everybody");
+    for name in ["n1", "n2", "n3"] {
+        world.node(name).environment = clock.environment().into();
+    }
+    world.node("n1").start(&["--init"]).ready();
+    let seed = world.node("n1").listen.to_string();
+    for (name, role) in [("n2", Role::Manager), ("n3", Role::Worker)] {
+        let token = world.token(role);
+        world.node(name).start(&["--join", &seed, "--token", &token]).ready();
+    }
+    world.all_settled();
+    let before: Vec<_> = world.nodes_seen_by("n1").into_iter().map(|n| (n.name, n.id, n.role)).collect();
+    for name in ["n3", "n2", "n1"] {
+        world.node(name).stop();
+    }
+    clock.set(100 * DAY);
+    for name in ["n1", "n2"] {
+        world.node(name).start(&[]);
+    }
+    for name in ["n1", "n2"] {
+        world.node(name).ready();
+    }
+    let token = world.token(Role::Manager);
+    world.node("n3").start(&["--join", &seed, "--token", &token]).ready();
+    world.all_settled();
+    let after: Vec<_> = world.nodes_seen_by("n1").into_iter().map(|n| (n.name, n.id, n.role)).collect();
+    assert_eq!(before, after, "ids and roles are what they were, whatever the token is for");
+    // What the managers signed for themselves is replaced by what is on record, and renewed like any other.
+    let later = Clock.wall().plus(Duration::from_secs(101 * DAY.unsigned_abs()));
+    let lives_on = |node: &NodeView| node.certificate.not_after.is_some_and(|end| end > later);
+    eventually_so("everybody has a whole certificate", || world.nodes_seen_by("n1").iter().all(lives_on));
+    world.muster(&["cert", "rotate", "n1", "n2"]).ended(0);
+    world.all_settled();
+}
+
+/// E30.
+#[test]
+fn nodes_that_come_back_at_another_address_keep_identity_and_seat() {
+    let mut world = World::with(3, 1);
+    let before = world.nodes_seen_by("n1");
+    // One manager; a worker; then two of the three managers at once.
+    for movers in [&["n2"][..], &["n4"], &["n2", "n3"]] {
+        for name in movers {
+            world.node(name).stop();
+        }
+        for name in movers {
+            let node = world.node(name);
+            node.listen = free_address().expect("a port is free");
+            node.start(&[]);
+        }
+        for name in movers {
+            let now = world.node(name).ready().listen;
+            eventually_so("the cluster knows where it is", || {
+                world.seen("n1", name).is_some_and(|node| node.addr == now)
+            });
+        }
+        world.all_settled();
+    }
+    world.muster(&["node", "update", "n4", "--label-add", "written=after"]).ended(0);
+    for old in before {
+        let new = world.seen("n1", old.name.as_str()).expect("it is a node");
+        assert_eq!((new.id, seat_of(&new)), (old.id, seat_of(&old)), "{}", old.name);
+    }
+    let addresses = world.answer("n1", Request::RaftStatus { fresh: true })["members"].to_string();
+    for name in ["n1", "n2", "n3"] {
+        assert!(addresses.contains(&world.node(name).listen.to_string()), "{name}: {addresses}");
+    }
+}
