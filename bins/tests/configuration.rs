@@ -100,10 +100,10 @@ fn every_flag_has_its_variable() {
     let help = musterd(&["--help"], &[]).stdout;
     let flags = help.matches("\n      --").count() + help.matches("\n  -").count();
     let variables = help.matches("[env: MUSTER_").count();
-    // Help, version and --print-config are what one does, not what one configures.
+    // Help, version, --print-config, recovery, its plan and a restore are what one does, not what one configures.
     assert_eq!(
         (flags, variables),
-        (env.len() + 1 + 3, env.len() + 1),
+        (env.len() + 1 + 6, env.len() + 1),
         "the configuration file is the one more\n{help}"
     );
     for (variable, _, _) in env {
