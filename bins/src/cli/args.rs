@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn commands_of_later_issues_do_not_exist() {
-        for line in ["autolock on", "unlock", "ca rotate", "backup x", "wait-ready"] {
+        for line in ["autolock on", "unlock", "ca rotate", "wait-ready"] {
             assert!(parse(&format!("muster {line}")).is_err(), "{line}");
         }
     }

@@ -168,7 +168,7 @@ fn own_ips(advertise: &str) -> Vec<IpAddr> {
     ip.into_iter().filter(|ip| !ip.is_unspecified()).collect()
 }
 
-fn raft_data(
+pub(super) fn raft_data(
     config: &Config,
     memory: &NodeMemory,
     credentials: &NodeCredentials,

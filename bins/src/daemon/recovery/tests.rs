@@ -211,6 +211,23 @@ fn a_restore_wants_an_empty_directory_and_a_whole_file() {
     assert!(machine.memory.store().load_credentials().unwrap().is_none());
 }
 
+/// It fetched its certificate, and died before its manager half had stopped.
+#[test]
+fn data_of_an_older_incarnation_than_the_certificate_are_set_aside_at_the_start() {
+    use crate::daemon::boot::{RaftData, raft_data};
+    let machine = Machine::manager();
+    machine.memory.update(|node| node.held_seat = Some(RaftId(1))).unwrap();
+    let found = |credentials| raft_data(&machine.config, &machine.memory, &credentials, false).unwrap().0;
+    let old = machine.memory.store().load_credentials().unwrap().unwrap();
+    assert_eq!(found(old.clone()), RaftData::Present);
+    let mut new = old;
+    new.identity.incarnation = new.identity.incarnation.next();
+    assert_eq!(found(new), RaftData::None, "not a loss: nobody is to miss that seat");
+    assert_eq!(machine.memory.load().unwrap().held_seat, None);
+    let aside = survey_of(&machine.config.data_dir.join(FENCED)).unwrap();
+    assert_eq!(aside.seat, RaftId(1), "it may be the better copy");
+}
+
 #[test]
 fn a_manager_whose_certificate_expired_signs_for_itself_and_for_nobody_else() {
     let machine = Machine::manager();
