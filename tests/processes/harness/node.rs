@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,8 @@ use muster::cli::dev::process::{ProcessId, Ready, free_address};
 use muster::cli::parent;
 use rustix::process::Signal;
 
-use super::{MUSTERD, PATIENCE, eventually};
+use super::network::Known;
+use super::{MUSTERD, Network, PATIENCE, eventually};
 
 /// By then a process has ended by itself: an orderly stop is given 10 s, and a busy machine as much again.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
@@ -34,6 +36,8 @@ pub struct Node {
     settings: String,
     /// Where its metrics are.
     pub metrics: Option<String>,
+    /// See [`Node::behind`].
+    door: Option<(SocketAddr, Arc<Known>)>,
 }
 
 struct Running {
@@ -55,7 +59,19 @@ impl Node {
             disk_hangs_while: None,
             settings: settings.to_owned(),
             metrics: None,
+            door: None,
         }
+    }
+
+    /// From now on it advertises a door of this network.
+    pub fn behind(mut self, network: &Network) -> Self {
+        self.door = Some((network.door(&self.name, self.listen), network.known()));
+        self
+    }
+
+    /// Where others reach it.
+    pub fn address(&self) -> SocketAddr {
+        self.door.as_ref().map_or(self.listen, |(door, _)| *door)
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -87,6 +103,7 @@ impl Node {
         let mut command = Command::new(MUSTERD);
         command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
         command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);
+        command.args(["--advertise", &self.address().to_string()]);
         self.spawn(command)
     }
 
@@ -99,6 +116,9 @@ impl Node {
         let mut child = command.spawn().expect("musterd starts");
         let stdout = child.stdout.take().expect("stdout is piped");
         let id = ProcessId::of(child.id()).unwrap_or(ProcessId { pid: 0, started: 0 });
+        if let Some((_, known)) = &self.door {
+            known.runs(&self.name, id.pid);
+        }
         let (tell, hear) = channel();
         std::thread::spawn(move || {
             BufReader::new(stdout).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
