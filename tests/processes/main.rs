@@ -2,12 +2,14 @@
 
 mod actors;
 mod by_hand;
+mod chaos;
 mod commands;
 mod credentials;
 mod dev;
 mod election;
 mod example;
 mod feature_level;
+mod fleet;
 mod gates;
 mod harness;
 mod history;

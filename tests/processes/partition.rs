@@ -50,7 +50,7 @@ fn a_leader_that_is_cut_off_says_who_is_missing_and_returns_without_deposing_any
     let others: Vec<&str> = MANAGERS.into_iter().filter(|name| *name != leader).collect();
     let node = world.seen("n1", "n1").expect("n1 is a node").id;
     let sockets = |names: &[&str]| -> Vec<PathBuf> { names.iter().map(|name| world.socket(name)).collect() };
-    let history = History::new();
+    let history = History::new("r");
     let (minority, majority) = (sockets(&[&leader]), sockets(&others));
     let clients = Clients::start(&history, node, vec![minority.clone(), majority.clone(), majority]);
     let writes = |client: usize| {
@@ -102,7 +102,7 @@ fn a_leader_that_is_cut_off_says_who_is_missing_and_returns_without_deposing_any
 fn killed_leaders_leave_one_truth() {
     let mut world = World::with(3, 0);
     let node = world.seen("n1", "n1").expect("n1 is a node").id;
-    let history = History::new();
+    let history = History::new("r");
     let sockets = MANAGERS.map(|name| world.socket(name)).to_vec();
     let from = |first: usize| -> Vec<PathBuf> { sockets.iter().cycle().skip(first).take(3).cloned().collect() };
     let clients = Clients::start(&history, node, (0..4).map(from).collect());

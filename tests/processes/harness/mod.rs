@@ -10,6 +10,7 @@ mod follower;
 mod network;
 mod node;
 mod ran;
+mod wall_clock;
 mod world;
 mod writer;
 
@@ -17,6 +18,7 @@ pub use self::follower::{Follower, WAIT_MS};
 pub use self::network::Network;
 pub use self::node::Node;
 pub use self::ran::{Front, Ran};
+pub use self::wall_clock::{WallClock, WallClocks};
 pub use self::world::World;
 pub use self::writer::{Writer, assert_kept};
 

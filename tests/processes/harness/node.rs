@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use muster::cli::dev::process::{ProcessId, Ready, free_address};
 use muster::cli::parent;
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 use super::network::Known;
 use super::{MUSTERD, Network, PATIENCE, eventually};
@@ -32,6 +32,8 @@ pub struct Node {
     level: Option<u32>,
     /// See [`Node::disk_hangs_while`].
     disk_hangs_while: Option<PathBuf>,
+    /// See [`Node::disk_may_fill`].
+    disk_may_fill: bool,
     /// Further tables of its configuration.
     settings: String,
     /// Where its metrics are.
@@ -57,6 +59,7 @@ impl Node {
             running: None,
             level: None,
             disk_hangs_while: None,
+            disk_may_fill: false,
             settings: settings.to_owned(),
             metrics: None,
             door: None,
@@ -90,6 +93,20 @@ impl Node {
         self
     }
 
+    /// From its next start on [`Node::disk_is_full`] works. Its processes are told nothing by the signal that would end them otherwise.
+    pub fn disk_may_fill(&mut self) -> &mut Self {
+        self.disk_may_fill = true;
+        self
+    }
+
+    /// Whether every write of its process to any file fails, until it is told otherwise: that of its log, too.
+    pub fn disk_is_full(&mut self, full: bool) {
+        assert!(self.disk_may_fill, "it would be ended by SIGXFSZ");
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        let limit = Rlimit { current: if full { Some(0) } else { maximum }, maximum };
+        prlimit(Pid::from_raw(self.pid()), Resource::Fsize, limit).expect("it is our child");
+    }
+
     /// Starts the daemon with these flags beside directory, name, address and configuration.
     pub fn start(&mut self, flags: &[&str]) -> &mut Self {
         assert!(self.running.is_none(), "{} runs already", self.name);
@@ -100,7 +117,10 @@ impl Node {
         let hangs = self.disk_hangs_while.as_ref().map_or_else(String::new, hangs);
         std::fs::write(&config, format!("[debug]\ncrash = true\n{level}{hangs}{}", self.settings))
             .expect("the world's folder is writable");
-        let mut command = Command::new(MUSTERD);
+        let mut command = Command::new(if self.disk_may_fill { "sh" } else { MUSTERD });
+        if self.disk_may_fill {
+            command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", MUSTERD]);
+        }
         command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
         command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);
         command.args(["--advertise", &self.address().to_string()]);
@@ -143,6 +163,11 @@ impl Node {
 
     pub fn pid(&mut self) -> i32 {
         self.process().id.pid
+    }
+
+    /// The process that serves it now.
+    pub fn process_id(&mut self) -> ProcessId {
+        self.process().id
     }
 
     /// Waits for the one line on stdout.

@@ -24,6 +24,7 @@ pub struct History(Arc<Mutex<Recorded>>);
 
 #[derive(Default)]
 struct Recorded {
+    name: String,
     /// Per key what was seen of it.
     steps: BTreeMap<String, Vec<Step>>,
     unknown: BTreeMap<String, usize>,
@@ -54,8 +55,9 @@ pub enum End {
 }
 
 impl History {
-    pub fn new() -> Self {
-        let mut recorded = Recorded::default();
+    /// Its keys begin with this: whatever is done under one history shows in no other.
+    pub fn new(name: &str) -> Self {
+        let mut recorded = Recorded { name: name.to_owned(), ..Recorded::default() };
         recorded.places = (0..KEYS).map(|_| recorded.fresh()).collect();
         Self(Arc::new(Mutex::new(recorded)))
     }
@@ -135,7 +137,7 @@ impl History {
 impl Recorded {
     fn fresh(&mut self) -> String {
         self.keys += 1;
-        let key = format!("register-{}", self.keys);
+        let key = format!("{}-{}", self.name, self.keys);
         self.steps.insert(key.clone(), Vec::new());
         key
     }
@@ -160,7 +162,7 @@ impl Recorded {
 
 #[test]
 fn a_key_with_too_much_unknown_is_given_back_and_another_takes_its_place() {
-    let history = History::new();
+    let history = History::new("r");
     let before = history.keys();
     let given_back: Vec<String> =
         (0..MOST_UNKNOWN).filter_map(|_| history.end(&history.begin_write(1), End::Unknown)).collect();
@@ -177,7 +179,7 @@ fn a_key_with_too_much_unknown_is_given_back_and_another_takes_its_place() {
 #[test]
 #[should_panic(expected = "is not one register")]
 fn an_acknowledged_write_that_is_gone_is_found() {
-    let history = History::new();
+    let history = History::new("r");
     history.end(&history.begin_write(0), End::Wrote);
     history.read_all(|_| None);
     history.assert_linearizable();
