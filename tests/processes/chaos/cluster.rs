@@ -92,6 +92,7 @@ impl Cluster {
         };
         cluster.make(vec!["--init".to_owned()]);
         cluster.world.node(WITNESS).ready();
+        cluster.machine(WITNESS).served = true;
         cluster.tokens = [Role::Worker, Role::Manager].map(|role| cluster.world.token(role));
         for role in [Role::Manager, Role::Manager, Role::Worker, Role::Worker] {
             let joins = cluster.joins(role);
