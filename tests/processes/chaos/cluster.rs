@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use muster::cli::client::Client;
 use muster_messages::wire::Request;
-use muster_messages::{Dice, Role};
+use muster_messages::{Dice, ErrorCode, Role};
 use rustix::process::Signal;
 
 use super::faults::{Deck, Fault};
@@ -138,13 +138,21 @@ impl Cluster {
         println!("{:8.3}  {what}", self.begun.elapsed().as_secs_f64());
     }
 
-    /// Asks one node for something that it may refuse; a sentence about what became of it.
-    pub fn try_to(&self, by: &str, request: Request) -> (bool, String) {
-        let mut client = Client::to_socket(self.world.socket(by), Duration::from_secs(1));
-        match self.world.wait_for(client.call(request)) {
-            Ok(_) => (true, "done".to_owned()),
-            Err(failure) => (false, format!("{}: {}", failure.code, failure.message)),
+    /// Asks for something that may be refused: somebody to whom nothing is being done, and whose socket speaks for an operator. Who that was,
+    /// and what became of it.
+    pub fn ask_a_manager(&mut self, request: &Request) -> Option<String> {
+        let mut able: Vec<String> =
+            self.machines.iter().filter(|(_, m)| !m.hurt).map(|(name, _)| name.clone()).collect();
+        while !able.is_empty() {
+            let by = able.swap_remove(self.dice.index(able.len()));
+            let mut client = Client::to_socket(self.world.socket(&by), Duration::from_secs(1));
+            return Some(match self.world.wait_for(client.call(request.clone())) {
+                Ok(_) => format!("{by}: done"),
+                Err(failure) if failure.is(ErrorCode::Forbidden) => continue, // a worker
+                Err(failure) => format!("{by}: {}: {}", failure.code, failure.message),
+            });
         }
+        None
     }
 
     /// Hurts it for a while, as often as comes to mind.
@@ -163,7 +171,7 @@ impl Cluster {
             if Instant::now() >= next {
                 let fault = self.deck.draw(&mut self.dice);
                 self.hurt(fault);
-                next = Instant::now() + Duration::from_millis(200) + self.dice.up_to(Duration::from_millis(1800));
+                next = Instant::now() + Duration::from_millis(100) + self.dice.up_to(Duration::from_millis(1200));
             }
             between_looks();
         }

@@ -106,18 +106,17 @@ impl Fault {
             }
             Fault::Promoted | Fault::Demoted => {
                 let role = if self == Fault::Promoted { Role::Manager } else { Role::Worker };
-                let (name, by) = (any(cluster, |_, _| true)?, unhurt(cluster, |_, _| true)?);
-                let (_, became) = cluster.try_to(&by, Request::SetRole { node: name.clone(), role });
-                Some(format!("{name} is to be {role}, asked of {by}: {became}"))
+                let name = any(cluster, |_, _| true)?;
+                let asked = cluster.ask_a_manager(&Request::SetRole { node: name.clone(), role })?;
+                Some(format!("{name} is to be {role}, asked of {asked}"))
             }
             Fault::Removed => {
                 if cluster.machines.len() < MOST_NODES {
                     return None;
                 }
                 let name = any(cluster, |name, machine| name != WITNESS && machine.served)?;
-                let by = unhurt(cluster, |by, _| by != name)?;
-                let (_, became) = cluster.try_to(&by, Request::NodeRemove { node: name.clone(), force: true });
-                Some(format!("{name} is to be removed, asked of {by}: {became}"))
+                let asked = cluster.ask_a_manager(&Request::NodeRemove { node: name.clone(), force: true })?;
+                Some(format!("{name} is to be removed, asked of {asked}"))
             }
             Fault::Joined => {
                 if cluster.machines.len() >= MOST_NODES {
