@@ -124,12 +124,15 @@ impl Cluster {
         }
         let operations = self.history.assert_linearizable();
         self.operations += operations;
-        let (acknowledged, managers) = (self.history.acknowledged(), managers.join(", "));
-        self.say(&format!("{managers} manage; {operations} operations, {acknowledged} writes acknowledged"));
+        let acknowledged = self.history.acknowledged();
+        self.say(&format!(
+            "{} manage; {operations} operations, {acknowledged} writes acknowledged",
+            managers.join(", ")
+        ));
         let labels = self.world.seen(WITNESS, WITNESS).expect("the witness is a node").labels;
         let remove = labels.into_keys().collect::<Vec<_>>();
         let request = Request::NodeUpdate { node: WITNESS.to_owned(), add: BTreeMap::new(), remove, generation: None };
-        self.world.answer(WITNESS, request);
+        self.world.answer(&managers[0], request);
     }
 
     /// Nobody has panicked or said that something is broken, but for those whose disk was full.
