@@ -145,7 +145,8 @@ impl Stage {
                 if fits { wave.push(hit) } else { later.push(kind) }
             }
             open = later;
-            self.wave(name, how, wave);
+            // What could not be seen is tried again.
+            open.extend(self.wave(name, how, wave));
         }
         until(&format!("everybody takes part again after {name}"), || self.furniture.all_take_part(&self.world));
         println!("{name}: {:?}", begun.elapsed());
@@ -183,9 +184,9 @@ impl Stage {
         Hit { node, path, tops }
     }
 
-    fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) {
+    /// The kinds of which not all was seen: somebody else leads by now, and the leader's actors are another's.
+    fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) -> Vec<String> {
         let mark = self.work.as_ref().map(Work::mark);
-        let begun = Instant::now();
         // Whoever is asked for the others last.
         let (api, others): (Vec<&Hit>, Vec<&Hit>) = wave.iter().partition(|hit| hit.path == "node/api");
         for hit in others.into_iter().chain(api) {
@@ -198,18 +199,13 @@ impl Stage {
         }
         let what = format!("all is well after {name} of {wave:#?}");
         let now = until(&what, || self.healed(&wave, how));
-        let healed = begun.elapsed();
         if let (Some(work), Some(mark)) = (&self.work, mark) {
             let repairs = wave.iter().any(|hit| within(&hit.path, "node/reconcilers"));
             until(&format!("work goes on after {name} of {wave:?}"), || work.goes_on(&self.world, mark, repairs));
         }
         until(&format!("the lease is kept after {name} of {wave:?}"), || self.furniture.is_kept(&self.world));
-        println!(
-            "{name}: healed after {healed:?}, all after {:?}: {:?}",
-            begun.elapsed(),
-            wave.iter().map(|h| &h.path).collect::<Vec<_>>()
-        );
         let usurped = now.term != self.rested.term && !wave.iter().any(|hit| may_cost_leadership(&hit.path, how));
+        let mut unseen = Vec::new();
         for hit in &wave {
             let kind = kind_of(&hit.path);
             if usurped {
@@ -217,10 +213,14 @@ impl Stage {
                 *times += 1;
                 assert!(*times < 3, "somebody else leads each time that {kind} fails");
             }
-            let outcome = self.outcome(hit, how, &now);
-            self.outcomes.insert((kind, name), outcome);
+            match self.outcome(hit, how, &now) {
+                Some(outcome) => drop(self.outcomes.insert((kind, name), outcome)),
+                None => unseen.push(kind),
+            }
         }
+        assert!(usurped || unseen.is_empty(), "not all was seen of {unseen:?}, and nobody else leads");
         self.rested = now;
+        unseen
     }
 
     /// Whoever cannot answer itself is asked through another.
@@ -304,9 +304,9 @@ impl Stage {
         }
     }
 
-    /// What was seen to follow, in words.
-    fn outcome(&self, hit: &Hit, how: CrashHow, now: &Picture) -> String {
-        let Some(wanted) = &hit.tops else { return words(&hit.path, None, false) };
+    /// What was seen to follow, in words. Nothing: not all that was to follow was seen.
+    fn outcome(&self, hit: &Hit, how: CrashHow, now: &Picture) -> Option<String> {
+        let Some(wanted) = &hit.tops else { return Some(words(&hit.path, None, false)) };
         let (before, tree) = (&self.rested.trees[hit.node], &now.trees[hit.node]);
         let followed: Vec<String> = wanted.iter().filter(|top| is_new(before, tree, top)).cloned().collect();
         for top in &followed {
@@ -327,7 +327,7 @@ impl Stage {
         // By its kind: now and then a member has just lost its lease.
         let kind = kind_of(&hit.path);
         let takes_children = self.kinds.iter().any(|below| *below != kind && within(below, &kind));
-        words(&hit.path, Some(&followed), takes_children)
+        (followed.len() == wanted.len()).then(|| words(&hit.path, Some(&followed), takes_children))
     }
 
     /// Everything that was under way comes to its end.
