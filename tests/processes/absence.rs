@@ -7,8 +7,7 @@ use muster_kernel::Clock;
 use muster_messages::wire::Request;
 use muster_messages::{NodeView, RaftId, Role};
 
-use crate::election::wall_clock::WallClocks;
-use crate::harness::{World, eventually_so};
+use crate::harness::{WallClocks, World, eventually_so};
 
 const DAY: i64 = 86_400;
 

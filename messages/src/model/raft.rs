@@ -45,6 +45,9 @@ pub struct RaftStatus {
     pub leading: bool,
     /// Filled while leading.
     pub progress: Vec<PeerProgress>,
+    /// While there is no leader: the other voters that have said nothing for so long that they would have campaigned. A cut network shows here
+    /// seconds before the sessions across it end.
+    pub silent: Vec<NodeId>,
 }
 
 impl Default for RaftStatus {
@@ -59,6 +62,7 @@ impl Default for RaftStatus {
             applied: Revision(0),
             leading: false,
             progress: Vec::new(),
+            silent: Vec::new(),
         }
     }
 }

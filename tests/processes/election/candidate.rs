@@ -10,7 +10,7 @@ use muster::cli::dev::process::ProcessId;
 use muster::cli::parent;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::wall_clock::WallClock;
+use crate::harness::WallClock;
 use crate::harness::{MUSTER, PATIENCE, between_looks, eventually, eventually_so};
 
 /// How a candidate is started.

@@ -3,11 +3,10 @@
 mod candidate;
 mod coordinated;
 mod fenced;
-mod played;
+pub mod played;
 mod records;
 mod rounds;
 mod server;
-pub mod wall_clock;
 
 /// What the rounds are drawn from; printed, and repeated with this variable.
 const SEED: &str = "MUSTER_SEED";

@@ -15,8 +15,7 @@ use super::candidate::{Candidate, Entry, Family, Frozen, Leftovers};
 use super::played::{Manners, Part, words};
 use super::records::{Record, Records, Thaw, one_at_a_time};
 use super::server::{Listener, tenures};
-use super::wall_clock::{WallClock, WallClocks};
-use crate::harness::{World, eventually, eventually_so};
+use crate::harness::{WallClock, WallClocks, World, eventually, eventually_so};
 
 const CANDIDATES: usize = 20;
 const ROUNDS: u32 = 200;

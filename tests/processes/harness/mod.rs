@@ -7,14 +7,18 @@
 //! The kernel ties a child to the *thread* that started it, so nodes are started from the test's own thread.
 
 mod follower;
+mod network;
 mod node;
 mod ran;
+mod wall_clock;
 mod world;
 mod writer;
 
 pub use self::follower::{Follower, WAIT_MS};
+pub use self::network::Network;
 pub use self::node::Node;
 pub use self::ran::{Front, Ran};
+pub use self::wall_clock::{WallClock, WallClocks};
 pub use self::world::World;
 pub use self::writer::{Writer, assert_kept};
 

@@ -6,14 +6,16 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use muster::cli::dev::process::{ProcessId, Ready, free_address};
 use muster::cli::parent;
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
-use super::{MUSTERD, PATIENCE, eventually};
+use super::network::Known;
+use super::{MUSTERD, Network, PATIENCE, eventually};
 
 /// By then a process has ended by itself: an orderly stop is given 10 s, and a busy machine as much again.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
@@ -30,10 +32,14 @@ pub struct Node {
     level: Option<u32>,
     /// See [`Node::disk_hangs_while`].
     disk_hangs_while: Option<PathBuf>,
+    /// See [`Node::disk_may_fill`].
+    disk_may_fill: bool,
     /// Further tables of its configuration.
     settings: String,
     /// Where its metrics are.
     pub metrics: Option<String>,
+    /// See [`Node::behind`].
+    door: Option<(SocketAddr, Arc<Known>)>,
 }
 
 struct Running {
@@ -53,9 +59,22 @@ impl Node {
             running: None,
             level: None,
             disk_hangs_while: None,
+            disk_may_fill: false,
             settings: settings.to_owned(),
             metrics: None,
+            door: None,
         }
+    }
+
+    /// From now on it advertises a door of this network.
+    pub fn behind(mut self, network: &Network) -> Self {
+        self.door = Some((network.door(&self.name, self.listen), network.known()));
+        self
+    }
+
+    /// Where others reach it.
+    pub fn address(&self) -> SocketAddr {
+        self.door.as_ref().map_or(self.listen, |(door, _)| *door)
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -74,6 +93,20 @@ impl Node {
         self
     }
 
+    /// From its next start on [`Node::disk_is_full`] works. Its processes are told nothing by the signal that would end them otherwise.
+    pub fn disk_may_fill(&mut self) -> &mut Self {
+        self.disk_may_fill = true;
+        self
+    }
+
+    /// Whether every write of its process to any file fails, until it is told otherwise: that of its log, too.
+    pub fn disk_is_full(&mut self, full: bool) {
+        assert!(self.disk_may_fill, "it would be ended by SIGXFSZ");
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        let limit = Rlimit { current: if full { Some(0) } else { maximum }, maximum };
+        prlimit(Pid::from_raw(self.pid()), Resource::Fsize, limit).expect("it is our child");
+    }
+
     /// Starts the daemon with these flags beside directory, name, address and configuration.
     pub fn start(&mut self, flags: &[&str]) -> &mut Self {
         assert!(self.running.is_none(), "{} runs already", self.name);
@@ -84,9 +117,13 @@ impl Node {
         let hangs = self.disk_hangs_while.as_ref().map_or_else(String::new, hangs);
         std::fs::write(&config, format!("[debug]\ncrash = true\n{level}{hangs}{}", self.settings))
             .expect("the world's folder is writable");
-        let mut command = Command::new(MUSTERD);
+        let mut command = Command::new(if self.disk_may_fill { "sh" } else { MUSTERD });
+        if self.disk_may_fill {
+            command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", MUSTERD]);
+        }
         command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
         command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);
+        command.args(["--advertise", &self.address().to_string()]);
         self.spawn(command)
     }
 
@@ -99,6 +136,9 @@ impl Node {
         let mut child = command.spawn().expect("musterd starts");
         let stdout = child.stdout.take().expect("stdout is piped");
         let id = ProcessId::of(child.id()).unwrap_or(ProcessId { pid: 0, started: 0 });
+        if let Some((_, known)) = &self.door {
+            known.runs(&self.name, id.pid);
+        }
         let (tell, hear) = channel();
         std::thread::spawn(move || {
             BufReader::new(stdout).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
@@ -123,6 +163,11 @@ impl Node {
 
     pub fn pid(&mut self) -> i32 {
         self.process().id.pid
+    }
+
+    /// The process that serves it now.
+    pub fn process_id(&mut self) -> ProcessId {
+        self.process().id
     }
 
     /// Waits for the one line on stdout.

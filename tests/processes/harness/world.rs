@@ -12,13 +12,15 @@ use muster_messages::{NodeListView, NodeView, Role};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Node, Ran, eventually};
+use super::{Network, Node, Ran, eventually};
 
 /// The nodes of one test. Dropped: every process is killed and the folder goes.
 pub struct World {
     nodes: BTreeMap<String, Node>,
     /// Further tables of the configuration of nodes that are made from now on.
     pub settings: String,
+    /// Through which nodes that are made from now on are reached.
+    pub network: Option<Network>,
     folder: TempDir,
     runtime: tokio::runtime::Runtime,
 }
@@ -29,6 +31,7 @@ impl World {
         Self {
             nodes: BTreeMap::new(),
             settings: String::new(),
+            network: None,
             folder: temporary_folder("test").expect("a temporary folder"),
             runtime: runtime.expect("a runtime"),
         }
@@ -36,7 +39,18 @@ impl World {
 
     /// A running cluster: n1 founds, the others join, managers first.
     pub fn with(managers: usize, workers: usize) -> Self {
+        Self::new().up(managers, workers)
+    }
+
+    /// The same, with links that can be cut.
+    pub fn with_a_network(managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
+        world.network = Some(Network::new());
+        world.up(managers, workers)
+    }
+
+    fn up(self, managers: usize, workers: usize) -> Self {
+        let mut world = self;
         world.node("n1").start(&["--init"]).ready();
         for (count, role) in [(managers - 1, Role::Manager), (workers, Role::Worker)] {
             world.join_more(count, role);
@@ -47,7 +61,7 @@ impl World {
 
     /// Starts this many more nodes at once; the result is their names.
     pub fn join_more(&mut self, count: usize, role: Role) -> Vec<String> {
-        let (seed, token) = (self.node("n1").listen.to_string(), self.token(role));
+        let (seed, token) = (self.node("n1").address().to_string(), self.token(role));
         let first = self.nodes.len() + 1;
         let names: Vec<String> = (first..first + count).map(|n| format!("n{n}")).collect();
         for name in &names {
@@ -65,12 +79,20 @@ impl World {
 
     /// A node by name; made on first use, not started.
     pub fn node(&mut self, name: &str) -> &mut Node {
-        let (folder, settings) = (self.folder.path(), &self.settings);
-        self.nodes.entry(name.to_owned()).or_insert_with(|| Node::new(folder, name, settings))
+        let (folder, settings, network) = (self.folder.path(), &self.settings, &self.network);
+        self.nodes.entry(name.to_owned()).or_insert_with(|| {
+            let node = Node::new(folder, name, settings);
+            network.iter().fold(node, Node::behind)
+        })
     }
 
     pub fn socket(&self, name: &str) -> PathBuf {
         self.nodes[name].socket()
+    }
+
+    /// The network between the nodes of a world that was made with one.
+    pub fn network(&self) -> &Network {
+        self.network.as_ref().expect("this world has a network")
     }
 
     /// Everything that a node's processes have logged.

@@ -46,7 +46,7 @@ impl Source<'_> {
         if self.replica.raft.role == RaftRole::Leader {
             return self.progress(node).and_then(|p| p.acked_ago).is_some_and(|ago| ago <= REACHABLE_WITHIN);
         }
-        self.peers.contains(&node)
+        self.peers.contains(&node) && !self.replica.raft.silent.contains(&node)
     }
 
     /// NODE of the contract.

@@ -63,6 +63,9 @@ impl RaftCore {
         }
         if is.leader != INVALID_ID {
             seat.hint = None;
+        } else if was.leader != INVALID_ID {
+            seat.leaderless_since = now;
+            seat.heard_at.clear();
         }
         if was.role == StateRole::Leader && (is.role != StateRole::Leader || was.term != is.term) {
             if self.config.sabotaged().forget_proposals {

@@ -128,6 +128,9 @@ struct Seat {
     /// When a peer last acknowledged anything, in the term that we lead.
     acked: BTreeMap<u64, Moment>,
     led_since: Moment,
+    /// When a peer was last heard, and since when there is no leader, if there is none.
+    heard_at: BTreeMap<u64, Moment>,
+    leaderless_since: Moment,
     /// Snapshots on their way to a peer.
     sending: BTreeMap<u64, Moment>,
     hint: Option<Hint>,
@@ -280,6 +283,8 @@ impl RaftCore {
             incoming: None,
             acked: BTreeMap::new(),
             led_since: now,
+            heard_at: BTreeMap::new(),
+            leaderless_since: now,
             sending: BTreeMap::new(),
             hint: None,
             commit_told: 0,
@@ -412,6 +417,7 @@ impl RaftCore {
         let seat = self.seat.as_mut().expect("take_seat leaves a seat");
         self.heard.insert(packet.from, node);
         let (from, kind, index, log_term) = (packet.from.0, packet.kind, packet.index, packet.log_term);
+        seat.heard_at.insert(from, now);
         let acknowledges = packet.term == seat.raw.raft.term
             && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
         let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;

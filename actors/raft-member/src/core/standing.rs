@@ -58,6 +58,7 @@ impl RaftCore {
             applied: self.tables.revision,
             leading: leads && seat.raw.store().applied().term == raft.term,
             progress: if leads { self.progress(now) } else { Vec::new() },
+            silent: self.silent(now).filter_map(|id| self.node_of(RaftId(id))).collect(),
         }
     }
 
@@ -80,17 +81,30 @@ impl RaftCore {
         sorted.into_iter().map(peer).collect()
     }
 
+    /// The other voters that have said nothing for three election timeouts without a leader: within two each has campaigned that lives.
+    fn silent(&self, now: Moment) -> impl Iterator<Item = u64> {
+        let long = self.config.election_timeout * 3;
+        let leaderless = self.seat.iter().filter(|seat| seat.raw.raft.leader_id == INVALID_ID);
+        leaderless.flat_map(move |seat| {
+            let heard = move |id: &u64| seat.heard_at.get(id).copied().unwrap_or(seat.leaderless_since);
+            let voters = seat.raw.store().conf().voters.iter().copied();
+            voters.filter(move |id| *id != seat.id.0 && now.since(heard(id)) >= long)
+        })
+    }
+
     /// Whether a quorum of the voters is in reach, and the nodes of those that are not. A leader counts recent
-    /// acknowledgements, the others count sessions.
+    /// acknowledgements, the others count sessions in which something is heard.
     pub(super) fn missing_voters(&self, now: Moment) -> (bool, Vec<NodeId>) {
         let Some(seat) = &self.seat else { return (false, Vec::new()) };
         let voters = &seat.raw.store().conf().voters;
         let leads = seat.raw.raft.state == StateRole::Leader;
         let fresh = self.config.election_timeout;
+        let silent: Vec<u64> = self.silent(now).collect();
         let in_reach = |id: u64| {
             let heard = || seat.acked.get(&id).copied().unwrap_or(seat.led_since);
             let in_session = || self.node_of(RaftId(id)).is_some_and(|n| self.sessions.contains(&n));
-            id == seat.id.0 || if leads { now.since(heard()) < fresh } else { in_session() }
+            let speaks = || in_session() && !silent.contains(&id);
+            id == seat.id.0 || if leads { now.since(heard()) < fresh } else { speaks() }
         };
         let missing: Vec<u64> = voters.iter().copied().filter(|id| !in_reach(*id)).collect();
         let quorum = (voters.len() - missing.len()) * 2 > voters.len();
@@ -138,5 +152,5 @@ fn essence(s: &RaftStatus) -> impl PartialEq {
     let caught_up = |p: &PeerProgress| !p.voter && p.matched >= s.commit.0;
     let peers: Vec<_> =
         s.progress.iter().map(|p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p))).collect();
-    (s.raft_id, s.role, s.term, s.leader, s.leader_node, s.leading, peers)
+    (s.raft_id, s.role, s.term, s.leader, s.leader_node, s.leading, peers, s.silent.clone())
 }

@@ -65,6 +65,7 @@ impl Stage {
             applied: at,
             leading: true,
             progress: self.tables.members.values().map(progress).collect(),
+            silent: Vec::new(),
         };
         self.publish.send_replace(Arc::new(Replica { tables: self.tables.clone(), raft }));
     }

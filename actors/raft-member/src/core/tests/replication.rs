@@ -1,5 +1,5 @@
 use muster_messages::protocol::ProposeError;
-use muster_messages::{Change, CommandRefusal};
+use muster_messages::{Change, CommandRefusal, RaftRole};
 
 use super::world::*;
 
@@ -129,6 +129,27 @@ fn without_quorum_a_write_names_the_missing_managers() {
     w.run(ms(1500));
     let again = w.propose(1, label("a", "2"));
     assert_eq!(w.outcome(again), Err(ProposeError::NoQuorum { missing }));
+}
+
+/// A network that drops packets ends no session for seconds: who is missing is known by their silence, well within a caller's patience.
+#[test]
+fn who_is_cut_off_names_those_it_does_not_hear_although_its_sessions_stand() {
+    let mut w = World::cluster(7, 3);
+    w.run(ms(300));
+    for n in [2, 3] {
+        w.cut.extend([(1, n), (n, 1)]);
+    }
+    let mut missing = vec![node_id(2), node_id(3)];
+    missing.sort();
+    w.until("it steps down", |w| w.core(1).status(w.now).role != RaftRole::Leader);
+    w.run(ms(2000));
+    let status = w.core(1).status(w.now);
+    assert_eq!((status.leader, &status.silent), (None, &missing));
+    let ask = w.propose(1, label("a", "1"));
+    assert_eq!(w.outcome(ask), Err(ProposeError::NoQuorum { missing }));
+    for n in [2, 3] {
+        assert!(w.core(n).status(w.now).silent.is_empty(), "whoever has a leader looks at nobody's silence");
+    }
 }
 
 #[test]

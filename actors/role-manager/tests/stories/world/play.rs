@@ -140,6 +140,7 @@ impl World {
             applied: Revision(commit),
             leading: true,
             progress,
+            silent: Vec::new(),
         };
         self.inputs.push_back(Input::Seen(Arc::new(Replica { tables: self.tables.clone(), raft })));
     }

@@ -23,7 +23,7 @@ impl WallClocks {
     /// Compiles it: musterd needs a C compiler as well.
     pub fn new(folder: &Path) -> Self {
         let library = folder.join("wall_clock.so");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/processes/election/wall_clock.c");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/processes/harness/wall_clock.c");
         let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
         assert!(compiled.expect("there is a C compiler").success());
         Self { library, folder: folder.to_owned() }
@@ -53,7 +53,7 @@ impl WallClock {
 
 #[test]
 fn a_process_has_the_wall_clock_that_it_is_given_and_what_it_starts_has_it_too() {
-    use super::played::{self, Part};
+    use crate::election::played::{self, Part};
     use std::time::SystemTime;
 
     let folder = tempfile::tempdir().expect("a folder");

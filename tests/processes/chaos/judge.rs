@@ -1,0 +1,163 @@
+//! The calm after a storm: everything is healed, and must become as it should be.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use muster::cli::settled::{Progress, progress};
+use muster_messages::wire::Request;
+use muster_messages::{Liveness, Membership, NodeId, NodeListView, NodeView, RaftStatusView, Role};
+
+use super::cluster::{Cluster, WITNESS};
+use crate::harness::{PATIENCE, between_looks, eventually, eventually_so};
+use crate::removal::its_reason;
+
+impl Cluster {
+    /// Heals everything and waits until the cluster is as it should be; fails if it does not become so, or if anything was lost.
+    pub fn calm(&mut self) {
+        self.settle(|_| true);
+        self.notice_ends();
+        let names: Vec<String> = self.machines.keys().cloned().collect();
+        for machine in self.machines.values() {
+            machine.clock.set(0);
+        }
+        for name in names {
+            if !self.machines[&name].served {
+                self.world.node(&name).ready();
+                self.machine(&name).served = true;
+            }
+        }
+        self.let_go_of_removed_nodes();
+        let managers = self.until_it_is_well();
+        if let Some(clients) = self.clients.take() {
+            clients.stop();
+            self.judge_history(&managers);
+        }
+        self.judge_logs();
+        self.judge_files();
+    }
+
+    /// Ends every process in order.
+    pub fn end(mut self) {
+        self.say(&format!("{} storms, {} operations, {:?}", self.storms, self.operations, self.counts));
+        self.vitals.assert_no_growth();
+        for name in self.machines.keys() {
+            self.world.node(name).stop();
+        }
+    }
+
+    /// Who is a node no more has been told so, or ends because of it. Nobody else has ended.
+    fn let_go_of_removed_nodes(&mut self) {
+        let listed: BTreeSet<String> = eventually("the cluster answers", || {
+            let list = self.world.ask(WITNESS, Request::NodeList { fresh: true }).ok()?;
+            let list: NodeListView = serde_json::from_value(list).expect("a list of nodes");
+            Some(list.items.iter().map(|node| node.name.to_string()).collect())
+        });
+        let removed: Vec<String> = self.machines.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        for name in &removed {
+            if self.machines[name].ended.is_none() {
+                let reason = eventually("a removed node is told", || {
+                    let ended = !self.world.node(name).is_running();
+                    its_reason(&self.world, name).or_else(|| ended.then(|| "removed".to_owned()))
+                });
+                assert!(["blocked", "removed"].contains(&reason.as_str()), "{name} was told {reason}");
+                if self.world.node(name).is_running() {
+                    self.world.node(name).kill();
+                }
+            }
+            self.say(&format!("{name} was removed, and knows it"));
+            self.machines.remove(name);
+        }
+        for (name, machine) in &self.machines {
+            assert_eq!(machine.ended, None, "{name} is a node, and has ended:\n{}", self.world.nodes_log(name));
+        }
+    }
+
+    /// Waits until all facts agree: of each node with themselves, and of each manager with every other. The managers' names.
+    fn until_it_is_well(&self) -> Vec<String> {
+        let end = std::time::Instant::now() + PATIENCE;
+        loop {
+            match self.is_well() {
+                Ok(managers) => return managers,
+                Err(why) => assert!(std::time::Instant::now() < end, "not well within {PATIENCE:?}: {why}"),
+            }
+            between_looks();
+        }
+    }
+
+    fn is_well(&self) -> Result<Vec<String>, String> {
+        let list = self.world.ask(WITNESS, Request::NodeList { fresh: true }).map_err(|e| e.message)?;
+        let list: NodeListView = serde_json::from_value(list).expect("a list of nodes");
+        for node in &list.items {
+            let settled = progress(node, node.desired_role);
+            if settled != Progress::Settled || node.state != Liveness::Ready || !node.conditions.is_empty() {
+                let NodeView { name, state, conditions, .. } = node;
+                return Err(format!("{name} is {state:?} and {settled:?}, {conditions:?}"));
+            }
+        }
+        let managers: BTreeMap<NodeId, String> = list
+            .items
+            .iter()
+            .filter(|node| node.role == Role::Manager)
+            .map(|node| (node.id, node.name.to_string()))
+            .collect();
+        let mut leaders = BTreeSet::new();
+        for name in managers.values() {
+            let status = self.world.ask(name, Request::RaftStatus { fresh: false }).map_err(|e| e.message)?;
+            let status: RaftStatusView = serde_json::from_value(status).expect("a status");
+            let voters: BTreeSet<NodeId> =
+                status.members.iter().filter(|m| m.role == Membership::Voter).map(|m| m.node).collect();
+            if status.members.len() != voters.len() || !voters.iter().eq(managers.keys()) {
+                return Err(format!("{name}: members are not managers: {:?}, {managers:?}", status.members));
+            }
+            leaders.insert((status.leader, status.term));
+        }
+        match (leaders.len(), leaders.first()) {
+            (1, Some((Some(_), _))) => Ok(managers.into_values().collect()),
+            _ => Err(format!("not one leader in one term: {leaders:?}")),
+        }
+    }
+
+    /// What was acknowledged can be read at every manager, and all that was ever seen fits together.
+    fn judge_history(&mut self, managers: &[String]) {
+        for name in managers {
+            let node = self.world.seen(name, WITNESS).expect("the witness is a node");
+            self.history.read_all(|key| node.labels.get(key).and_then(|text| text.parse().ok()));
+        }
+        let operations = self.history.assert_linearizable();
+        self.operations += operations;
+        let acknowledged = self.history.acknowledged();
+        self.say(&format!(
+            "{} manage; {operations} operations, {acknowledged} writes acknowledged",
+            managers.join(", ")
+        ));
+        let labels = self.world.seen(WITNESS, WITNESS).expect("the witness is a node").labels;
+        let remove = labels.into_keys().collect::<Vec<_>>();
+        let request = Request::NodeUpdate { node: WITNESS.to_owned(), add: BTreeMap::new(), remove, generation: None };
+        self.world.answer(&managers[0], request);
+    }
+
+    /// Nobody has panicked or said that something is broken, but for those whose disk was full.
+    fn judge_logs(&mut self) {
+        for (name, machine) in &mut self.machines {
+            let log = self.world.nodes_log(name);
+            let new = log.get(machine.judged..).unwrap_or_default();
+            let wrong: Vec<&str> = new
+                .lines()
+                .filter(|line| line.contains("panicked at") || line.contains(" ERROR ") && !machine.disk_was_full)
+                .collect();
+            assert!(wrong.is_empty(), "{name} had trouble: {wrong:#?}");
+            machine.judged = log.len();
+            machine.disk_was_full = false;
+        }
+    }
+
+    fn judge_files(&mut self) {
+        let mut looks = Vec::new();
+        for name in self.machines.keys() {
+            let process = self.world.node(name).process_id();
+            eventually_so("connections that are over are let go of", || self.vitals.files_as_before(process));
+            let look = self.vitals.note(process);
+            looks.push(format!("{name}: {} files, {} KiB", look.files, look.kib));
+        }
+        self.say(&looks.join("; "));
+    }
+}

@@ -1,0 +1,214 @@
+//! Two hundred agents with sessions of their own, while the managers under them are restarted one after the other, and killed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use muster::cli::client::Client;
+use muster_agent::{
+    AgentConfig, AgentPorts, AgentSetup, JoinArgs, JoinConfig, NodeMemory, SessionStatus, agent_address, agent_spec,
+    join,
+};
+use muster_gateway::Dialer;
+use muster_kernel::{Intensity, Supervisor, Tree};
+use muster_messages::wire::{ActorsAsk, Request};
+use muster_messages::{ErrorBody, ErrorCode, Liveness, Membership, Name, NodeListView, Revision, Role};
+use muster_pki::IdentityStore;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::harness::{Follower, WAIT_MS, World, eventually, eventually_so};
+
+const AGENTS: usize = 200;
+const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
+
+/// The agent half of a node each, all in this process. They are the real ones, over real connections.
+struct Fleet {
+    agents: Vec<Agent>,
+    /// After the agents, whose tasks run on it.
+    runtime: Runtime,
+}
+
+struct Agent {
+    root: Supervisor,
+    ports: AgentPorts,
+    /// How long it was without a session, each time.
+    gaps: Arc<Mutex<Vec<Duration>>>,
+}
+
+impl Fleet {
+    /// Joins them all, and waits until each has a session.
+    fn join(folder: &Path, seeds: &[String], token: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let join = (0..AGENTS).map(|number| {
+            let folder = folder.join(format!("agent-{number}"));
+            runtime.spawn(Agent::join(folder, format!("agent-{number}"), seeds.to_vec(), token.to_owned()))
+        });
+        let joined: Vec<_> = join.collect();
+        let agents = runtime.block_on(join_all(joined)).into_iter().map(|agent| agent.expect("it joins")).collect();
+        let fleet = Self { agents, runtime };
+        fleet.all_have_sessions();
+        fleet
+    }
+
+    #[track_caller]
+    fn all_have_sessions(&self) {
+        eventually_so("every agent has a session", || self.agents.iter().all(|a| a.ports.session().borrow().is_some()));
+    }
+
+    /// What was measured since it was asked last: how many sessions were lost, and the longest time without one.
+    fn gaps(&self) -> (usize, Duration) {
+        let take = |agent: &Agent| std::mem::take(&mut *agent.gaps.lock().unwrap_or_else(PoisonError::into_inner));
+        let gaps: Vec<Duration> = self.agents.iter().flat_map(take).collect();
+        (gaps.len(), gaps.iter().max().copied().unwrap_or_default())
+    }
+
+    /// Says goodbye.
+    fn end(self) {
+        self.runtime.block_on(join_all(self.agents.iter().map(|agent| agent.root.shut_down())));
+    }
+}
+
+impl Agent {
+    async fn join(folder: PathBuf, name: String, seeds: Vec<String>, token: String) -> Self {
+        let memory = NodeMemory::new(IdentityStore::open(&folder).expect("the world's folder is writable"));
+        let (name, advertise, release) = (Name::sanitized(&name), "127.0.0.1:9".to_owned(), "0.1.0".to_owned());
+        let args = JoinArgs {
+            addrs: seeds.clone(),
+            token,
+            name: name.clone(),
+            advertise: advertise.clone(),
+            release: release.clone(),
+            labels: BTreeMap::new(),
+            rekey: None,
+        };
+        let joined = join(&memory, args, &JoinConfig::default(), |_| {}).await.expect("it may join");
+        let credentials = Arc::new(watch::Sender::new(Arc::new(joined.credentials)));
+        let ports = AgentPorts::new(AgentSetup {
+            config: AgentConfig::default(),
+            memory,
+            dial: Arc::new(Dialer::new(credentials.subscribe())),
+            credentials,
+            inspector: Arc::new(|_: ActorsAsk| {
+                Box::pin(async { Err(ErrorBody::new(ErrorCode::NotFound, "it has an agent and nothing else")) })
+            }),
+            name,
+            advertise,
+            release,
+            labels: BTreeMap::new(),
+            seeds,
+        });
+        let root = Supervisor::root("node", Tree::new(), Intensity::default()).await.expect("a supervisor starts");
+        root.children().start(agent_spec(agent_address(), ports.clone()));
+        let gaps = Arc::default();
+        tokio::spawn(measure(ports.session(), Arc::clone(&gaps)));
+        Self { root, ports, gaps }
+    }
+}
+
+/// Each time from the end of a session to the first view of the next.
+async fn measure(mut session: watch::Receiver<Option<SessionStatus>>, gaps: Arc<Mutex<Vec<Duration>>>) {
+    while session.wait_for(Option::is_some).await.is_ok() && session.wait_for(Option::is_none).await.is_ok() {
+        let lost = Instant::now();
+        if session.wait_for(Option::is_some).await.is_ok() {
+            gaps.lock().unwrap_or_else(PoisonError::into_inner).push(lost.elapsed());
+        }
+    }
+}
+
+/// A thread that looks at the nodes as every manager shows them, whether it has a quorum or not.
+struct Onlooker {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(usize, BTreeSet<String>)>,
+}
+
+impl Onlooker {
+    fn start(sockets: Vec<PathBuf>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let (mut looks, mut down) = (0, BTreeSet::new());
+            for socket in sockets.iter().cycle() {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                let mut client = Client::to_socket(socket, Duration::from_secs(2));
+                let seen = runtime.block_on(client.ask::<NodeListView>(Request::NodeList { fresh: false }));
+                if let Ok(list) = seen {
+                    looks += 1;
+                    let shown = list.items.into_iter().filter(|node| node.state == Liveness::Down);
+                    down.extend(shown.map(|node| node.name.to_string()));
+                }
+                std::thread::park_timeout(Duration::from_millis(50));
+            }
+            (looks, down)
+        });
+        Self { stop, thread }
+    }
+
+    /// How often it has seen all nodes, and which of them it has ever seen down.
+    fn stop(self) -> (usize, BTreeSet<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("an onlooker does not panic")
+    }
+}
+
+/// What is measured is printed (docs/performance.md). What is judged is what the cluster says.
+#[test]
+fn no_node_is_shown_down_while_managers_are_restarted_and_killed_under_two_hundred_agents() {
+    let mut world = World::new();
+    world.settings = "[gateway]\njoins_per_second = 1000\n".to_owned();
+    world.node("n1").start(&["--init"]).ready();
+    world.join_more(2, Role::Manager);
+    world.all_settled();
+    let seeds = MANAGERS.map(|name| world.node(name).address().to_string());
+    let fleet = Fleet::join(world.folder(), &seeds, &world.token(Role::Worker));
+    eventually_so("all nodes are ready", || {
+        let nodes = world.nodes_seen_by("n1");
+        nodes.len() == AGENTS + MANAGERS.len() && nodes.iter().all(|node| node.state == Liveness::Ready)
+    });
+    let (_, _) = fleet.gaps();
+    let sockets = MANAGERS.map(|name| world.socket(name)).to_vec();
+    let events = Follower::start(sockets.clone(), |since| Request::Events { since, wait_ms: WAIT_MS });
+    let onlooker = Onlooker::start(sockets);
+
+    let restarted = |world: &mut World, fleet: &Fleet, name: &str, how: &str| {
+        fleet.all_have_sessions();
+        world.node(name).start(&[]).ready();
+        eventually_so("it votes again", || {
+            let by = world.other_than(&[name]);
+            let seen = world.seen(&by, name).expect("it is a node");
+            seen.membership == Membership::Voter && seen.manager.is_some_and(|manager| manager.reachable)
+        });
+        let (lost, longest) = fleet.gaps();
+        println!("{name} {how}: {lost} sessions moved, the longest gap was {longest:?}");
+    };
+    for name in MANAGERS {
+        let leads = world.leader_seen_by(name) == name;
+        world.node(name).stop();
+        restarted(&mut world, &fleet, name, if leads { "restarted, it led" } else { "restarted" });
+    }
+    let leader = world.leader_seen_by("n1");
+    world.node(&leader).kill();
+    restarted(&mut world, &fleet, &leader, "killed, it led");
+
+    let (looks, down) = onlooker.stop();
+    assert!(down.is_empty() && looks > MANAGERS.len(), "{down:?} were shown down in {looks} looks");
+    let upto = world.answer("n1", Request::Events { since: Revision(0), wait_ms: 0 });
+    let heard = events.heard_until(upto["revision"].as_u64().expect("an answer says of which revision it is"));
+    let items = |answer: &Value| answer["items"].as_array().cloned().unwrap_or_default();
+    let told: Vec<Value> = heard.iter().flat_map(items).filter(|event| event["kind"] == "liveness").collect();
+    assert!(!told.is_empty(), "it was heard that nodes became ready");
+    assert!(told.iter().all(|event| event["after"] == "ready"), "{told:#?}");
+    let now = eventually("all answer", || world.ask("n1", Request::NodeList { fresh: true }).ok());
+    let now: NodeListView = serde_json::from_value(now).expect("a list of nodes");
+    assert!(now.items.iter().all(|node| node.state == Liveness::Ready), "{now:#?}");
+    fleet.end();
+}
