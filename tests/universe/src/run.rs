@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{Membership, Moment, NodeId, Role};
+use muster_messages::{Liveness, Membership, Moment, NodeId, Role, WallTime};
 
 use crate::breaks::Break;
 use crate::checks::{CONVERGE_1, PROPOSE_1, READ_1, WRITE_1, broken};
@@ -177,8 +177,10 @@ impl Universe {
         let later = wall.plus(Duration::from_secs(90 * 24 * 3600));
         let first = crate::agents::certificate(id, Role::Manager, None, "founder".to_owned(), later);
         self.machines[place].agent.certificate = Some(first);
+        self.machines[place].agent.issued_at = wall;
         self.model.ledger = Some(id);
         self.start_half(place, true);
+        self.start_agent(place);
         self.time.after(Duration::from_millis(5), Event::Agent { place, life: 0 });
     }
 
@@ -206,10 +208,14 @@ impl Universe {
             wall_skew: (self.dice.roll() % 4000) as i64 - 2000,
             disk: crate::disk::Disk::default(),
             agent: Agent {
+                core: None,
                 certificate: None,
-                told_demoted: false,
+                issued_at: WallTime(0),
+                told_demoted: None,
                 ended: None,
-                seen: Default::default(),
+                known: Vec::new(),
+                wanted: false,
+                wakes: None,
                 asking: None,
                 joins_as,
                 request: muster_messages::RequestId(self.dice.wide() | 1),
@@ -235,6 +241,9 @@ impl Universe {
             let machine = &self.machines[place];
             if !machine.up {
                 continue;
+            }
+            if record.liveness != Liveness::Ready || machine.agent.core.as_ref().is_none_or(|a| a.session().is_none()) {
+                return Some(format!("{} is {:?}, its agent: {:?}", machine.name, record.liveness, machine.agent.core));
             }
             let membership = tables.membership_of(record.id);
             let wanted = if record.role == Role::Manager { Membership::Voter } else { Membership::None };

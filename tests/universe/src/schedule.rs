@@ -30,6 +30,13 @@ impl<E> Ord for Entry<E> {
     }
 }
 
+/// When a core is to be woken, unless it is woken before that anyway: it says so again after each step.
+pub fn sooner(woken: &mut Option<Moment>, wakes: Option<Moment>) -> Option<Moment> {
+    let at = wakes.filter(|at| woken.is_none_or(|sooner| *at < sooner))?;
+    *woken = Some(at);
+    Some(at)
+}
+
 /// The time of the universe and its future.
 pub struct Schedule<E> {
     now: Moment,
