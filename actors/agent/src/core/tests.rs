@@ -73,6 +73,8 @@ impl World {
     fn step(&mut self, input: Input) {
         self.out.clear();
         self.agent.step(self.now, self.wall, input, &mut self.out);
+        // Whoever asks to be woken at a moment that is past is woken again and again.
+        assert!(self.agent.wake_at().is_none_or(|at| at > self.now), "{:?} at {:?}", self.agent.wake_at(), self.now);
     }
     fn after(&mut self, d: Duration) {
         self.now = self.now + d;
@@ -149,6 +151,29 @@ impl World {
 
 fn unavailable() -> ErrorBody {
     ErrorBody::new(ErrorCode::NoQuorum, "no quorum")
+}
+
+/// Its pause was over before the host had shown anything, and an agent that may not ask yet span until it did.
+#[test]
+fn a_renewal_that_is_due_before_the_first_view_waits_for_it() {
+    let mut world = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
+    world.open();
+    world.step(Input::RefusedByPeer { refusal: refusal(RefusalReason::Demoted), serial: None });
+    let asked = world.out.iter().find_map(|e| match e {
+        Effect::AskForCertificate { id, .. } => Some(*id),
+        _ => None,
+    });
+    let id = asked.expect("a demoted node asks for its certificate");
+    let failed = HostFrame::Answer { id, result: Err(ErrorBody::new(ErrorCode::Unreachable, "nobody leads")) };
+    world.step(Input::Heard { attempt: world.attempt(), frame: Box::new(failed) });
+    world.step(Input::Lost { attempt: world.attempt(), why: Loss::Broken("gone".to_owned()) });
+    while world.dialled().is_none() {
+        world.after(Duration::from_millis(20));
+    }
+    world.step(Input::Connected { attempt: world.attempt(), host: node(100) });
+    world.after(AgentConfig::default().sign_retry_cap);
+    assert!(world.agent.wake_at() > Some(world.now));
+    assert!(world.out.iter().all(|e| !matches!(e, Effect::AskForCertificate { .. })), "{:?}", world.out);
 }
 
 #[test]
