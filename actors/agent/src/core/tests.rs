@@ -158,22 +158,17 @@ fn unavailable() -> ErrorBody {
 fn a_renewal_that_is_due_before_the_first_view_waits_for_it() {
     let mut world = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
     world.open();
+    world.show(view(10, Role::Manager, 5));
     world.step(Input::RefusedByPeer { refusal: refusal(RefusalReason::Demoted), serial: None });
-    let asked = world.out.iter().find_map(|e| match e {
-        Effect::AskForCertificate { id, .. } => Some(*id),
-        _ => None,
-    });
-    let id = asked.expect("a demoted node asks for its certificate");
-    let failed = HostFrame::Answer { id, result: Err(ErrorBody::new(ErrorCode::Unreachable, "nobody leads")) };
-    world.step(Input::Heard { attempt: world.attempt(), frame: Box::new(failed) });
-    world.step(Input::Lost { attempt: world.attempt(), why: Loss::Broken("gone".to_owned()) });
-    while world.dialled().is_none() {
-        world.after(Duration::from_millis(20));
-    }
-    world.step(Input::Connected { attempt: world.attempt(), host: node(100) });
+    let (id, _) = world.sign_asked().expect("a demoted node asks for its certificate");
+    world.hear(HostFrame::Answer { id, result: Err(ErrorBody::new(ErrorCode::Unreachable, "nobody leads")) });
+    world.lose();
+    world.open();
     world.after(AgentConfig::default().sign_retry_cap);
     assert!(world.agent.wake_at() > Some(world.now));
-    assert!(world.out.iter().all(|e| !matches!(e, Effect::AskForCertificate { .. })), "{:?}", world.out);
+    assert_eq!(world.sign_asked(), None);
+    world.show(view(11, Role::Manager, 5));
+    assert!(world.sign_asked().is_some());
 }
 
 #[test]
