@@ -1,41 +1,45 @@
-//! The agent halves, reduced to what role changes depend on: a view from some manager, a certificate from the leader,
-//! a manager half that comes and goes with it, a seat that is asked for.
+//! The agent halves: their cores, what their disks keep for them, and joining; and the seat that a manager half asks for.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use muster_agent::core::{self as agent, CertificateFacts};
 use muster_cert_authority::core as authority;
-use muster_gateway::core::admission::{Admission, HereIs, admit};
-use muster_messages::protocol::Service;
-use muster_messages::wire::{SeatReply, SeatRequest};
+use muster_messages::wire::{
+    AGENT_PROTOCOL, AgentAsk, AgentFrame, AgentHello, PeerCall, Refusal, SeatReply, SeatRequest,
+};
 use muster_messages::{
-    CertIdentity, CertificateState, ClusterId, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId,
-    RefusalReason, Revision, Role, Subject, WallTime,
+    CertIdentity, ClusterId, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId, RefusalReason, Revision,
+    Role, Subject, WallTime,
 };
 use muster_role_manager::core as roles;
 
 use crate::leaders::token_secret;
 use crate::machine::{Caller, Keeper, Place, RoleAsker};
 use crate::members::CLUSTER;
+use crate::schedule::sooner;
 use crate::world::{Answered, Event, Question, Universe};
 
-/// How often an agent looks. The real one is told at once; this is as fast as a message or two.
+/// How often a machine that has not joined tries, a seat keeper looks whether its member follows anybody, and the mesh
+/// finds out whether some peer still talks to it.
 const LOOK: (u64, u64) = (60, 180);
 /// A question that is not answered by then is asked again.
 const PATIENCE: Duration = Duration::from_millis(2500);
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
 const ALONE: Duration = Duration::from_secs(3);
 
-/// What a certificate says, out of the text that stands for it.
-fn read_certificate(node: NodeId, text: &str) -> Option<CertIdentity> {
+/// The name by which all managers can be found, whatever their addresses are.
+pub const MANAGERS: &str = "managers:4400";
+
+/// What a certificate says, out of the text that stands for it; and when it was issued.
+fn read_certificate(node: NodeId, text: &str) -> Option<(CertIdentity, WallTime)> {
     let mut words = text.split(' ');
     let role: Role = words.next()?.parse().ok()?;
     let granted = Revision(words.next()?.parse().ok()?);
     let serial = words.next()?.to_owned();
     let not_after = WallTime(words.next()?.parse().ok()?);
-    Some(certificate(node, role, Some(granted), serial, not_after))
+    let issued_at = WallTime(words.next()?.parse().ok()?);
+    Some((certificate(node, role, Some(granted), serial, not_after), issued_at))
 }
 
 /// A certificate of the universe's cluster.
@@ -51,7 +55,37 @@ pub(crate) fn certificate(
 }
 
 impl Universe {
-    /// An agent looks around: at its view, at what it lacks.
+    // ---- the process ----------------------------------------------------------------------------------------------
+
+    /// The process of a machine that has joined starts its agent from what its disk has kept.
+    pub(crate) fn start_agent(&mut self, place: Place) {
+        let (seed, instance, config) = (self.dice.roll(), self.dice.roll(), self.settings.agent.clone());
+        let machine = &mut self.machines[place];
+        let Some(identity) = machine.agent.certificate.as_ref() else { return };
+        let Some(facts) = CertificateFacts::of(identity, machine.agent.issued_at) else { return };
+        let hello = AgentHello {
+            protocol: AGENT_PROTOCOL,
+            instance,
+            name: machine.name.clone(),
+            advertise: machine.addr.clone(),
+            release: "0.1.0".to_owned(),
+            labels: Default::default(),
+        };
+        let start = agent::Start {
+            told_demoted: machine.agent.told_demoted.as_ref() == Some(&facts.serial),
+            certificate: facts,
+            hello,
+            known: machine.agent.known.clone(),
+            seeds: vec![MANAGERS.to_owned()],
+            seed,
+            ended: machine.agent.ended.clone(),
+        };
+        machine.agent.core = Some(agent::Agent::new(start, config));
+        machine.agent.wakes = None;
+        self.agent_step(place, agent::Input::Woke);
+    }
+
+    /// What a process looks after by itself.
     pub(crate) fn agent(&mut self, place: Place, life: u32) {
         let machine = &self.machines[place];
         if !machine.up || machine.life != life || machine.agent.ended.is_some() {
@@ -59,93 +93,147 @@ impl Universe {
         }
         let next = self.dice.millis(LOOK.0, LOOK.1);
         self.time.after(next, Event::Agent { place, life });
-        if self.machines[place].wants_half() && self.machines[place].half.is_none() {
-            self.start_half(place, false);
-        }
         self.ask_when_alone(place);
-        let now = self.now();
-        let waiting = self.machines[place].agent.asking.is_some_and(|(_, until)| now < until);
-        let Some(host) = self.host_of(place) else { return };
+        self.look_at_a_peer(place);
         if self.machines[place].agent.certificate.is_none() {
-            if !waiting {
-                let _nobody_leads = self.question(place, host, Question::Join);
-            }
-            return;
-        }
-        if !self.admitted(place, host) {
-            return;
-        }
-        let Some(half) = self.machines[host].half.as_ref() else { return };
-        let tables = half.core.replica().tables.clone();
-        let id = self.machines[place].id;
-        let agent = &mut self.machines[place].agent;
-        let Some(record) = tables.nodes.get(&id).filter(|_| tables.revision >= agent.seen) else { return };
-        agent.seen = tables.revision;
-        let Some(certificate) = agent.certificate.as_ref() else { return };
-        let current = certificate.granted == Some(record.granted) && certificate.node() == Some((id, record.role));
-        let newer = certificate.granted.is_some_and(|g| g > record.granted);
-        let recorded = record.certificate.as_ref().filter(|c| c.serial == certificate.serial);
-        let rotates = recorded.is_some_and(|c| c.state == CertificateState::Rotate);
-        if (!current && !newer || rotates || agent.told_demoted) && !waiting {
-            let _nobody_leads = self.question(place, host, Question::Sign);
+            self.ask_to_join(place);
         }
     }
 
-    /// Some manager that this agent can reach; its own, if it likes.
-    fn host_of(&mut self, place: Place) -> Option<Place> {
+    /// Through some manager that it can reach.
+    fn ask_to_join(&mut self, place: Place) {
+        let now = self.now();
+        if self.machines[place].agent.asking.is_some_and(|(_, until)| now < until) {
+            return;
+        }
         let hosts: Vec<Place> = (0..self.machines.len())
             .filter(|p| self.machines[*p].runs() && self.machines[*p].half.is_some())
-            .filter(|p| *p == place || self.net.both_open(place, *p))
+            .filter(|p| self.net.both_open(place, *p))
             .collect();
-        self.dice.pick(&hosts)
+        let Some(host) = self.dice.pick(&hosts) else { return };
+        let leader = self.machines[host].half.as_ref().and_then(|h| h.core.replica().raft.leader_node);
+        let Some(to) = leader.and_then(|node| self.place_of(node)) else { return };
+        let ask = self.number();
+        self.machines[place].agent.asking = Some((ask, now + PATIENCE));
+        let caller = Caller { place, life: self.machines[place].life, ask };
+        self.carry_question(host, to, caller, Question::Join);
     }
 
-    fn admitted(&mut self, place: Place, host: Place) -> bool {
-        let Some(half) = self.machines[host].half.as_ref() else { return false };
-        let here = HereIs { cluster: ClusterId::from_entropy(CLUSTER), incarnation: Incarnation(1), manager: true };
-        let agent = &self.machines[place].agent;
-        let (replica, wall) = (half.core.replica(), self.wall(host));
-        let admission = admit(agent.certificate.as_ref(), Service::Agent, Some(replica), &here, wall);
-        match admission {
-            Admission::Refuse(reason, _) => {
-                let serial = agent.certificate.as_ref().map(|c| c.serial.clone()).unwrap_or_default();
-                let life = self.machines[place].life;
-                self.told(place, life, &serial, reason);
-                false
-            }
-            _ => true,
+    // ---- the core -------------------------------------------------------------------------------------------------
+
+    pub(crate) fn agent_hears(&mut self, place: Place, life: u32, input: agent::Input) {
+        if self.machines[place].life == life {
+            self.agent_step(place, input);
         }
     }
 
-    /// AGENT-5 of the agent: only these words end anything.
-    pub(crate) fn told(&mut self, place: Place, life: u32, serial: &str, reason: RefusalReason) {
-        let machine = &self.machines[place];
-        let Some(certificate) = machine.agent.certificate.as_ref().filter(|c| c.serial == serial) else { return };
-        if !machine.up || machine.life != life || machine.agent.ended.is_some() {
-            return;
+    pub(crate) fn agent_woke(&mut self, place: Place, life: u32) {
+        let machine = &mut self.machines[place];
+        if machine.life == life {
+            machine.agent.wakes = None;
+            self.agent_step(place, agent::Input::Woke);
         }
-        let (id, granted) = (machine.id, certificate.granted);
-        match reason {
-            RefusalReason::Blocked | RefusalReason::Removed => {
-                let verdict = self.checks.told(id, granted, true);
-                self.hold_to(verdict);
-                self.say(format!("n{} is told that it is {reason}", place + 1));
-                self.end_agent(place, reason);
+    }
+
+    pub(crate) fn agent_step(&mut self, place: Place, input: agent::Input) {
+        let (now, wall) = (self.clock(place), self.wall(place));
+        let machine = &mut self.machines[place];
+        let life = machine.life;
+        let Some(core) = machine.agent.core.as_mut().filter(|_| machine.up) else { return };
+        let mut effects = Vec::new();
+        core.step(now, wall, input, &mut effects);
+        let wakes = core.wake_at();
+        if let Some(at) = sooner(&mut machine.agent.wakes, wakes) {
+            let at = self.moment(place, at);
+            self.time.at(at, Event::AgentWoke { place, life });
+        }
+        for effect in effects {
+            self.perform_agent(place, effect);
+        }
+    }
+
+    fn perform_agent(&mut self, place: Place, effect: agent::Effect) {
+        match effect {
+            agent::Effect::Dial { attempt, addr } => self.dial(place, attempt, &addr),
+            agent::Effect::Send { attempt, frame } => self.agent_sends(place, attempt, *frame),
+            agent::Effect::HangUp { attempt } => self.agent_hangs_up(place, attempt),
+            agent::Effect::AskForCertificate { attempt, id, .. } => {
+                let ask = AgentAsk::Sign { csr_pem: "a request".to_owned() };
+                self.agent_sends(place, attempt, AgentFrame::Ask { id, ask });
             }
-            RefusalReason::Demoted if machine.certified() == Some(Role::Manager) && !machine.agent.told_demoted => {
-                let verdict = self.checks.told(id, granted, false);
-                self.hold_to(verdict);
+            agent::Effect::Install { id, reply } => {
+                let (life, soon) = (self.machines[place].life, self.dice.micros(300, 20_000));
+                self.time.after(soon, Event::Installed { place, life, id, text: reply.cert_pem });
+            }
+            agent::Effect::AnswerSeat { ask, result } => {
+                let asked = |h: &crate::machine::Half| h.keeper.asking == Some(ask.0);
+                if self.machines[place].half.as_ref().is_some_and(asked) {
+                    self.seat_answered(place, result);
+                }
+            }
+            agent::Effect::KeepManagers(known) => self.machines[place].agent.known = known,
+            agent::Effect::KeepTrouble(trouble) => {
+                self.judge_told(place, true);
+                self.say(format!("n{} is told that it is {:?}", place + 1, trouble.reason));
+                self.machines[place].agent.ended = Some(trouble);
+            }
+            agent::Effect::KeepDemoted(serial) => {
+                self.judge_told(place, false);
                 self.say(format!("n{} is told that it is demoted", place + 1));
-                self.machines[place].agent.told_demoted = true;
+                self.machines[place].agent.told_demoted = Some(serial);
+            }
+            agent::Effect::PublishWanted(wanted) => {
+                self.machines[place].agent.wanted = wanted.wanted;
                 self.manager_half(place);
             }
-            _ => {}
+            agent::Effect::PublishSession(session) => {
+                self.totals.add("sessions opened", u64::from(session.is_some()));
+            }
+            agent::Effect::PublishTrouble(_) | agent::Effect::Note(_) => {}
         }
     }
 
-    fn end_agent(&mut self, place: Place, reason: RefusalReason) {
-        self.machines[place].agent.ended = Some(reason);
-        self.manager_half(place);
+    fn judge_told(&mut self, place: Place, removed: bool) {
+        let machine = &self.machines[place];
+        let granted = machine.agent.certificate.as_ref().and_then(|c| c.granted);
+        let verdict = self.checks.told(machine.id, granted, removed);
+        self.hold_to(verdict);
+    }
+
+    /// A manager has refused the manager half, for what its certificate says.
+    pub(crate) fn told(&mut self, place: Place, life: u32, serial: String, reason: RefusalReason) {
+        let message = "refused by a peer".to_owned();
+        let refusal = Refusal { reason, message, managers: Vec::new(), retry_after_ms: None };
+        self.agent_hears(place, life, agent::Input::RefusedByPeer { refusal, serial: Some(serial) });
+    }
+
+    /// A certificate has come, and is on disk.
+    pub(crate) fn installed(&mut self, place: Place, life: u32, id: u64, text: &str) {
+        if !self.machines[place].up || self.machines[place].life != life {
+            return;
+        }
+        match self.keep_certificate(place, text) {
+            Some(facts) => self.agent_step(place, agent::Input::Installed(facts)),
+            None => {
+                self.agent_step(place, agent::Input::InstallFailed(format!("the answer to {id} is no certificate")))
+            }
+        }
+    }
+
+    fn keep_certificate(&mut self, place: Place, text: &str) -> Option<CertificateFacts> {
+        let id = self.machines[place].id;
+        let (certificate, issued_at) = read_certificate(id, text)?;
+        let (_, role) = certificate.node()?;
+        let granted = certificate.granted.unwrap_or_default();
+        let facts = CertificateFacts::of(&certificate, issued_at)?;
+        self.totals.count("certificates issued");
+        let verdict = self.checks.certified(id, role, granted);
+        self.hold_to(verdict);
+        self.say(format!("n{} gets a certificate as {role}, granted at {granted}", place + 1));
+        let agent = &mut self.machines[place].agent;
+        agent.certificate = Some(certificate);
+        agent.issued_at = issued_at;
+        Some(facts)
     }
 
     /// Starts or stops the manager half. Data left from one that stopped is worthless.
@@ -164,125 +252,103 @@ impl Universe {
 
     // ---- questions to the leader ----------------------------------------------------------------------------------
 
-    /// Sends a question by way of the host to whom it takes for the leader.
-    fn question(&mut self, place: Place, host: Place, question: Question) -> Option<u64> {
+    /// Sends a question of this host to whom it takes for the leader.
+    pub(crate) fn question(&mut self, host: Place, question: Question) -> Option<u64> {
         let leader = self.machines[host].half.as_ref().and_then(|h| h.core.replica().raft.leader_node);
         let to = leader.and_then(|node| self.place_of(node))?;
         let ask = self.number();
-        let until = self.now() + PATIENCE;
-        match &question {
-            Question::Seat(_) => {
-                if let Some(half) = self.machines[place].half.as_mut() {
-                    half.keeper.asking = Some(ask);
-                }
-            }
-            _ => self.machines[place].agent.asking = Some((ask, until)),
-        }
-        let lost = !(host == to || self.net.both_open(host, to)) || self.dice.chance(self.net.weather.loss);
-        if !lost {
-            let caller = Caller { place, life: self.machines[place].life, ask };
-            let delay = self.net.weather.slow + self.dice.micros(150, 2500);
-            self.time.after(delay, Event::Question { to, caller, question: Box::new(question) });
-        }
+        let caller = Caller { place: host, life: self.machines[host].life, ask };
+        self.carry_question(host, to, caller, question);
         Some(ask)
     }
 
+    fn carry_question(&mut self, host: Place, to: Place, caller: Caller, question: Question) {
+        let lost = !(host == to || self.net.both_open(host, to)) || self.dice.chance(self.net.weather.loss);
+        if !lost {
+            let delay = self.net.weather.slow + self.dice.micros(150, 2500);
+            self.time.after(delay, Event::Question { to, caller, question: Box::new(question) });
+        }
+    }
+
     pub(crate) fn questioned(&mut self, to: Place, caller: Caller, question: Question) {
-        let asks = roles::AskId(caller.ask);
-        let from = &self.machines[caller.place];
-        let (node, addr, certificate) = (from.id, from.addr.clone(), from.agent.certificate.clone());
-        let observed = Some(SocketAddr::from((Ipv4Addr::new(10, 0, 0, caller.place as u8 + 1), 4400)));
         let unreachable = ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead");
         match question {
-            Question::Seat(request) => match self.roles(to) {
+            Question::Call(PeerCall::Seat { node, request }) => match self.roles(to) {
                 Some(roles) => {
-                    roles.asks.insert(asks, RoleAsker::Seat(caller));
-                    self.roles_step(to, roles::Input::Knocked { ask: asks, node, request });
+                    let ask = roles::AskId(caller.ask);
+                    roles.asks.insert(ask, RoleAsker::Seat(caller));
+                    self.roles_step(to, roles::Input::Knocked { ask, node, request });
                 }
-                None => {
-                    let half = self.machines[caller.place].half.as_ref().map_or(0, |h| h.number);
-                    self.reply(to, caller, Answered::Seat { half, result: Err(unreachable) });
-                }
+                None => self.reply(to, caller, Answered::Seat(Err(unreachable))),
             },
-            Question::Sign if self.holds.certificates => {}
-            Question::Join | Question::Sign => {
-                let key = self.key.clone();
+            Question::Call(PeerCall::SignNode { .. }) if self.holds.certificates => {}
+            Question::Call(PeerCall::SignNode { identity, observed_addr, .. }) => {
+                let (observed, key) = (observed_addr.parse().ok(), self.key.clone());
+                self.wish_for(to, caller, authority::Wish::Node(authority::NodeWish { identity, observed, key }));
+            }
+            Question::Call(_) => {}
+            Question::Join => {
                 let from = &self.machines[caller.place];
-                let wish = match certificate {
-                    Some(identity) => authority::Wish::Node(authority::NodeWish { identity, observed, key }),
-                    None => authority::Wish::Join(Box::new(authority::JoinWish {
-                        request: from.agent.request,
-                        node,
-                        secret: token_secret(from.agent.joins_as),
-                        name: from.name.clone(),
-                        addr,
-                        release: "0.1.0".to_owned(),
-                        labels: Default::default(),
-                        observed,
-                        key,
-                        rekey: false,
-                    })),
-                };
-                match self.authority(to) {
-                    Some(authority) => {
-                        let ask = authority::AskId(caller.ask);
-                        authority.asks.insert(ask, caller);
-                        self.authority_step(to, authority::Input::Asked(ask, wish));
-                    }
-                    None => self.reply(to, caller, Answered::Certificate(Err(unreachable))),
-                }
+                let wish = authority::Wish::Join(Box::new(authority::JoinWish {
+                    request: from.agent.request,
+                    node: from.id,
+                    secret: token_secret(from.agent.joins_as),
+                    name: from.name.clone(),
+                    addr: from.addr.clone(),
+                    release: "0.1.0".to_owned(),
+                    labels: Default::default(),
+                    observed: Some(Self::seen_at(caller.place)),
+                    key: self.key.clone(),
+                    rekey: false,
+                }));
+                self.wish_for(to, caller, wish);
+            }
+        }
+    }
+
+    fn wish_for(&mut self, to: Place, caller: Caller, wish: authority::Wish) {
+        match self.authority(to) {
+            Some(authority) => {
+                let ask = authority::AskId(caller.ask);
+                authority.asks.insert(ask, caller);
+                self.authority_step(to, authority::Input::Asked(ask, wish));
+            }
+            None => {
+                let unreachable = ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead");
+                self.reply(to, caller, Answered::Certificate(Err(unreachable)));
             }
         }
     }
 
     pub(crate) fn answered(&mut self, to: Caller, answer: Answered) {
         let machine = &self.machines[to.place];
-        if !machine.up || machine.life != to.life {
+        if !machine.up || machine.life != to.life || self.call_ended(to.place, to.ask, &answer) {
             return;
         }
-        match answer {
-            Answered::Certificate(result) => {
-                if machine.agent.asking.is_none_or(|(ask, _)| ask != to.ask) {
-                    return;
-                }
-                self.machines[to.place].agent.asking = None;
-                self.certificate_came(to.place, result);
-            }
-            Answered::Seat { half, result } => {
-                let current = machine.half(half).is_some_and(|h| h.keeper.asking == Some(to.ask));
-                if current {
-                    self.seat_answered(to.place, result);
-                }
-            }
+        let joins = self.machines[to.place].agent.asking.is_some_and(|(ask, _)| ask == to.ask);
+        if let Answered::Certificate(result) = answer
+            && joins
+        {
+            self.machines[to.place].agent.asking = None;
+            self.joined(to.place, result);
         }
     }
 
-    fn certificate_came(&mut self, place: Place, result: Result<String, ErrorBody>) {
-        let id = self.machines[place].id;
+    fn joined(&mut self, place: Place, result: Result<String, ErrorBody>) {
         match result {
-            Ok(text) => {
-                let Some(certificate) = read_certificate(id, &text) else { return };
-                let Some((_, role)) = certificate.node() else { return };
-                let granted = certificate.granted.unwrap_or_default();
-                self.totals.count("certificates issued");
-                if self.machines[place].agent.certificate.is_none() {
+            Ok(text) if self.machines[place].agent.certificate.is_none() => {
+                if self.keep_certificate(place, &text).is_some() {
                     self.totals.count("nodes joined");
+                    self.start_agent(place);
                 }
-                let verdict = self.checks.certified(id, role, granted);
-                self.hold_to(verdict);
-                self.say(format!("n{} gets a certificate as {role}, granted at {granted}", place + 1));
-                let agent = &mut self.machines[place].agent;
-                agent.certificate = Some(certificate);
-                agent.told_demoted = false;
-                self.manager_half(place);
             }
             Err(error) if matches!(error.code, ErrorCode::Removed | ErrorCode::Blocked) => {
-                let granted = self.machines[place].agent.certificate.as_ref().and_then(|c| c.granted);
-                let verdict = self.checks.told(id, granted, true);
-                self.hold_to(verdict);
-                self.end_agent(place, RefusalReason::Removed);
+                // It may try for ever; here it has heard enough.
+                let (message, at) = (error.message, self.wall(place));
+                let reason = muster_agent::TroubleReason::Removed;
+                self.machines[place].agent.ended = Some(muster_agent::NodeTrouble::new(reason, message, at));
             }
-            Err(_) => {}
+            _ => {}
         }
     }
 
@@ -300,11 +366,12 @@ impl Universe {
         let held = if lost.is_some() { self.machines[place].disk.held } else { h.keeper.holds };
         let advertise = self.machines[place].addr.clone();
         let request = SeatRequest { advertise, held, data_lost: lost, feature_level: FEATURE_LEVEL };
-        let asked = self.host_of(place).and_then(|host| self.question(place, host, Question::Seat(request)));
-        match asked {
-            Some(ask) => self.time.after(PATIENCE, Event::AskSeat { place, half, unanswered: Some(ask) }),
-            None => self.ask_again(place, FIRST_PAUSE * 4),
+        let ask = self.number();
+        if let Some(h) = self.machines[place].half_mut(half) {
+            h.keeper.asking = Some(ask);
         }
+        self.time.after(PATIENCE, Event::AskSeat { place, half, unanswered: Some(ask) });
+        self.agent_step(place, agent::Input::RequestSeat { ask: agent::AskId(ask), request });
     }
 
     /// A member that follows nobody for so long may have lost its seat without hearing of it.

@@ -63,7 +63,7 @@ impl Universe {
                 let not_after = profile.now.plus(profile.lifetime);
                 let granted = profile.granted.unwrap_or_default();
                 // What a node reads out of its certificate.
-                let cert_pem = format!("{} {granted} {serial} {}", profile.role, not_after.0);
+                let cert_pem = format!("{} {granted} {serial} {} {}", profile.role, not_after.0, profile.now.0);
                 let signed = Signed { cert_pem, serial, not_after };
                 self.authority_step(place, authority::Input::Signed(step, Ok(signed)));
             }

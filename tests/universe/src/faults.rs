@@ -50,7 +50,7 @@ impl Universe {
         let next = self.dice.millis(150, 1400);
         self.time.after(next, Event::Fault);
         let place = self.dice.below(self.machines.len());
-        match self.dice.below(30) {
+        match self.dice.below(31) {
             0..=2 => self.crash_for_a_while(place, false),
             3..=5 => self.crash_for_a_while(place, true),
             6 => self.crash_leader(),
@@ -69,7 +69,8 @@ impl Universe {
             24 => self.outdated(),
             25 => self.brownout(),
             26..=28 => self.rotate(),
-            _ => self.outdated_seat(),
+            29 => self.outdated_seat(),
+            _ => self.crash_a_dispatcher(),
         }
     }
 
@@ -85,8 +86,11 @@ impl Universe {
         self.totals.count(if power { "fault: power lost" } else { "fault: process killed" });
         let now = self.now();
         self.drop_half(place, !power);
+        self.lines_end(place, false, !power);
         let machine = &mut self.machines[place];
         machine.up = false;
+        machine.agent.core = None;
+        machine.agent.wanted = false;
         machine.thaws = None;
         machine.life += 1;
         machine.silent_since.get_or_insert(now);
@@ -109,7 +113,6 @@ impl Universe {
         machine.up = true;
         machine.clock = clock;
         machine.agent.asking = None;
-        machine.agent.seen = Default::default();
         machine.disk.pace = Pace::Good;
         if moves {
             let port = 4401 + self.dice.below(200);
@@ -120,6 +123,7 @@ impl Universe {
         self.say(format!("{name} starts{}", if moves { " at another address" } else { "" }));
         let soon = self.dice.millis(1, 30);
         self.time.after(soon, Event::Agent { place, life });
+        self.start_agent(place);
     }
 
     fn crash_for_a_while(&mut self, place: Place, power: bool) {
@@ -321,6 +325,13 @@ impl Universe {
         if let Some(place) = self.leading() {
             self.totals.count("fault: cert authority crashed");
             self.crash_authority(place);
+        }
+    }
+
+    fn crash_a_dispatcher(&mut self) {
+        if let Some(place) = self.leading() {
+            self.totals.count("fault: dispatcher crashed");
+            self.crash_dispatcher(place);
         }
     }
 

@@ -1,22 +1,22 @@
-//! What runs while a member leads: role manager, certificate authority, and a dispatcher reduced to liveness.
+//! What runs while a member leads: role manager, certificate authority, dispatcher, the clock of the leases.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_cert_authority::core as authority;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, Liveness, Name, NodeRecord,
-    Principal, Revision, Role, Secret, Token, WaitReason, WallTime,
+    Change, ClusterId, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, Name, NodeRecord, Principal,
+    Revision, Role, Secret, Token, WaitReason, WallTime,
 };
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles};
+use muster_sessions::core::dispatcher;
 
 use crate::machine::{Asker, Caller, Leader, Place};
 use crate::world::{Answered, Event, Universe};
 
-const DISPATCH: Duration = Duration::from_millis(500);
-/// A node that nobody heard for this long is down. Shorter than the real thing, as everything in a universe's minute.
-const SILENCE: Duration = Duration::from_secs(4);
+/// How often what waits is counted.
+const TALLY: Duration = Duration::from_millis(500);
 const TOKENS: [Role; 2] = [Role::Worker, Role::Manager];
 
 /// The secret of the token for a role.
@@ -36,8 +36,8 @@ impl Universe {
                 slot: None,
                 roles: None,
                 authority: None,
+                dispatch: None,
                 clock: None,
-                heard: BTreeMap::new(),
             });
             let number = half.number;
             if let Some(term) = wanted {
@@ -50,6 +50,7 @@ impl Universe {
             let (half, soon) = (half.number, self.dice.micros(0, 1500));
             self.time.after(soon, Event::Look { place, half });
         }
+        self.hosts_look_soon(place);
         self.keep_seat(place, replica.raft.raft_id);
     }
 
@@ -61,7 +62,8 @@ impl Universe {
         }
         self.roles_back(place, half);
         self.authority_back(place, half);
-        self.time.after(DISPATCH, Event::Dispatch { place, half });
+        self.dispatcher_back(place, half);
+        self.time.after(TALLY, Event::Tally { place, half });
     }
 
     fn founding(&self, place: Place) -> Command {
@@ -115,49 +117,21 @@ impl Universe {
         if h.leader.is_some() {
             self.roles_step(place, roles::Input::Seen(replica.clone()));
             self.authority_step(place, authority::Input::Copy(replica.tables.clone()));
+            self.dispatcher_step(place, dispatcher::Input::Copy(replica.tables.clone()));
             self.clock_step(place, muster_elections::core::keeper::Input::Copy(replica));
         }
     }
 
-    // ---- liveness -------------------------------------------------------------------------------------------------
-
-    /// Who was heard, by the leader or by a manager that the leader hears.
-    pub(crate) fn dispatch(&mut self, place: Place, half: u32) {
-        let now = self.now();
+    /// How often demotions wait for a quorum.
+    pub(crate) fn tally(&mut self, place: Place, half: u32) {
+        if self.machines[place].half(half).is_none_or(|h| h.leader.is_none()) {
+            return;
+        }
         let waits = self
             .roles(place)
             .is_some_and(|r| r.core.queues().iter().any(|(_, p)| p.reason == WaitReason::QuorumAtRisk));
         self.totals.add("waits for quorum", u64::from(waits));
-        let Some(h) = self.machines[place].half(half) else { return };
-        if h.leader.is_none() {
-            return;
-        }
-        let tables = h.core.tables().clone();
-        let mut news = Vec::new();
-        for record in tables.nodes.values() {
-            let Some(to) = self.place_of(record.id) else { continue };
-            let heard = self.machines[to].runs() && self.reaches(place, to);
-            let heard_at = self.machines[place].half.as_mut().and_then(|h| h.leader.as_mut()).map(|l| {
-                let at = l.heard.entry(record.id).or_insert(now);
-                if heard {
-                    *at = now;
-                }
-                *at
-            });
-            let is = match heard_at {
-                Some(at) if now.since(at) >= SILENCE => Liveness::Down,
-                _ if heard => Liveness::Ready,
-                _ => continue,
-            };
-            if is != record.liveness {
-                news.push(Change::SetLiveness { node: record.id, liveness: is });
-            }
-        }
-        for change in news {
-            let command = Command::idempotent(self.wall(place), Principal::Operator, "liveness").change(change);
-            self.propose(place, Asker::House, command, Duration::from_secs(2));
-        }
-        self.time.after(DISPATCH, Event::Dispatch { place, half });
+        self.time.after(TALLY, Event::Tally { place, half });
     }
 
     /// Directly, or through a manager between them.

@@ -1,13 +1,15 @@
-//! The simulated universe: the real cores of raft member, role manager and certificate authority, and the gateway's
-//! decisions, over a simulated network, clock and disk. One seed, one universe: it can be had again.
+//! The simulated universe: whole nodes, of the real cores of agent, sessions, dispatcher, certificate authority, role manager,
+//! raft member and elections, and the gateway's decisions, over a simulated network, clocks and disks. One seed, one universe:
+//! it can be had again.
 //!
 //! - [`run`]: one random universe: a cluster grows, is used and hurt, is healed, and must settle.
 //! - [`run_leases`], [`run_gates`]: random universes with many candidates for leases, and with a fleet under release gates.
 //! - [`Universe`] with the verbs of `story`: a calm universe in which exactly what is told goes wrong.
 //! - [`Break`]: promises broken on purpose. The invariants are listed in `docs/invariants.md`.
 //!
-//! What is simulated is what a core cannot see: sessions between agents and managers are reduced to their effects,
-//! and connections to packets that arrive, late, twice, out of order or not at all.
+//! What is simulated is what a core cannot see: lines between agents and hosts keep the order and break; the mesh is packets
+//! that arrive, late, twice, out of order or not at all. The seat keeper and the switch of the manager half are told in a few
+//! words (`agents`): they belong to the daemon.
 
 mod agents;
 mod authority;
@@ -17,9 +19,12 @@ mod checks;
 mod clients;
 mod dice;
 mod disk;
+mod dispatch;
 mod faults;
 mod fleet;
+mod hosts;
 mod leaders;
+mod lines;
 mod machine;
 mod members;
 mod model;

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use muster_agent::NodeTrouble;
+use muster_agent::core as agent;
 use muster_cert_authority::core as authority;
-use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RefusalReason, RequestId, Revision, Role, Term};
+use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RequestId, Revision, Role, Term, WallTime};
 use muster_raft_member::core::RaftCore;
 use muster_role_manager::core as roles;
+use muster_sessions::core::dispatcher;
 
 use muster_elections::core::keeper::ReadId;
 
@@ -14,6 +17,7 @@ use crate::candidates::{Asked, Clock};
 use crate::clients::{OpNumber, Try};
 use crate::disk::Disk;
 use crate::fleet;
+use crate::hosts::Hosts;
 use crate::model::Floor;
 
 /// A machine's place in the universe.
@@ -39,17 +43,24 @@ pub struct Machine {
     pub silent_since: Option<Moment>,
 }
 
-/// The agent half, reduced to what the manager half depends on.
+/// The agent half: its core, and what its disk keeps for the next one.
 #[derive(Clone, Debug)]
 pub struct Agent {
+    /// `None`: it has not joined yet, or its process is down.
+    pub core: Option<agent::Agent>,
     /// `None`: it has not joined yet.
     pub certificate: Option<CertIdentity>,
-    pub told_demoted: bool,
+    pub issued_at: WallTime,
+    /// The serial of the certificate that was called demoted.
+    pub told_demoted: Option<String>,
     /// Out for good.
-    pub ended: Option<RefusalReason>,
-    /// The newest view.
-    pub seen: Revision,
-    /// The question on its way, and when it counts as lost.
+    pub ended: Option<NodeTrouble>,
+    /// The managers it remembers.
+    pub known: Vec<String>,
+    /// Whether the manager half should run, as the core says.
+    pub wanted: bool,
+    pub wakes: Option<Moment>,
+    /// The request to join that is on its way, and when it counts as lost.
     pub asking: Option<(u64, Moment)>,
     /// For the join request, which is repeated under one id.
     pub joins_as: Role,
@@ -63,6 +74,7 @@ pub struct Half {
     pub asks: BTreeMap<u64, Asker>,
     pub keeper: Keeper,
     pub leader: Option<Leader>,
+    pub hosts: Hosts,
     /// A look of the leader's actors at the newest copy is scheduled.
     pub look_due: bool,
     /// A turn of the core is due.
@@ -89,9 +101,14 @@ pub struct Leader {
     pub slot: Option<roles::Checkpoint>,
     pub roles: Option<Roles>,
     pub authority: Option<Authority>,
+    pub dispatch: Option<Dispatch>,
     pub clock: Option<Clock>,
-    /// When each node was last heard, by anybody.
-    pub heard: BTreeMap<NodeId, Moment>,
+}
+
+pub struct Dispatch {
+    pub incarnation: u32,
+    pub core: dispatcher::Dispatcher,
+    pub wakes: Option<Moment>,
 }
 
 pub struct Roles {
@@ -144,6 +161,10 @@ pub enum Asker {
     FleetWrite {
         wave: u64,
     },
+    Dispatch {
+        incarnation: u32,
+        batch: dispatcher::BatchId,
+    },
     ClockRead {
         incarnation: u32,
         read: ReadId,
@@ -174,9 +195,7 @@ impl Machine {
     pub fn certified(&self) -> Option<Role> {
         Some(self.agent.certificate.as_ref()?.node()?.1)
     }
-    /// AGENT-7 of the agent: the manager half is wanted exactly then.
     pub fn wants_half(&self) -> bool {
-        let manager = self.certified() == Some(Role::Manager);
-        self.up && manager && !self.agent.told_demoted && self.agent.ended.is_none()
+        self.up && self.agent.wanted
     }
 }

@@ -12,6 +12,7 @@ use muster_raft_member::core::{Answer, Batch, Input, Notice, Outbound, OutboundS
 use crate::breaks::Break;
 use crate::checks::{PROPOSE_1, broken};
 use crate::disk::Progress;
+use crate::hosts::Hosts;
 use crate::machine::{Asker, Half, Keeper, Place};
 use crate::world::{Event, Mail, Universe};
 
@@ -40,6 +41,9 @@ impl Universe {
         };
         self.halves += 1;
         let number = self.halves;
+        let sessions = self.settings.sessions.clone();
+        // Larger than any of an earlier life of this host.
+        let first_sequence = self.now().0;
         let machine = &mut self.machines[place];
         machine.half = Some(Half {
             number,
@@ -47,6 +51,7 @@ impl Universe {
             asks: BTreeMap::new(),
             keeper: Keeper { pause: Duration::from_millis(25), ..Keeper::default() },
             leader: None,
+            hosts: Hosts::new(sessions, now, first_sequence),
             look_due: false,
             turn_due: true,
             checked: Revision(0),
@@ -93,6 +98,7 @@ impl Universe {
             return;
         }
         machine.silent_since.get_or_insert(now);
+        self.lines_end(place, true, noticed);
         if !noticed {
             return;
         }
@@ -248,6 +254,9 @@ impl Universe {
             (Asker::Candidate(asked), Answer::Proposed(_, result)) => self.candidate_ended(place, asked, result),
             (Asker::Fleet(asked), Answer::Proposed(_, result)) => self.fleet_ended(place, *asked, result),
             (Asker::FleetWrite { wave }, Answer::Proposed(_, result)) => self.fleet_wrote(wave, result),
+            (Asker::Dispatch { incarnation, batch }, Answer::Proposed(_, result)) => {
+                self.dispatch_ended(place, incarnation, batch, result);
+            }
             (Asker::ClockRead { incarnation, read }, Answer::Read(_, result)) => {
                 self.clock_read_ended(place, incarnation, read, result);
             }
@@ -312,18 +321,34 @@ impl Universe {
     /// What a process sent before it ended is judged by its receiver alone.
     fn in_session(&mut self, from: Place, to: Place, sender: u32) -> bool {
         let lives = self.machines[from].half(sender).is_some();
-        for (judge, judged) in [(from, to), (to, from)].into_iter().skip(usize::from(!lives)) {
-            if let Err(reason) = self.judge_peer(judge, judged) {
-                let told = matches!(reason, RefusalReason::Demoted | RefusalReason::Removed | RefusalReason::Blocked);
-                if let Some(certificate) = self.machines[judged].agent.certificate.as_ref().filter(|_| told) {
-                    let (serial, life) = (certificate.serial.clone(), self.machines[judged].life);
-                    let delay = self.dice.micros(200, 2000);
-                    self.time.after(delay, Event::Told { place: judged, life, serial, reason });
-                }
-                return false;
-            }
+        [(from, to), (to, from)]
+            .into_iter()
+            .skip(usize::from(!lives))
+            .all(|(judge, judged)| self.consents(judge, judged))
+    }
+
+    fn consents(&mut self, judge: Place, judged: Place) -> bool {
+        let Err(reason) = self.judge_peer(judge, judged) else { return true };
+        let told = matches!(reason, RefusalReason::Demoted | RefusalReason::Removed | RefusalReason::Blocked);
+        if let Some(certificate) = self.machines[judged].agent.certificate.as_ref().filter(|_| told) {
+            let (serial, life) = (certificate.serial.clone(), self.machines[judged].life);
+            let delay = self.dice.micros(200, 2000);
+            self.time.after(delay, Event::Told { place: judged, life, serial, reason });
         }
-        true
+        false
+    }
+
+    /// A mesh that lost a session dials, and hears how it is with it. A gateway ends the sessions of a peer that its copy does
+    /// not admit any more: nobody has to have something to say.
+    pub(crate) fn look_at_a_peer(&mut self, place: Place) {
+        if self.machines[place].half.is_none() {
+            return;
+        }
+        let runs = |p: &Place| self.machines[*p].runs() && self.machines[*p].half.is_some();
+        let peers: Vec<Place> = (0..self.machines.len()).filter(|p| *p != place && runs(p)).collect();
+        if let Some(peer) = self.dice.pick(&peers).filter(|peer| self.net.both_open(place, *peer)) {
+            let _stays = self.consents(peer, place);
+        }
     }
 
     fn send(&mut self, from: Place, outbound: Vec<Outbound>) {

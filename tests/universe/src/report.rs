@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// What must have happened somewhere in a full run, or the run proves nothing about it.
-pub const MUST_HAPPEN: [&str; 35] = [
+pub const MUST_HAPPEN: [&str; 40] = [
     "elections",
     "leadership transfers",
     "membership changes",
@@ -24,6 +24,11 @@ pub const MUST_HAPPEN: [&str; 35] = [
     "addresses changed",
     "role manager restarted from its checkpoint",
     "waits for quorum",
+    "sessions opened",
+    "sessions refused",
+    "sessions sent away",
+    "nodes called down",
+    "fault: dispatcher crashed",
     "fault: packet lost",
     "fault: packet duplicated",
     "fault: packet out of order",

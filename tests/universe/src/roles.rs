@@ -122,8 +122,7 @@ impl Universe {
                 self.wish_ended(place, op, attempt, result.map(|()| true));
             }
             (RoleAsker::Seat(caller), roles::Answer::Seat(result)) => {
-                let half = self.machines[caller.place].half.as_ref().map_or(0, |h| h.number);
-                self.reply(place, caller, Answered::Seat { half, result });
+                self.reply(place, caller, Answered::Seat(result));
             }
             (_, answer) => self.hold_to(Err(broken(WISH_1, format!("an answer of another kind: {answer:?}")))),
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{Membership, Moment, NodeId, Role};
+use muster_messages::{Liveness, Membership, Moment, NodeId, NodeRecord, Role, WallTime};
 
 use crate::breaks::Break;
 use crate::checks::{CONVERGE_1, PROPOSE_1, READ_1, WRITE_1, broken};
@@ -155,6 +155,11 @@ impl Universe {
             let name = if why.starts_with('k') { WRITE_1 } else { READ_1 };
             return Err(self.failure(&broken(name, format!("at the end: {why}"))));
         }
+        // One each, and as many again on their way out.
+        if self.lines.len() > 2 * self.machines.len() {
+            let detail = format!("{} agents have {} lines", self.machines.len(), self.lines.len());
+            return Err(self.failure(&broken(CONVERGE_1, detail)));
+        }
         for machine in &self.machines {
             let Some(half) = &machine.half else { continue };
             let (proposals, reads, _) = half.core.in_flight();
@@ -177,8 +182,10 @@ impl Universe {
         let later = wall.plus(Duration::from_secs(90 * 24 * 3600));
         let first = crate::agents::certificate(id, Role::Manager, None, "founder".to_owned(), later);
         self.machines[place].agent.certificate = Some(first);
+        self.machines[place].agent.issued_at = wall;
         self.model.ledger = Some(id);
         self.start_half(place, true);
+        self.start_agent(place);
         self.time.after(Duration::from_millis(5), Event::Agent { place, life: 0 });
     }
 
@@ -206,10 +213,14 @@ impl Universe {
             wall_skew: (self.dice.roll() % 4000) as i64 - 2000,
             disk: crate::disk::Disk::default(),
             agent: Agent {
+                core: None,
                 certificate: None,
-                told_demoted: false,
+                issued_at: WallTime(0),
+                told_demoted: None,
                 ended: None,
-                seen: Default::default(),
+                known: Vec::new(),
+                wanted: false,
+                wakes: None,
                 asking: None,
                 joins_as,
                 request: muster_messages::RequestId(self.dice.wide() | 1),
@@ -221,6 +232,18 @@ impl Universe {
         self.places.insert(id, place);
         self.net.grow(self.machines.len());
         place
+    }
+
+    /// Why a node may not be ready, for people.
+    fn session_of(&self, place: Place, leader: Place, record: &NodeRecord) -> String {
+        let machine = &self.machines[place];
+        let core = machine.agent.core.as_ref();
+        let session = core.and_then(|c| c.session()).map(|s| self.name(s.host));
+        let (at, why) = (core.and_then(|c| c.connecting_to()), core.and_then(|c| c.last_loss()));
+        let hosts = self.machines[leader].half.as_ref().and_then(|h| h.leader.as_ref()?.dispatch.as_ref());
+        let hosts: Vec<_> = hosts.into_iter().flat_map(|d| d.core.hosts()).map(|(h, ..)| self.name(h)).collect();
+        let (name, is) = (&machine.name, record.liveness);
+        format!("{name} is {is:?}; in session with {session:?}; it dials {at:?} after {why:?}; heard of are {hosts:?}")
     }
 
     // ---- settled --------------------------------------------------------------------------------------------------
@@ -235,6 +258,9 @@ impl Universe {
             let machine = &self.machines[place];
             if !machine.up {
                 continue;
+            }
+            if record.liveness != Liveness::Ready || machine.agent.core.as_ref().is_none_or(|a| a.session().is_none()) {
+                return Some(self.session_of(place, leader, record));
             }
             let membership = tables.membership_of(record.id);
             let wanted = if record.role == Role::Manager { Membership::Voter } else { Membership::None };

@@ -10,7 +10,8 @@ use muster_messages::Moment;
 struct Entry<E> {
     at: Moment,
     number: u64,
-    event: E,
+    /// Entries move about in the heap; events are large.
+    event: Box<E>,
 }
 
 impl<E> PartialEq for Entry<E> {
@@ -28,6 +29,13 @@ impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         (self.at, self.number).cmp(&(other.at, other.number))
     }
+}
+
+/// When a core is to be woken, unless it is woken before that anyway: it says so again after each step.
+pub fn sooner(woken: &mut Option<Moment>, wakes: Option<Moment>) -> Option<Moment> {
+    let at = wakes.filter(|at| woken.is_none_or(|sooner| *at < sooner))?;
+    *woken = Some(at);
+    Some(at)
 }
 
 /// The time of the universe and its future.
@@ -53,14 +61,14 @@ impl<E> Schedule<E> {
     pub fn at(&mut self, at: Moment, event: E) {
         self.number += 1;
         let at = at.max(self.now);
-        self.future.push(Reverse(Entry { at, number: self.number, event }));
+        self.future.push(Reverse(Entry { at, number: self.number, event: Box::new(event) }));
     }
     /// The next event at or before `until`; time moves there. Without one, time moves to `until`.
     pub fn next(&mut self, until: Moment) -> Option<E> {
         if self.future.peek().is_some_and(|Reverse(first)| first.at <= until) {
             let Reverse(first) = self.future.pop().expect("there is a first one");
             self.now = first.at;
-            Some(first.event)
+            Some(*first.event)
         } else {
             self.now = self.now.max(until);
             None

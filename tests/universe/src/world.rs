@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use muster_messages::wire::{RaftPacket, SeatReply, SeatRequest, SnapshotHead};
+use muster_agent::AgentConfig;
+use muster_agent::core as agent;
+use muster_messages::wire::{PeerCall, RaftPacket, SeatReply, SessionDigest, SnapshotHead};
 use muster_messages::{ErrorBody, Moment, NodeId, RaftId, RefusalReason, Role, WallTime};
 use muster_pki::CsrKey;
 use muster_raft_member::core::{Input, RaftConfig};
 use muster_role_manager::core::{StepId, Wish};
+use muster_sessions::{DispatcherConfig, SessionsConfig};
 use muster_store::invariants::Broken;
 
 use crate::breaks::Break;
@@ -17,6 +20,7 @@ use crate::clients::{Clients, OpNumber, Try, Written};
 use crate::dice::Dice;
 use crate::faults::{Faults, Injury};
 use crate::fleet::{self, Fleet};
+use crate::lines::{LineId, Lines};
 use crate::machine::{Caller, Machine, Place};
 use crate::model::Model;
 use crate::network::Network;
@@ -33,7 +37,43 @@ pub struct Settings {
     pub raft: RaftConfig,
     pub roles: muster_role_manager::core::Config,
     pub authority: muster_cert_authority::Config,
+    pub agent: AgentConfig,
+    pub sessions: SessionsConfig,
+    pub dispatcher: DispatcherConfig,
     pub broken: Option<Break>,
+}
+
+impl Settings {
+    /// Agents that beat this often, and silences that are shorter than the real ones, as everything in a universe's minute.
+    pub fn hurry_agents(&mut self, heartbeat: Duration) {
+        const SILENCE: Duration = Duration::from_secs(3);
+        let beats = u32::try_from(SILENCE.as_micros() / heartbeat.as_micros().max(1)).unwrap_or(1);
+        self.agent = AgentConfig {
+            heartbeat,
+            silent_beats: beats,
+            forgive: Duration::from_secs(2),
+            first_view: Duration::from_secs(2),
+            sign_deadline: Duration::from_millis(2500),
+            sign_retry_cap: Duration::from_secs(2),
+            ..AgentConfig::default()
+        };
+        self.sessions = SessionsConfig {
+            heartbeat,
+            missed: beats,
+            hello_deadline: Duration::from_secs(2),
+            remember_down: Duration::from_secs(8),
+            leaderless_after: Duration::from_secs(2),
+            leaderless_retry: Duration::from_secs(1),
+            digest_every: Duration::from_secs(1),
+            ..SessionsConfig::default()
+        };
+        self.dispatcher = DispatcherConfig {
+            grace: SILENCE * 2,
+            stood_still: Duration::from_secs(2),
+            overlap: SILENCE * 3,
+            ..DispatcherConfig::default()
+        };
+    }
 }
 
 /// Everything that can happen. What belongs to a process or a manager half that has ended happens to nobody.
@@ -97,14 +137,77 @@ pub enum Event {
         step: StepId,
         ok: bool,
     },
-    Dispatch {
+    Tally {
         place: Place,
         half: u32,
     },
 
+    /// What a machine looks after by itself: joining, and a member that follows nobody.
     Agent {
         place: Place,
         life: u32,
+    },
+    AgentWoke {
+        place: Place,
+        life: u32,
+    },
+    AgentHears {
+        place: Place,
+        life: u32,
+        input: Box<agent::Input>,
+    },
+    Installed {
+        place: Place,
+        life: u32,
+        id: u64,
+        text: String,
+    },
+    Dialled {
+        line: LineId,
+        place: Place,
+    },
+    Carried {
+        line: LineId,
+        place: Place,
+        to_host: bool,
+    },
+    HostsLook {
+        place: Place,
+        half: u32,
+    },
+    HostWoke {
+        place: Place,
+        half: u32,
+    },
+    SessionWoke {
+        place: Place,
+        half: u32,
+        node: NodeId,
+    },
+    CallLate {
+        place: Place,
+        half: u32,
+        ask: u64,
+    },
+    Digest {
+        to: Place,
+        caller: Caller,
+        half: u32,
+        digest: Box<SessionDigest>,
+    },
+    DigestAnswered {
+        place: Place,
+        half: u32,
+        sequence: u64,
+        ok: bool,
+    },
+    DispatcherWoke {
+        place: Place,
+        incarnation: u32,
+    },
+    DispatcherBack {
+        place: Place,
+        half: u32,
     },
     Question {
         to: Place,
@@ -192,17 +295,16 @@ pub struct Mail {
     pub sender: u32,
 }
 
-/// What an agent asks the leader.
+/// What the leader is asked, by whoever wants to join, or by a host for one of its agents.
 pub enum Question {
     Join,
-    Sign,
-    Seat(SeatRequest),
+    Call(PeerCall),
 }
 
-/// And is answered.
+/// And answers.
 pub enum Answered {
     Certificate(Result<String, ErrorBody>),
-    Seat { half: u32, result: Result<SeatReply, ErrorBody> },
+    Seat(Result<SeatReply, ErrorBody>),
 }
 
 /// See the module. The stories' verbs are in `story`, the random run is in `run`.
@@ -213,6 +315,7 @@ pub struct Universe {
     pub(crate) machines: Vec<Machine>,
     pub(crate) places: BTreeMap<NodeId, Place>,
     pub(crate) net: Network,
+    pub(crate) lines: Lines,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) candidates: Candidates,
@@ -247,6 +350,7 @@ impl Universe {
         settings.raft.keep_entries = dice.roll() % 24;
         settings.raft.snapshot_limit = Duration::from_secs(6);
         settings.roles.learner_silence = Duration::from_secs(8);
+        settings.hurry_agents(Duration::from_millis(500));
         Break::engage(broken, &mut settings);
         Self {
             seed,
@@ -255,6 +359,7 @@ impl Universe {
             machines: Vec::new(),
             places: BTreeMap::new(),
             net: Network::default(),
+            lines: Lines::default(),
             settings,
             clients: Clients::default(),
             candidates: Candidates::default(),
@@ -351,8 +456,21 @@ impl Universe {
             | E::AuthorityWoke { place, .. }
             | E::AuthorityBack { place, .. }
             | E::Probed { place, .. }
-            | E::Dispatch { place, .. }
+            | E::Tally { place, .. }
             | E::Agent { place, .. }
+            | E::AgentWoke { place, .. }
+            | E::AgentHears { place, .. }
+            | E::Installed { place, .. }
+            | E::Dialled { place, .. }
+            | E::Carried { place, .. }
+            | E::HostsLook { place, .. }
+            | E::HostWoke { place, .. }
+            | E::SessionWoke { place, .. }
+            | E::CallLate { place, .. }
+            | E::Digest { to: place, .. }
+            | E::DigestAnswered { place, .. }
+            | E::DispatcherWoke { place, .. }
+            | E::DispatcherBack { place, .. }
             | E::Question { to: place, .. }
             | E::AskSeat { place, .. }
             | E::WriteArrives { place, .. }
@@ -382,15 +500,28 @@ impl Universe {
             E::Local { place, half, input } => self.hear_if(place, half, *input),
             E::Mail(mail) => self.arrive(*mail),
             E::Session { place, half, peer, up } => self.hear_if(place, half, Input::PeerSession { node: peer, up }),
-            E::Told { place, life, serial, reason } => self.told(place, life, &serial, reason),
+            E::Told { place, life, serial, reason } => self.told(place, life, serial, reason),
             E::Look { place, half } => self.look(place, half),
             E::RolesWoke { place, incarnation } => self.roles_woke(place, incarnation),
             E::RolesBack { place, half } => self.roles_back(place, half),
             E::AuthorityWoke { place, incarnation } => self.authority_woke(place, incarnation),
             E::AuthorityBack { place, half } => self.authority_back(place, half),
             E::Probed { place, incarnation, step, ok } => self.probed(place, incarnation, step, ok),
-            E::Dispatch { place, half } => self.dispatch(place, half),
+            E::Tally { place, half } => self.tally(place, half),
             E::Agent { place, life } => self.agent(place, life),
+            E::AgentWoke { place, life } => self.agent_woke(place, life),
+            E::AgentHears { place, life, input } => self.agent_hears(place, life, *input),
+            E::Installed { place, life, id, text } => self.installed(place, life, id, &text),
+            E::Dialled { line, .. } => self.dialled(line),
+            E::Carried { line, to_host, .. } => self.carried(line, to_host),
+            E::HostsLook { place, half } => self.hosts_look(place, half),
+            E::HostWoke { place, half } => self.host_woke(place, half),
+            E::SessionWoke { place, half, node } => self.session_woke(place, half, node),
+            E::CallLate { place, half, ask } => self.call_late(place, half, ask),
+            E::Digest { to, caller, half, digest } => self.digest(to, caller, half, *digest),
+            E::DigestAnswered { place, half, sequence, ok } => self.digest_answered(place, half, sequence, ok),
+            E::DispatcherWoke { place, incarnation } => self.dispatcher_woke(place, incarnation),
+            E::DispatcherBack { place, half } => self.dispatcher_back(place, half),
             E::Question { to, caller, question } => self.questioned(to, caller, *question),
             E::Answered { to, answer } => self.answered(to, *answer),
             E::AskSeat { place, half, unanswered } => self.ask_seat(place, half, unanswered),

@@ -47,7 +47,7 @@ fn each(seeds: std::ops::Range<u64>, job: impl Fn(u64) + Sync) {
 
 #[test]
 fn no_seed_breaks_an_invariant_and_everything_happens() {
-    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_SEEDS").unwrap_or(500));
+    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_SEEDS").unwrap_or(2000));
     let (began, all) = (Instant::now(), Mutex::new((Totals::default(), 0.0, 0, Vec::new())));
     each(first..first + count, |seed| {
         let outcome = one(seed, None);

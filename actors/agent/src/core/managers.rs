@@ -88,8 +88,9 @@ impl ManagerBook {
         self.marks.entry(addr.to_owned()).or_default().not_before = Some(until);
     }
 
-    /// The last good one if nothing speaks against it, else any that has not failed lately (the cluster's own list
-    /// first), else the one whose failure is oldest.
+    /// The last good one if nothing speaks against it, else any that has not failed lately, else the one whose failure is
+    /// oldest. The cluster's own list goes first, but others have their turn once all of it has failed since they were
+    /// tried: every manager may have moved.
     pub fn pick(&self, now: Moment, forgive: Duration, dice: &mut Dice) -> Pick {
         let everyone = self.everyone();
         if everyone.is_empty() {
@@ -105,8 +106,11 @@ impl ManagerBook {
         if let Some(good) = fresh.iter().find(|a| Some(**a) == self.last_good.as_ref()) {
             return Pick::Now((*good).clone());
         }
-        let ours: Vec<&String> = fresh.iter().copied().filter(|a| self.known.contains(a)).collect();
-        let pool = if ours.is_empty() { &fresh } else { &ours };
+        let (ours, others): (Vec<&String>, Vec<&String>) = fresh.iter().copied().partition(|a| self.known.contains(a));
+        let last_turn = ours.iter().map(|a| self.failed_at(a)).min();
+        let due: Vec<&String> =
+            others.into_iter().filter(|a| last_turn.is_none_or(|last| self.failed_at(a) < last)).collect();
+        let pool = if due.is_empty() { &ours } else { &due };
         if !pool.is_empty() {
             return Pick::Now(pool[dice.index(pool.len())].clone());
         }
@@ -161,6 +165,23 @@ mod tests {
         assert_eq!(b.known(), ["a:1", "b:1"]);
         assert!(b.learn(&["c:1".to_owned()]));
         assert_eq!(b.known(), ["c:1"]);
+    }
+
+    /// E30: by the time that the last of many old addresses has failed, the first is forgiven again.
+    #[test]
+    fn managers_that_have_all_moved_do_not_keep_an_agent_from_its_seeds() {
+        let known = (1..=9).map(|n| format!("old-{n}:1")).collect();
+        let mut b = ManagerBook::new(known, vec!["seed:1".to_owned()]);
+        let mut dice = Dice::seeded(1);
+        let mut tried = Vec::new();
+        for turn in 0..20 {
+            let now = at(turn * 2);
+            let Pick::Now(addr) = b.pick(now, FORGIVE, &mut dice) else { panic!("nobody asked for a pause") };
+            b.failed(&addr, now);
+            tried.push(addr);
+        }
+        assert!(tried[..9].iter().all(|addr| addr != "seed:1"), "the cluster's own list goes first: {tried:?}");
+        assert!(tried.iter().any(|addr| addr == "seed:1"), "{tried:?}");
     }
 
     #[test]

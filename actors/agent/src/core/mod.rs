@@ -467,11 +467,12 @@ impl Agent {
         let Phase::Live(live) = &self.phase else {
             return;
         };
+        self.renewal.lapse(now, &self.config, &mut self.dice);
         let Some(because) = self.renewal.need(&self.certificate, wall) else {
             return;
         };
         let (attempt, id) = (live.attempt, self.next_id + 1);
-        if live.viewed && self.renewal.start(now, id, &self.config, &mut self.dice) {
+        if live.viewed && self.renewal.start(now, id, &self.config) {
             self.next_id = id;
             out.push(Effect::AskForCertificate { attempt, id, because });
         }

@@ -134,13 +134,18 @@ impl Renewal {
         (wall >= self.renew_at).then_some(Because::Age)
     }
 
-    /// True once, when a question is due now; the caller asks it under `id`.
-    pub fn start(&mut self, now: Moment, id: u64, config: &AgentConfig, dice: &mut Dice) -> bool {
+    /// A question without an answer by now was lost, and a pause ends: whether or not there is anything to ask. What
+    /// [`Self::wake_at`] names is never past after that.
+    pub fn lapse(&mut self, now: Moment, config: &AgentConfig, dice: &mut Dice) {
         match self.flight {
             Flight::Asked { until, .. } if now >= until => self.failed(now, None, config, dice),
             Flight::Pausing(until) if now >= until => self.flight = Flight::Idle,
             _ => {}
         }
+    }
+
+    /// True once, when a question is due now; the caller asks it under `id`.
+    pub fn start(&mut self, now: Moment, id: u64, config: &AgentConfig) -> bool {
         if self.flight != Flight::Idle {
             return false;
         }

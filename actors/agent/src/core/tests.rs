@@ -73,6 +73,8 @@ impl World {
     fn step(&mut self, input: Input) {
         self.out.clear();
         self.agent.step(self.now, self.wall, input, &mut self.out);
+        // Whoever asks to be woken at a moment that is past is woken again and again.
+        assert!(self.agent.wake_at().is_none_or(|at| at > self.now), "{:?} at {:?}", self.agent.wake_at(), self.now);
     }
     fn after(&mut self, d: Duration) {
         self.now = self.now + d;
@@ -149,6 +151,24 @@ impl World {
 
 fn unavailable() -> ErrorBody {
     ErrorBody::new(ErrorCode::NoQuorum, "no quorum")
+}
+
+/// Its pause was over before the host had shown anything, and an agent that may not ask yet span until it did.
+#[test]
+fn a_renewal_that_is_due_before_the_first_view_waits_for_it() {
+    let mut world = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
+    world.open();
+    world.show(view(10, Role::Manager, 5));
+    world.step(Input::RefusedByPeer { refusal: refusal(RefusalReason::Demoted), serial: None });
+    let (id, _) = world.sign_asked().expect("a demoted node asks for its certificate");
+    world.hear(HostFrame::Answer { id, result: Err(ErrorBody::new(ErrorCode::Unreachable, "nobody leads")) });
+    world.lose();
+    world.open();
+    world.after(AgentConfig::default().sign_retry_cap);
+    assert!(world.agent.wake_at() > Some(world.now));
+    assert_eq!(world.sign_asked(), None);
+    world.show(view(11, Role::Manager, 5));
+    assert!(world.sign_asked().is_some());
 }
 
 #[test]

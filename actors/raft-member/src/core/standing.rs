@@ -42,7 +42,7 @@ impl RaftCore {
         let Some(seat) = &self.seat else { return RaftStatus::default() };
         let raft = &seat.raw.raft;
         let leads = raft.state == StateRole::Leader;
-        let leader = Some(RaftId(raft.leader_id)).filter(|l| l.0 != INVALID_ID);
+        let leader = self.leader();
         RaftStatus {
             raft_id: Some(seat.id).filter(|_| !seat.removed),
             role: match raft.state {
@@ -60,6 +60,14 @@ impl RaftCore {
             progress: if leads { self.progress(now) } else { Vec::new() },
             silent: self.silent(now).filter_map(|id| self.node_of(RaftId(id))).collect(),
         }
+    }
+
+    /// Who leads, as far as this member knows. One that has no vote calls no election, and raft would believe in its last leader
+    /// for ever: whoever was not heard for an election timeout leads it no more.
+    pub(super) fn leader(&self) -> Option<RaftId> {
+        let raft = &self.seat.as_ref()?.raw.raft;
+        let deaf = raft.state == StateRole::Follower && !raft.promotable() && raft.pass_election_timeout();
+        Some(RaftId(raft.leader_id)).filter(|leader| leader.0 != INVALID_ID && !deaf)
     }
 
     fn progress(&self, now: Moment) -> Vec<PeerProgress> {
@@ -115,9 +123,9 @@ impl RaftCore {
 
     /// Why this member refuses a proposal.
     pub(super) fn not_leader(&self, now: Moment) -> ProposeError {
-        let leader = self.seat.as_ref().map_or(INVALID_ID, |s| s.raw.raft.leader_id);
-        let node = self.node_of(RaftId(leader)).filter(|_| leader != INVALID_ID);
-        let waits = leader == INVALID_ID && self.seat.as_ref().is_some_and(|s| !s.removed);
+        let leader = self.leader();
+        let node = leader.and_then(|leader| self.node_of(leader));
+        let waits = leader.is_none() && self.seat.as_ref().is_some_and(|s| !s.removed);
         match self.missing_voters(now) {
             (false, missing) if waits => ProposeError::NoQuorum { missing },
             _ => ProposeError::NotLeader { leader: node },
@@ -131,7 +139,7 @@ impl RaftCore {
             return;
         }
         let (quorum, missing) = self.missing_voters(now);
-        let leaderless = self.seat.as_ref().is_none_or(|s| s.raw.raft.leader_id == INVALID_ID);
+        let leaderless = self.leader().is_none();
         let no_quorum = || ProposeError::NoQuorum { missing: missing.clone() };
         let late = || if quorum { ProposeError::TimedOut } else { no_quorum() };
         let lost = || if leaderless && !quorum { no_quorum() } else { ProposeError::UnknownOutcome };

@@ -87,6 +87,19 @@ fn a_removed_follower_stops_campaigning_and_knows_it() {
     assert_eq!((w.core(3).status(w.now).term, w.core(1).status(w.now).term), (term, term));
 }
 
+/// Without a vote it never calls an election. It would name its last leader for ever, to its agents, too, whoever leads by then.
+#[test]
+fn a_member_that_lost_its_seat_names_no_leader_that_it_does_not_hear() {
+    let mut w = World::cluster(45, 3);
+    w.run(ms(200));
+    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(3) });
+    w.applied(ask);
+    w.until("it knows", |w| w.core(3).status(w.now).raft_id.is_none());
+    assert_eq!(w.core(3).status(w.now).leader, Some(RaftId(1)), "whom its node may ask for another seat");
+    w.until("it has heard nothing for a while", |w| w.core(3).replica().raft.leader.is_none());
+    assert_eq!(w.core(3).replica().raft.leader_node, None);
+}
+
 #[test]
 fn a_leader_that_removes_itself_steps_down_and_the_rest_goes_on() {
     for voters in [2, 3] {
