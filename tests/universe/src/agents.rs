@@ -336,11 +336,13 @@ impl Universe {
 
     fn joined(&mut self, place: Place, result: Result<String, ErrorBody>) {
         match result {
-            Ok(text) if self.machines[place].agent.certificate.is_none() => {
-                if self.keep_certificate(place, &text).is_some() {
-                    self.totals.count("nodes joined");
-                    self.start_agent(place);
-                }
+            // Unless an earlier answer came late, and first.
+            Ok(text)
+                if self.machines[place].agent.certificate.is_none()
+                    && self.keep_certificate(place, &text).is_some() =>
+            {
+                self.totals.count("nodes joined");
+                self.start_agent(place);
             }
             Err(error) if matches!(error.code, ErrorCode::Removed | ErrorCode::Blocked) => {
                 // It may try for ever; here it has heard enough.
