@@ -2,7 +2,7 @@
 //! raft member and elections, and the gateway's decisions, over a simulated network, clocks and disks. One seed, one universe:
 //! it can be had again.
 //!
-//! - [`run`]: one random universe: a cluster grows, is used and hurt, is healed, and must settle.
+//! - [`run()`]: one random universe: a cluster grows, is used and hurt, is healed, and must settle.
 //! - [`run_leases`], [`run_gates`]: random universes with many candidates for leases, and with a fleet under release gates.
 //! - [`Universe`] with the verbs of `story`: a calm universe in which exactly what is told goes wrong.
 //! - [`Break`]: promises broken on purpose. The invariants are listed in `docs/invariants.md`.
