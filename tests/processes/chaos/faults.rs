@@ -76,6 +76,9 @@ impl Fault {
             }
             Fault::Restarted => {
                 let name = unhurt(cluster, |name, machine| name != WITNESS && machine.served)?;
+                if !cluster.world.node(&name).listens_to_signals() {
+                    return None; // it has only just been started
+                }
                 let (code, took) = cluster.world.node(&name).ends_of_its_own_accord();
                 // One that has been removed meanwhile may end with 6.
                 assert!(matches!(code, Some(0 | 6)), "{name} ends in order: {code:?}");

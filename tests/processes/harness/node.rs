@@ -214,6 +214,13 @@ impl Node {
         status.code()
     }
 
+    /// Whether TERM would reach it. The system ends a process that does not listen to signals yet.
+    pub fn listens_to_signals(&mut self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+        caught.is_some_and(|caught| caught & (1 << (Signal::TERM.as_raw() - 1)) != 0)
+    }
+
     /// kill -9.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
