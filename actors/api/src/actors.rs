@@ -53,7 +53,8 @@ impl Service {
         self.actors_of(&manager, node, ask, asked.left()).await
     }
 
-    /// This process' own tree. Also answers what other managers ask.
+    /// This process' own tree. Also answers what other managers ask. What is asked to be done is done at once: where the answer goes
+    /// by way of an actor that is to fail, it may be lost.
     pub(crate) async fn actors_here(&self, ask: &ActorsAsk) -> Result<String, ErrorBody> {
         self.inspect(ask).await.map(|(answer, _poke)| answer)
     }

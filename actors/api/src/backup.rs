@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::response::Response;
 use muster_kernel::Clock;
 use muster_messages::wire::Request;
-use muster_messages::{ErrorBody, ErrorCode, Principal, Role, Term};
+use muster_messages::{ErrorBody, ErrorCode, Principal, Role};
 
 use crate::core::authorize;
 use crate::http::{Peer, error_response};
@@ -50,7 +50,7 @@ impl Service {
         let _place = self.enter(caller, false)?;
         let copy = self.copy(&manager, CONFIRMED_WITHIN).await?;
         let internal = |why: String| ErrorBody::new(ErrorCode::Internal, why);
-        let encode = move || muster_store::backup::encode(&copy.tables, Term(copy.raft.term.0), Clock.wall());
+        let encode = move || muster_store::backup::encode(&copy.tables, copy.raft.term, Clock.wall());
         let encoded = tokio::task::spawn_blocking(encode).await.map_err(|e| internal(e.to_string()))?;
         encoded.map_err(|e| internal(e.to_string()))
     }

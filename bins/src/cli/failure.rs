@@ -60,6 +60,27 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// What an HTTP answer refuses with: the code of its error document, or, of an object of Kubernetes, what the status means.
+    pub fn from_http(status: u16, document: &Value) -> Self {
+        let error = &document["error"];
+        let code = serde_json::from_value(error["code"].clone()).unwrap_or(match status {
+            401 => ErrorCode::Unauthenticated,
+            403 => ErrorCode::Forbidden,
+            404 => ErrorCode::NotFound,
+            409 => ErrorCode::Conflict,
+            429 => ErrorCode::TooManyRequests,
+            503 => ErrorCode::NoQuorum,
+            504 => ErrorCode::TimedOut,
+            _ => ErrorCode::Internal,
+        });
+        let said = error["message"].as_str().or_else(|| document["message"].as_str());
+        let message = said.map_or_else(|| format!("HTTP status {status}, without a reason"), str::to_owned);
+        let details = error["details"].as_object().cloned().unwrap_or_default();
+        Self::new(code, message).with_details(Value::Object(details))
+    }
+}
+
 impl From<ErrorBody> for Failure {
     fn from(body: ErrorBody) -> Self {
         let document = body.to_json();
@@ -108,6 +129,17 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_over_http_has_its_reason_from_an_error_document_or_from_an_object_of_kubernetes() {
+        let conflict = Failure::from_http(409, &json!({"kind": "Status", "message": "modified"}));
+        let error = json!({"code": "no_quorum", "message": "no", "details": {"missing": []}});
+        let refused = Failure::from_http(503, &json!({"error": error}));
+        assert!(conflict.is(ErrorCode::Conflict) && conflict.message == "modified", "{conflict}");
+        assert!(refused.is(ErrorCode::NoQuorum) && refused.message == "no", "{refused}");
+        assert_eq!(refused.details, json!({"missing": []}));
+        assert!(Failure::from_http(500, &Value::Null).is(ErrorCode::Internal));
+    }
 
     #[test]
     fn a_servers_error_keeps_its_code_details_and_exit_status() {

@@ -53,7 +53,9 @@ impl Cluster {
         });
         let removed: Vec<String> = self.machines.keys().filter(|name| !listed.contains(*name)).cloned().collect();
         for name in &removed {
-            if self.machines[name].ended.is_none() {
+            let ended = self.machines[name].ended;
+            assert!(matches!(ended, None | Some(Some(6))), "{name} was removed, and ended with {ended:?}");
+            if ended.is_none() {
                 let reason = eventually("a removed node is told", || {
                     let ended = !self.world.node(name).is_running();
                     its_reason(&self.world, name).or_else(|| ended.then(|| "removed".to_owned()))

@@ -17,6 +17,7 @@ pub const PROPOSE_1: &str = "PROPOSE-1";
 pub const QUORUM_1: &str = "QUORUM-1";
 pub const APPLY_1: &str = "APPLY-1";
 pub const TOLD_1: &str = "TOLD-1";
+pub const DOWN_1: &str = "DOWN-1";
 pub const MEMBER_2: &str = "MEMBER-2";
 pub const CONVERGE_1: &str = "CONVERGE-1";
 

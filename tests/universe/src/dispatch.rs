@@ -7,6 +7,7 @@ use muster_messages::wire::SessionDigest;
 use muster_messages::{Change, Liveness};
 use muster_sessions::core::dispatcher::{self, BatchId, Outcome, Verdict};
 
+use crate::checks::{DOWN_1, broken};
 use crate::machine::{Asker, Caller, Dispatch, Place};
 use crate::schedule::sooner;
 use crate::world::{Event, Universe};
@@ -65,13 +66,20 @@ impl Universe {
         Some(verdict)
     }
 
+    /// DOWN-1: where nothing has gone wrong for a while, nobody who runs is called down.
     fn judge_liveness(&mut self, place: Place, changes: &[Change]) {
         for change in changes {
             let Change::SetLiveness { node, liveness } = change else { continue };
             let name = self.name(*node);
             self.say(format!("n{} writes that {name} is {liveness:?}", place + 1));
-            if *liveness == Liveness::Down {
-                self.totals.count("nodes called down");
+            if *liveness != Liveness::Down {
+                continue;
+            }
+            self.totals.count("nodes called down");
+            let calm = self.now().since(self.disturbed) >= self.settings.calm_after();
+            if calm && self.place_of(*node).is_some_and(|p| self.machines[p].runs()) {
+                let detail = format!("n{} says so of {name}, which runs and can be reached by all", place + 1);
+                self.hold_to(Err(broken(DOWN_1, detail)));
             }
         }
     }

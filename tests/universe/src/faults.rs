@@ -47,6 +47,7 @@ impl Universe {
         if !self.faults.active {
             return;
         }
+        self.disturbed = self.now();
         let next = self.dice.millis(150, 1400);
         self.time.after(next, Event::Fault);
         let place = self.dice.below(self.machines.len());
@@ -81,6 +82,7 @@ impl Universe {
         if !self.machines[place].up {
             return;
         }
+        self.disturbed = self.now();
         let name = self.machines[place].name.clone();
         self.say(format!("{name} {}", if power { "loses its power" } else { "is killed" }));
         self.totals.count(if power { "fault: power lost" } else { "fault: process killed" });
@@ -106,6 +108,7 @@ impl Universe {
         if self.machines[place].up {
             return;
         }
+        self.disturbed = self.now();
         // A monotonic clock belongs to one start of the machine.
         let clock = self.dice.roll() % 1_000_000_000_000;
         let moves = self.faults.active && self.dice.chance(120);
@@ -188,6 +191,7 @@ impl Universe {
         let now = self.now();
         let machine = &mut self.machines[place];
         if machine.thaws.take().is_some() {
+            self.disturbed = now;
             self.faults.thawed.push((place, now));
             if machine.seat().is_some() {
                 machine.silent_since = None;
@@ -349,6 +353,7 @@ impl Universe {
     // ---- the end of faults ----------------------------------------------------------------------------------------
 
     pub(crate) fn over(&mut self, injury: Injury) {
+        self.disturbed = self.now();
         match injury {
             Injury::Down(place, life) if self.machines[place].life == life => self.start(place),
             Injury::Dying(place, life) if self.machines[place].life == life && !self.machines[place].up => {
@@ -384,6 +389,7 @@ impl Universe {
     /// Everything works again.
     pub(crate) fn heal(&mut self) {
         self.say("everything is healed");
+        self.disturbed = self.now();
         self.faults.active = false;
         self.net.mend_all();
         self.net.weather = Weather::default();

@@ -27,7 +27,7 @@ pub struct Hosts {
     /// Connections that the host has not let in yet.
     pub waiting: BTreeMap<ConnId, CertIdentity>,
     /// Agents' questions at the leader, under the number they travel with.
-    calls: BTreeMap<u64, (NodeId, ConnId, u64, bool)>,
+    calls: BTreeMap<u64, (NodeId, ConnId, u64)>,
     copy: Tables,
     shared: Arc<Shared>,
     /// A look at the newest copy is scheduled.
@@ -37,7 +37,6 @@ pub struct Hosts {
 
 struct Session {
     core: AgentSession,
-    newest: ConnId,
     wakes: Option<Moment>,
 }
 
@@ -146,12 +145,8 @@ impl Universe {
         let Some(identity) = hosts.waiting.remove(&conn) else { return };
         let news = News::of(&hosts.copy, node, &hosts.shared);
         let config = Arc::clone(&hosts.config);
-        let session = hosts.sessions.entry(node).or_insert_with(|| Session {
-            core: AgentSession::new(node, config),
-            newest: conn,
-            wakes: None,
-        });
-        session.newest = session.newest.max(conn);
+        let fresh = || Session { core: AgentSession::new(node, config), wakes: None };
+        hosts.sessions.entry(node).or_insert_with(fresh);
         let remote = self.place_of(node).map_or_else(|| Self::seen_at(0), Self::seen_at);
         self.session_step(place, node, session::Input::Connected { conn, identity: Box::new(identity), remote });
         self.session_step(place, node, session::Input::News(Box::new(news)));
@@ -210,13 +205,12 @@ impl Universe {
     // ---- to the leader --------------------------------------------------------------------------------------------
 
     fn call_leader(&mut self, place: Place, half: u32, (node, conn, id): (NodeId, ConnId, u64), call: PeerCall) {
-        let signs = matches!(call, PeerCall::SignNode { .. });
         let Some(ask) = self.question(place, Question::Call(call)) else {
             let error = ErrorBody::new(ErrorCode::Unreachable, "no leader is known");
             return self.session_step(place, node, session::Input::LeaderAnswered { conn, id, result: Err(error) });
         };
         if let Some(h) = self.machines[place].half_mut(half) {
-            h.hosts.calls.insert(ask, (node, conn, id, signs));
+            h.hosts.calls.insert(ask, (node, conn, id));
             self.time.after(PATIENCE, Event::CallLate { place, half, ask });
         }
     }
@@ -224,7 +218,7 @@ impl Universe {
     /// The leader's answer to a question of an agent. False: it was none of these.
     pub(crate) fn call_ended(&mut self, place: Place, ask: u64, answer: &Answered) -> bool {
         let Some(half) = self.machines[place].half.as_mut() else { return false };
-        let Some((node, conn, id, _)) = half.hosts.calls.remove(&ask) else { return false };
+        let Some((node, conn, id)) = half.hosts.calls.remove(&ask) else { return false };
         let result = match answer {
             Answered::Certificate(Ok(text)) => {
                 Ok(AgentAnswer::Signed(SignReply { cert_pem: text.clone(), root_pem: "root".to_owned() }))
@@ -238,7 +232,7 @@ impl Universe {
 
     pub(crate) fn call_late(&mut self, place: Place, half: u32, ask: u64) {
         let Some(h) = self.machines[place].half_mut(half) else { return };
-        if let Some((node, conn, id, _)) = h.hosts.calls.remove(&ask) {
+        if let Some((node, conn, id)) = h.hosts.calls.remove(&ask) {
             let error = ErrorBody::new(ErrorCode::TimedOut, "the leader did not answer in time");
             self.session_step(place, node, session::Input::LeaderAnswered { conn, id, result: Err(error) });
         }

@@ -116,6 +116,7 @@ impl Universe {
             Link::Of(a) => (0..self.machines.len()).map(|b| (self.place(&a), b)).filter(|(a, b)| a != b).collect(),
         };
         let now = self.now();
+        self.disturbed = now;
         for (a, b) in pairs {
             for (from, to) in [(a, b), (b, a)] {
                 if hold {

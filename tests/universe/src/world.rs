@@ -44,6 +44,12 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// So long after the last fault every silence that came of it is over: a host that was lost is one that says nothing, for the
+    /// grace, and agents find another.
+    pub fn calm_after(&self) -> Duration {
+        self.sessions.down_after() + self.dispatcher.grace
+    }
+
     /// Agents that beat this often, and silences that are shorter than the real ones, as everything in a universe's minute.
     pub fn hurry_agents(&mut self, heartbeat: Duration) {
         const SILENCE: Duration = Duration::from_secs(3);
@@ -316,6 +322,8 @@ pub struct Universe {
     pub(crate) places: BTreeMap<NodeId, Place>,
     pub(crate) net: Network,
     pub(crate) lines: Lines,
+    /// When something last went wrong, or was mended.
+    pub(crate) disturbed: Moment,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) candidates: Candidates,
@@ -360,6 +368,7 @@ impl Universe {
             places: BTreeMap::new(),
             net: Network::default(),
             lines: Lines::default(),
+            disturbed: Moment(0),
             settings,
             clients: Clients::default(),
             candidates: Candidates::default(),

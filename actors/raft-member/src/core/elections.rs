@@ -65,7 +65,6 @@ impl RaftCore {
             seat.hint = None;
         } else if was.leader != INVALID_ID {
             seat.leaderless_since = now;
-            seat.heard_at.clear();
         }
         if was.role == StateRole::Leader && (is.role != StateRole::Leader || was.term != is.term) {
             if self.config.sabotaged().forget_proposals {

@@ -97,8 +97,9 @@ pub struct RaftCore {
 
     /// The nodes in session with this one.
     sessions: BTreeSet<NodeId>,
-    /// Who spoke for which seat: an empty copy answers its leader before it knows the members.
-    heard: BTreeMap<RaftId, NodeId>,
+    /// Who spoke for which seat, and when last: an empty copy answers its leader before it knows the members. Of each node one
+    /// seat, so that nobody fills this with seats that were never given.
+    heard: BTreeMap<RaftId, Heard>,
 
     snapshot_index: u64,
     bytes_since_snapshot: u64,
@@ -113,6 +114,11 @@ pub struct RaftCore {
 }
 
 /// What ends when this node gets another seat.
+struct Heard {
+    node: NodeId,
+    at: Moment,
+}
+
 struct Seat {
     id: RaftId,
     raw: RawNode<MemLog>,
@@ -128,8 +134,7 @@ struct Seat {
     /// When a peer last acknowledged anything, in the term that we lead.
     acked: BTreeMap<u64, Moment>,
     led_since: Moment,
-    /// When a peer was last heard, and since when there is no leader, if there is none.
-    heard_at: BTreeMap<u64, Moment>,
+    /// Since when there is no leader, if there is none.
     leaderless_since: Moment,
     /// Snapshots on their way to a peer.
     sending: BTreeMap<u64, Moment>,
@@ -283,7 +288,6 @@ impl RaftCore {
             incoming: None,
             acked: BTreeMap::new(),
             led_since: now,
-            heard_at: BTreeMap::new(),
             leaderless_since: now,
             sending: BTreeMap::new(),
             hint: None,
@@ -414,10 +418,9 @@ impl RaftCore {
             (PacketKind::Snapshot, data) => Some(self.open_snapshot(packet.snapshot.clone(), data)?),
             _ => None,
         };
+        self.note_heard(packet.from, Heard { node, at: now });
         let seat = self.seat.as_mut().expect("take_seat leaves a seat");
-        self.heard.insert(packet.from, node);
         let (from, kind, index, log_term) = (packet.from.0, packet.kind, packet.index, packet.log_term);
-        seat.heard_at.insert(from, now);
         let acknowledges = packet.term == seat.raw.raft.term
             && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
         let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;
@@ -441,6 +444,13 @@ impl RaftCore {
             self.vote_asked(now, index, log_term);
         }
         Ok(())
+    }
+
+    fn note_heard(&mut self, seat: RaftId, by: Heard) {
+        if self.heard.get(&seat).is_none_or(|before| before.node != by.node) {
+            self.heard.retain(|_, other| other.node != by.node);
+        }
+        self.heard.insert(seat, by);
     }
 
     fn open_snapshot(
@@ -534,7 +544,7 @@ impl RaftCore {
 
     /// The seat that belongs to a node, where this copy or a packet told.
     fn node_of(&self, id: RaftId) -> Option<NodeId> {
-        self.tables.members.get(&id).map(|m| m.node).or_else(|| self.heard.get(&id).copied())
+        self.tables.members.get(&id).map(|m| m.node).or_else(|| self.heard.get(&id).map(|by| by.node))
     }
     /// The newest published level.
     pub fn replica(&self) -> &Arc<Replica> {

@@ -94,7 +94,8 @@ impl RaftCore {
         let long = self.config.election_timeout * 3;
         let leaderless = self.seat.iter().filter(|seat| seat.raw.raft.leader_id == INVALID_ID);
         leaderless.flat_map(move |seat| {
-            let heard = move |id: &u64| seat.heard_at.get(id).copied().unwrap_or(seat.leaderless_since);
+            let heard = |id: &u64| self.heard.get(&RaftId(*id)).map_or(seat.leaderless_since, |by| by.at);
+            let heard = move |id: &u64| heard(id).max(seat.leaderless_since);
             let voters = seat.raw.store().conf().voters.iter().copied();
             voters.filter(move |id| *id != seat.id.0 && now.since(heard(id)) >= long)
         })

@@ -263,7 +263,7 @@ impl RaftCore {
             let to = RaftId(message.to);
             let place = match self.tables.members.get(&to) {
                 Some(m) => Some((m.node, m.addr.clone())),
-                None => self.heard.get(&to).map(|node| (*node, String::new())),
+                None => self.heard.get(&to).map(|by| (by.node, String::new())),
             };
             let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             match (place, packets::outgoing(&message)) {

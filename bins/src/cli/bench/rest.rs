@@ -108,7 +108,7 @@ impl RestClient {
         let exchange = exchange.unwrap_or_else(|_| Err(lost("it did not answer in time")));
         let (status, text) = exchange.inspect_err(|_| self.line = None)?;
         let document: Value = serde_json::from_slice(&text).unwrap_or_default();
-        if status.is_success() { Ok(document) } else { Err(refusal(status, &document)) }
+        if status.is_success() { Ok(document) } else { Err(Failure::from_http(status.as_u16(), &document)) }
     }
 
     async fn exchange(&mut self, method: Method, path: &str, body: Bytes) -> Outcome<(StatusCode, Bytes)> {
@@ -163,33 +163,4 @@ fn now(micros: u64) -> Value {
 
 fn lost(why: impl std::fmt::Display) -> Failure {
     Failure::new(ErrorCode::UnknownOutcome, format!("HTTP: {why}"))
-}
-
-/// What a status means; the subset and `/v1` say why in places of their own.
-fn refusal(status: StatusCode, document: &Value) -> Failure {
-    let code = match status.as_u16() {
-        401 => ErrorCode::Unauthenticated,
-        403 => ErrorCode::Forbidden,
-        404 => ErrorCode::NotFound,
-        409 => ErrorCode::Conflict,
-        429 => ErrorCode::TooManyRequests,
-        503 => ErrorCode::NoQuorum,
-        504 => ErrorCode::TimedOut,
-        _ => ErrorCode::Internal,
-    };
-    let message = document["message"].as_str().or_else(|| document["error"]["message"].as_str());
-    Failure::new(code, format!("{status}: {}", message.unwrap_or("it did not say why")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_has_its_reason_from_a_status_or_from_an_error_document() {
-        let status = refusal(StatusCode::CONFLICT, &json!({"kind": "Status", "message": "modified"}));
-        let error = refusal(StatusCode::FORBIDDEN, &json!({"error": {"code": "forbidden", "message": "no"}}));
-        assert!(status.is(ErrorCode::Conflict) && status.message.ends_with("modified"), "{status}");
-        assert!(error.is(ErrorCode::Forbidden) && error.message.ends_with("no"), "{error}");
-    }
 }

@@ -8,9 +8,9 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, header};
 use hyper_util::rt::TokioIo;
+use muster_messages::ErrorCode;
 use muster_messages::protocol::Service;
-use muster_messages::{ErrorBody, ErrorCode};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
@@ -91,18 +91,8 @@ where
     let answer = sender.send_request(request.map_err(Failure::internal)?).await.map_err(lost)?;
     let status = answer.status();
     let body = answer.into_body().collect().await.map_err(lost)?.to_bytes();
-    if status.is_success() { Ok(body) } else { Err(refusal(&body, status.as_u16())) }
-}
-
-/// The error document that came instead.
-fn refusal(body: &[u8], status: u16) -> Failure {
-    let document: Value = serde_json::from_slice(body).unwrap_or_default();
-    let error = &document["error"];
-    match serde_json::from_value::<ErrorCode>(error["code"].clone()) {
-        Ok(code) => {
-            let message = error["message"].as_str().unwrap_or("it did not say why");
-            Failure::from(ErrorBody::new(code, message)).with_details(error["details"].clone())
-        }
-        Err(_) => Failure::internal(format!("the answer was status {status}, without a reason")),
+    if status.is_success() {
+        return Ok(body);
     }
+    Err(Failure::from_http(status.as_u16(), &serde_json::from_slice(&body).unwrap_or_default()))
 }
