@@ -28,6 +28,9 @@ const PROVEN: Duration = Duration::from_secs(5);
 
 /// How long after the leader's session ended a refused address is worth telling: later Raft has noticed by itself.
 const HINT: Duration = Duration::from_secs(1);
+/// How soon the address of a leader whose session ended is dialled again, however often dials failed before: a dying process
+/// may still accept and reset, and each pause is added to the time without a leader.
+const SOON: Duration = Duration::from_millis(20);
 
 /// How long an answered probe counts: a node is probed just before it becomes a member.
 const ANSWERED: Duration = Duration::from_secs(30);
@@ -301,7 +304,7 @@ impl Links {
             link.led = None;
         }
         if outcome != DialOutcome::Opened {
-            let pause = pause(link.failures);
+            let pause = if link.led.is_some() { SOON } else { pause(link.failures) };
             link.failures += 1;
             link.next_dial = now + pause.mul_f64(1.0 - jitter as f64 / 100.0);
         }
@@ -491,6 +494,24 @@ mod tests {
             let out = world.step(Input::Dialed { node: node(2), outcome });
             assert_eq!(out.contains(&Effect::LeaderGone { node: node(2) }), gone);
         }
+    }
+
+    #[test]
+    fn a_dying_leader_that_still_accepts_is_dialled_again_soon_however_often_dials_failed_before() {
+        let mut world = World::of(1);
+        world.leader = Some(node(2));
+        world.step(wanted(&[2]));
+        for number in 0..8 {
+            world.session(number, 2, true);
+            world.step(Input::Ended { number }); // each lived for too short a time to prove that dialling works
+        }
+        for _ in 0..3 {
+            world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
+            assert_eq!(dials(&world.after(SOON)), [node(2)]);
+        }
+        let out = world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Refused });
+        assert!(out.contains(&Effect::LeaderGone { node: node(2) }));
+        assert_eq!(dials(&world.after(SOON)), [], "who does not lead can wait");
     }
 
     #[test]
