@@ -2,6 +2,7 @@
 //! its part in Muster's own scope. It runs while the certificate says manager and the cluster speaks what this build speaks; its
 //! failure never takes the agent half down.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use muster_join::{JoinPorts, JoinService};
 use muster_kernel::{Address, Children, Fault, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{RaftId, Replica, RoleView};
+use muster_messages::{Incarnation, RaftId, Replica, RoleView};
 use muster_raft_member::{ObjectFeed, Outgrown, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
@@ -26,6 +27,9 @@ use super::recovery;
 use super::router::{PeerCalls, Router};
 use super::seat::{SeatKeeper, SeatMsg, SeatPorts};
 use super::switch::{Plan, Switch, SwitchMsg};
+
+/// How soon data that could not be set aside are looked at again: the disk is full, perhaps.
+const TIDY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Starts and stops the manager half.
 pub struct ManagerPlan {
@@ -50,6 +54,20 @@ impl Plan<Runs> for ManagerPlan {
         let (limit, backoff) = (settings.intensity(), settings.backoff());
         Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff).contained()
     }
+    /// RECOVER-8. The boot has looked at data of an older incarnation than its certificate's, and whoever stops looks again; but a
+    /// half that was not wanted any more before it had started has left its data as they were.
+    fn disorder(&self, level: &Runs) -> bool {
+        level.incarnation.0 > self.shared.raft_judged.load(Ordering::Acquire)
+    }
+    fn tidy(&self, level: Runs) -> BoxFuture<'static, ()> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let judged = tokio::task::spawn_blocking(move || set_aside_outlived(&shared, level.incarnation));
+            let Ok(Err(why)) = judged.await else { return };
+            tracing::error!(%why, "cannot set the Raft data of an older incarnation aside; no manager half starts before that");
+            tokio::time::sleep(TIDY_AGAIN).await;
+        })
+    }
     fn after_stop(&self, level: Runs) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
         Box::pin(async move {
@@ -59,12 +77,11 @@ impl Plan<Runs> for ManagerPlan {
             tracing::info!(because = ?wanted.because, outgrown, "the manager half has stopped");
             let told = wanted.because == WantedBecause::OldIncarnation;
             let wiped = tokio::task::spawn_blocking(move || {
-                let data = &shared.config.data_dir;
-                let outlived = told || recovery::is_outlived(&disk::state(&data.join("raft")), incarnation);
-                if outlived {
-                    recovery::set_aside(data, recovery::FENCED)?;
+                if told {
+                    recovery::set_aside(&shared.config.data_dir, recovery::FENCED)?;
                 }
-                if outlived || wanted.may_wipe() { wipe(&shared) } else { Ok(()) }
+                set_aside_outlived(&shared, incarnation)?;
+                if told || wanted.may_wipe() { wipe(&shared) } else { Ok(()) }
             });
             if let Ok(Err(why)) = wiped.await {
                 tracing::error!(%why, "cannot clear the Raft data of a seat that is gone");
@@ -74,6 +91,17 @@ impl Plan<Runs> for ManagerPlan {
     fn name(&self) -> &'static str {
         "manager"
     }
+}
+
+/// RECOVER-8. Afterwards there are no data of an incarnation before this one.
+fn set_aside_outlived(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
+    let data = &shared.config.data_dir;
+    if recovery::is_outlived(&disk::state(&data.join("raft")), newest) {
+        recovery::set_aside(data, recovery::FENCED)?;
+        wipe(shared)?;
+    }
+    shared.raft_judged.fetch_max(newest.0, Ordering::AcqRel);
+    Ok(())
 }
 
 /// The seat is gone for good: its data is worthless, and must not look like a lost one later.

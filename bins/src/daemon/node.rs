@@ -1,6 +1,7 @@
 //! The tree of a node: gateway, agent, api, and the switch of the manager half. Wiring only.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use muster_agent::{AgentPorts, AgentSetup, NodeMemory, agent_address, agent_spec, trouble_of};
@@ -49,6 +50,8 @@ pub struct Shared {
     pub raising: Arc<std::sync::Mutex<Option<Reconcilers>>>,
     /// How the manager half found its Raft data when this process started.
     pub raft_data: Arc<std::sync::Mutex<RaftData>>,
+    /// The newest incarnation of which it is known that no older Raft data are here.
+    pub raft_judged: Arc<AtomicU64>,
     pub founding: Arc<std::sync::Mutex<Option<muster_pki::Founding>>>,
     pub tree: Tree,
 }
@@ -136,6 +139,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let Booted { memory, credentials, founding, raft, outgrown } = booted;
     let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
     let local = memory.load()?;
+    let booted_in = credentials.identity.incarnation;
     let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
     let config = Arc::new(config);
     let dialer = Dialer::new(credentials.subscribe()).with_timeouts(config.settings.dial());
@@ -223,6 +227,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         outgrown: too_old,
         raising: Arc::default(),
         raft_data: Arc::new(std::sync::Mutex::new(raft)),
+        raft_judged: Arc::new(AtomicU64::new(booted_in.0)),
         founding: Arc::new(std::sync::Mutex::new(founding)),
         tree,
     };

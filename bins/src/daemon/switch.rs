@@ -29,6 +29,14 @@ pub trait Plan<L>: Send + Sync + 'static {
     fn wanted(&self, level: &L) -> Option<u64>;
     /// Makes the child.
     fn child(&self, level: &L) -> Spec;
+    /// Whether something must be put in order before a child of this level may run, or because none runs.
+    fn disorder(&self, _level: &L) -> bool {
+        false
+    }
+    /// Puts it in order, while no child runs. Tried again while there is still something. Runs outside the actor.
+    fn tidy(&self, _level: L) -> BoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
     /// After a child has stopped because the level no longer wants it. Runs outside the actor.
     fn after_stop(&self, level: L) -> BoxFuture<'static, ()>;
     /// How the child is called.
@@ -53,15 +61,20 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Switch<L, P> {
     fn settle(&mut self, cx: &Cx<SwitchMsg<L>>) {
         let Some(level) = self.latest.clone() else { return };
         let wanted = self.plan.wanted(&level);
-        if self.stopping || wanted == self.running {
+        let (runs, disorder) = (self.running.is_some(), self.plan.disorder(&level));
+        if self.stopping || wanted == self.running && (runs || !disorder) {
             return;
         }
-        if self.running.is_some() {
+        if runs || disorder {
             self.stopping = true;
             let (children, plan, me) = (self.siblings.clone(), Arc::clone(&self.plan), cx.me().clone());
             cx.spawn(async move {
-                children.stop_and_wait(plan.name()).await;
-                plan.after_stop(level).await;
+                if runs {
+                    children.stop_and_wait(plan.name()).await;
+                    plan.after_stop(level).await;
+                } else {
+                    plan.tidy(level).await;
+                }
                 let _stopping = me.tell(SwitchMsg::Stopped);
             });
             return;

@@ -16,7 +16,9 @@ pub(super) struct Hint {
 /// A transfer of leadership under way.
 pub(super) struct Transfer {
     ask: AskId,
+    to: RaftId,
     until: Moment,
+    again: Moment,
 }
 
 impl RaftCore {
@@ -193,7 +195,8 @@ impl RaftCore {
                 self.flush_proposals(now); // raft takes none while it transfers; these came before
                 let seat = self.seat.as_mut().expect("a leader has a seat");
                 seat.raw.transfer_leader(target.0);
-                self.transfer = Some(Transfer { ask, until: now + self.config.transfer_wait });
+                let (until, again) = (now + self.config.transfer_wait, now + self.config.hint_again);
+                self.transfer = Some(Transfer { ask, to: target, until, again });
             }
             Err(refusal) => self.out.answers.push(Answer::Transferred(ask, Err(refusal))),
         }
@@ -222,8 +225,15 @@ impl RaftCore {
         }
     }
 
+    /// The heir's first campaign may be lost as any message may. The ordinary timeout would be the next.
+    pub(super) fn told_to_lead(&mut self, now: Moment) {
+        let (delay, left) = (self.dice.up_to(self.config.hint_again), self.config.hint_tries);
+        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
+        seat.hint = Some(Hint { at: now + self.config.hint_again + delay, left });
+    }
+
     fn judge_transfer(&mut self, now: Moment) {
-        let Some(transfer) = self.transfer.as_ref() else { return };
+        let Some(transfer) = self.transfer.as_mut() else { return };
         let Some(seat) = self.seat.as_mut() else { return };
         let leads = seat.raw.raft.state == StateRole::Leader;
         let given_up = leads && seat.raw.raft.lead_transferee.is_none();
@@ -233,6 +243,13 @@ impl RaftCore {
             self.transfer = None;
             let why = if leads { ProposeError::TimedOut } else { ProposeError::UnknownOutcome };
             self.out.answers.push(Answer::Transferred(ask, Err(why)));
+        } else if leads && transfer.again <= now {
+            // Raft says it once, and gives up after an election timeout. It is the same transfer: its time runs on.
+            transfer.again = now + self.config.hint_again;
+            let elapsed = seat.raw.raft.election_elapsed;
+            seat.raw.raft.abort_leader_transfer();
+            seat.raw.transfer_leader(transfer.to.0);
+            seat.raw.raft.election_elapsed = elapsed;
         }
     }
 }

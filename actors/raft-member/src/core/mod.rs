@@ -443,6 +443,9 @@ impl RaftCore {
         if matches!(kind, PacketKind::RequestVote | PacketKind::RequestPreVote) {
             self.vote_asked(now, index, log_term);
         }
+        if kind == PacketKind::TimeoutNow {
+            self.told_to_lead(now);
+        }
         Ok(())
     }
 

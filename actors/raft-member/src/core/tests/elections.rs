@@ -69,6 +69,35 @@ fn leadership_goes_to_the_most_caught_up_voter_when_none_is_named() {
 }
 
 #[test]
+fn a_transfer_of_which_the_heir_has_not_heard_is_said_again() {
+    let mut w = World::cluster(28, 3);
+    w.run(ms(500));
+    let (ask, asked) = (w.ask(), w.now);
+    w.cut.insert((1, 3));
+    w.tell(1, Input::TransferLeadership { ask, to: Some(node_id(3)) });
+    w.run(ms(20));
+    w.cut.clear();
+    w.until("answered", |w| w.answer(ask).is_some());
+    assert!(matches!(w.answer(ask), Some(Answer::Transferred(_, Ok(node))) if *node == node_id(3)));
+    assert!(w.now.since(asked) < ms(300), "{:?}", w.now.since(asked));
+}
+
+#[test]
+fn an_heir_whose_campaign_is_lost_campaigns_again_before_the_ordinary_timeout() {
+    for seed in 0..20 {
+        let mut w = World::cluster(2900 + seed, 3);
+        w.run(ms(500));
+        let (ask, asked) = (w.ask(), w.now);
+        w.cut.extend([(3, 1), (3, 2)]);
+        w.tell(1, Input::TransferLeadership { ask, to: Some(node_id(3)) });
+        w.run(ms(20));
+        w.cut.clear();
+        w.until("it leads", |w| w.leading() == Some(3));
+        assert!(w.now.since(asked) < ms(500), "seed {seed}: {:?}", w.now.since(asked));
+    }
+}
+
+#[test]
 fn proposals_made_during_a_transfer_end_and_definite_refusals_are_true() {
     let mut w = World::cluster(25, 3);
     w.run(ms(500));
