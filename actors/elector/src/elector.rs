@@ -336,6 +336,7 @@ impl ElectorShell {
                     running.ended.cancel();
                 }
             }
+            Effect::Overdue if !candidate.must_end_in_time() => {}
             Effect::Overdue => {
                 error!(lease = %config.lease, "the guarded work outlives its lease, which can be another's now");
                 candidate.on_event(&format!("the work of {} outlives its lease", config.identity));

@@ -32,6 +32,12 @@ pub trait Candidate: Send + Sync + 'static {
         true
     }
 
+    /// Whether the work must be over before the lease can be another's; that it is not is logged as an error then. Not so where
+    /// the lease only says that somebody is there, and what is done is made safe by other means.
+    fn must_end_in_time(&self) -> bool {
+        true
+    }
+
     /// Something worth telling people: `NAME became leader`, `NAME stopped leading`, and that work outlives its lease.
     fn on_event(&self, event: &str) {
         let _ = event;

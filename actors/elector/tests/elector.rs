@@ -161,9 +161,13 @@ struct Worker {
     at_work: Arc<AtomicU64>,
     tokens: Arc<Mutex<Vec<u64>>>,
     panics: bool,
+    must_end: bool,
 }
 
 impl Candidate for Worker {
+    fn must_end_in_time(&self) -> bool {
+        self.must_end
+    }
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
         let me = self.clone();
         async move {
@@ -215,6 +219,7 @@ impl World {
             at_work: Arc::default(),
             tokens: Arc::default(),
             panics: false,
+            must_end: true,
         };
         Self { universe: Universe::start().await, judge: Judge::new(), worker }
     }
@@ -307,6 +312,27 @@ async fn without_a_cluster_it_steps_down_in_time_and_stands_again_under_a_new_to
     assert!(world.tokens()[1] > world.tokens()[0]);
     drop(elector);
     world.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_outlives_its_lease_is_called_out_if_it_had_to_end() {
+    for must_end in [true, false] {
+        let mut world = World::begin().await;
+        world.worker.drains = Duration::from_secs(60);
+        world.worker.must_end = must_end;
+        if must_end {
+            world.universe.expects_error("the guarded work outlives its lease");
+        }
+        let elector = world.candidate("a").await;
+        leads(&elector).await;
+        world.judge.set(|lease| lease.unreachable = true);
+        until(&elector, |status| status.hold.is_none()).await;
+        sleep(Duration::from_secs(30)).await;
+        let called = world.worker.log.lines().contains(&"the work of a outlives its lease".to_owned());
+        assert_eq!(called, must_end, "{:?}", world.worker.log.lines());
+        drop(elector);
+        world.universe.finish().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

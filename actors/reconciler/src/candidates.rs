@@ -206,6 +206,7 @@ impl Candidates {
             release: setup.release.clone(),
             needs: Default::default(),
             serves: false,
+            relies_on_lease: false,
         };
         let (cluster, clock, lease) = (Arc::clone(&setup.cluster), Arc::clone(&setup.clock), setup.lease);
         let (spec, view, leave) = member_spec("record", MemberSetup { cluster, clock, lease, member });

@@ -43,13 +43,21 @@ pub struct Member {
     pub needs: BTreeMap<String, Triple>,
     /// Whether it wants to serve, or only to be known.
     pub serves: bool,
+    /// Whether it serves by its lease, and must have stopped before that is over.
+    pub relies_on_lease: bool,
 }
 
 impl Member {
     /// A member that wants to serve.
     pub fn new(scope: &str, member: &str, release: Release) -> Self {
         let (scope, member) = (scope.to_owned(), member.to_owned());
-        Self { scope, member, node: None, release, needs: BTreeMap::new(), serves: true }
+        Self { scope, member, node: None, release, needs: BTreeMap::new(), serves: true, relies_on_lease: true }
+    }
+    /// What it does is made safe by other means: nothing goes wrong if it still serves when its lease is over.
+    #[must_use]
+    pub fn safe_without_lease(mut self) -> Self {
+        self.relies_on_lease = false;
+        self
     }
     /// It cannot serve unless this reconciler has been applied, of this release at least.
     #[must_use]
@@ -296,9 +304,14 @@ struct Holder {
     me: Address<Msg>,
     leave: Leave,
     view: Arc<watch::Sender<MemberView>>,
+    must_end_in_time: bool,
 }
 
 impl Candidate for Holder {
+    fn must_end_in_time(&self) -> bool {
+        self.must_end_in_time
+    }
+
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
         let (me, leave, view) = (self.me.clone(), self.leave.clone(), Arc::clone(&self.view));
         let serving = move || matches!(view.borrow().standing, Standing::Serving | Standing::Revoked { .. });
@@ -340,7 +353,13 @@ impl Shell for MemberShell {
         let lease = self.key().lease();
         let lease = LeaseRef { namespace: lease.namespace, name: lease.name };
         let config = self.setup.lease.config(lease, &self.setup.member.member);
-        let holder = Holder { me: cx.me().clone(), leave: self.leave.clone(), view: Arc::clone(&self.view) };
+        let member = &self.setup.member;
+        let holder = Holder {
+            me: cx.me().clone(),
+            leave: self.leave.clone(),
+            view: Arc::clone(&self.view),
+            must_end_in_time: member.serves && member.relies_on_lease,
+        };
         let clock = Arc::clone(&self.setup.clock);
         let setup = ElectorSetup { config, election: Election::Native(session), candidate: Arc::new(holder), clock };
         let (spec, elector) = LeaderElector::spec("lease", setup)?;

@@ -238,7 +238,7 @@ impl FeatureLevel {
 
     fn announce(&mut self, cx: &Cx<Msg>) {
         let me = self.ports.me;
-        let member = Member::new(MANAGERS_SCOPE, me.to_string().as_str(), self.release()).on(me);
+        let member = Member::new(MANAGERS_SCOPE, me.to_string().as_str(), self.release()).on(me).safe_without_lease();
         let (cluster, lease) = (Arc::clone(&self.ports.cluster), LeaseTiming::default());
         let setup = MemberSetup { cluster, clock: Arc::new(BootTime), lease, member };
         // It leaves with its lease, and not before.

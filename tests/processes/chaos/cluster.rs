@@ -32,6 +32,8 @@ pub struct Machine {
     pub hurt: bool,
     /// Its disk was full in this storm: what it says of that is no fault of its own.
     pub disk_was_full: bool,
+    /// In this storm.
+    pub was_frozen: bool,
     /// It ended by itself, with this status.
     pub ended: Option<Option<i32>>,
     /// How much of its log has been judged.
@@ -117,8 +119,17 @@ impl Cluster {
         let (clock, hang) = (self.clocks.of(&name), self.world.folder().join(format!("{name}.hangs")));
         let node = self.world.node(&name).disk_hangs_while(&hang).disk_may_fill();
         node.environment.extend(clock.environment());
-        let machine =
-            Machine { flags, clock, hang, served: false, hurt: false, disk_was_full: false, ended: None, judged: 0 };
+        let machine = Machine {
+            flags,
+            clock,
+            hang,
+            served: false,
+            hurt: false,
+            disk_was_full: false,
+            was_frozen: false,
+            ended: None,
+            judged: 0,
+        };
         self.machines.insert(name.clone(), machine);
         self.start(&name);
         name

@@ -87,6 +87,7 @@ impl Fault {
             Fault::Frozen => {
                 let name = unhurt(cluster, |_, _| true)?;
                 cluster.world.node(&name).signal(Signal::STOP);
+                cluster.machine(&name).was_frozen = true;
                 owes(cluster, &name, "is frozen", secs(8), Debt::Thaw)
             }
             Fault::Parted | Fault::OneWay => self.cut(cluster),
