@@ -87,3 +87,41 @@ fn nodes_that_come_back_at_another_address_keep_identity_and_seat() {
         assert!(addresses.contains(&world.node(name).listen.to_string()), "{name}: {addresses}");
     }
 }
+
+/// E30, S94. Nobody is where anybody knows him to be. Two managers and the worker are told where the third is now; that one is
+/// told nothing.
+#[test]
+fn managers_that_all_come_back_at_other_addresses_at_once_find_each_other() {
+    let mut world = World::with(3, 1);
+    let names = ["n1", "n2", "n3", "n4"];
+    let before = world.nodes_seen_by("n1");
+    for name in names {
+        world.node(name).stop();
+        world.node(name).listen = free_address().expect("a port is free");
+    }
+    let seed = world.node("n1").listen.to_string();
+    world.node("n1").start(&[]);
+    for name in ["n2", "n3", "n4"] {
+        world.node(name).start(&["--join", &seed]);
+    }
+    for name in names {
+        let now = world.node(name).ready().listen;
+        eventually_so("the cluster knows where it is", || world.seen("n1", name).is_some_and(|node| node.addr == now));
+    }
+    world.all_settled();
+    world.muster(&["node", "update", "n4", "--label-add", "written=after"]).ended(0);
+    for old in before {
+        let new = world.seen("n1", old.name.as_str()).expect("it is a node");
+        assert_eq!((new.id, seat_of(&new)), (old.id, seat_of(&old)), "{}", old.name);
+    }
+    // They need no telling the next time.
+    for name in names {
+        world.node(name).stop();
+    }
+    for name in names {
+        world.node(name).start(&[]);
+    }
+    for name in names {
+        world.node(name).ready();
+    }
+}

@@ -87,6 +87,9 @@ pub struct SeatRequest {
     pub data_lost: Option<DataLoss>,
     /// The newest encoding of commands and snapshots that its build reads. Below the cluster's: refused.
     pub feature_level: u32,
+    /// What its manager half lacks to run, if it does not: then no seat is meant. It is shown as what the change waits for,
+    /// until the next request. Nothing that the node holds is touched.
+    pub lacks: Option<String>,
 }
 
 /// What became of a manager's Raft data.
