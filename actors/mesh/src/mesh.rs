@@ -12,7 +12,7 @@ use std::time::Duration;
 use muster_gateway::{Connection, Registration};
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, MeshMsg, RaftMemberMsg, Reply, Service};
-use muster_messages::{CertIdentity, ErrorBody, NodeId};
+use muster_messages::{CertIdentity, ErrorBody, NodeId, RefusalReason};
 use ractor::{Actor, ActorRef};
 use ractor_cluster::NodeServerMessage;
 use serde_json::{Value, json};
@@ -226,7 +226,13 @@ impl MeshShell {
             Ok(node) => info!(%node, addr, "a manager was found where this one was told to look"),
             Err(why) => {
                 debug!(addr, %why, "no manager was found where this one was told to look");
-                self.tell_refusal(why);
+                // It may be the way to hear that the cluster goes on without this node. Anything else, such as that this is
+                // its own address, is nothing to the agent.
+                use RefusalReason as R;
+                if let Some(R::Blocked | R::Removed | R::Demoted | R::OldIncarnation) = why.refusal().map(|r| r.reason)
+                {
+                    self.tell_refusal(why);
+                }
             }
         }
         self.step(cx, Input::Asked { addr, found: result.ok() });

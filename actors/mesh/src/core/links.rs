@@ -138,6 +138,8 @@ struct Link {
     found: Option<String>,
     /// The next dial goes there.
     by_hint: bool,
+    /// The dial in flight does.
+    dials_hint: bool,
     sessions: BTreeMap<SessionNumber, Held>,
     up: Option<SessionNumber>,
     dialing: bool,
@@ -242,6 +244,7 @@ impl Links {
             addr: None,
             found: None,
             by_hint: false,
+            dials_hint: false,
             sessions: BTreeMap::new(),
             up: None,
             dialing: false,
@@ -331,7 +334,7 @@ impl Links {
         if outcome != DialOutcome::Opened {
             let pause = pause(link.failures);
             link.failures += 1;
-            link.by_hint = !link.by_hint && link.found.is_some();
+            link.by_hint = !link.dials_hint && link.found.is_some();
             link.next_dial = now + pause.mul_f64(1.0 - jitter as f64 / 100.0);
         }
     }
@@ -373,7 +376,9 @@ impl Links {
             }
             if link.next_dial <= now {
                 link.dialing = true;
-                let addr = link.found.as_ref().filter(|_| link.by_hint).unwrap_or(addr);
+                let hinted = link.found.as_ref().filter(|_| link.by_hint);
+                link.dials_hint = hinted.is_some();
+                let addr = hinted.unwrap_or(addr);
                 out.push(Effect::Dial { node: *node, addr: addr.clone() });
             } else {
                 wake = Some(wake.map_or(link.next_dial, |w| w.min(link.next_dial)));
