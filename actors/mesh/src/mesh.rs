@@ -415,6 +415,10 @@ impl MeshShell {
     }
 
     fn probe(&self, cx: &Cx<Msg>, addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>>) {
+        let own = self.wiring.credentials.borrow().identity.node().map(|(node, _)| node);
+        if own == Some(expect) {
+            return self.probe_itself(cx, addr, expect, reply);
+        }
         let opening = self.greeter().dial(addr.clone(), Some(expect), true);
         let me = cx.me().clone();
         cx.spawn(async move {
@@ -423,6 +427,16 @@ impl MeshShell {
                 let _gone = me.tell(Msg::Answered(expect));
             }
             let _gone = reply.send(answered);
+        });
+    }
+
+    /// A leader that has moved dials itself back as it would anybody else. There is no session with oneself: whoever answers
+    /// with our certificate is enough.
+    fn probe_itself(&self, cx: &Cx<Msg>, addr: String, own: NodeId, reply: Reply<Result<(), ErrorBody>>) {
+        let dialer = Arc::clone(&self.wiring.dialer);
+        cx.spawn(async move {
+            let answered = dialer.dial(&addr, Some(own)).await.map(|_| ());
+            let _gone = reply.send(answered.map_err(|why| NotOpened::from(why).body(&addr)));
         });
     }
 

@@ -89,6 +89,12 @@ fn a_probe_says_who_answers() {
     assert_eq!(nodes[0].wait_for("probe"), "probe ok");
     nodes[0].tell(&format!("probe {addr} 3"));
     assert_eq!(nodes[0].wait_for("probe"), "probe unreachable");
+    // A leader that has moved asks for itself.
+    let own = nodes[0].addr.clone();
+    for (addr, answer) in [(&own, "probe ok"), (&addr, "probe unreachable")] {
+        nodes[0].tell(&format!("probe {addr} 1"));
+        assert_eq!(nodes[0].wait_for("probe"), answer);
+    }
     nodes[1].kill();
     nodes[0].tell(&format!("probe {addr} 2"));
     assert_eq!(nodes[0].wait_for("probe"), "probe unreachable");
