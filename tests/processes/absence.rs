@@ -82,8 +82,65 @@ fn nodes_that_come_back_at_another_address_keep_identity_and_seat() {
         let new = world.seen("n1", old.name.as_str()).expect("it is a node");
         assert_eq!((new.id, seat_of(&new)), (old.id, seat_of(&old)), "{}", old.name);
     }
-    let addresses = world.answer("n1", Request::RaftStatus { fresh: true })["members"].to_string();
-    for name in ["n1", "n2", "n3"] {
-        assert!(addresses.contains(&world.node(name).listen.to_string()), "{name}: {addresses}");
+    members_are_where_they_listen(&mut world, &["n1", "n2", "n3"]);
+}
+
+/// Others dial members where the log says.
+#[track_caller]
+fn members_are_where_they_listen(world: &mut World, names: &[&str]) {
+    let listens: Vec<String> = names.iter().map(|name| world.node(name).listen.to_string()).collect();
+    eventually_so("the members' addresses are those at which they listen", || {
+        let members = world.answer("n1", Request::RaftStatus { fresh: true })["members"].to_string();
+        listens.iter().all(|address| members.contains(address))
+    });
+}
+
+/// Nobody else is there to dial it back.
+#[test]
+fn the_only_manager_may_move() {
+    let mut world = World::with(1, 0);
+    world.node("n1").stop();
+    world.node("n1").listen = free_address().expect("a port is free");
+    world.node("n1").start(&[]).ready();
+    members_are_where_they_listen(&mut world, &["n1"]);
+    world.join_more(1, Role::Worker);
+}
+
+/// E30, S94. Nobody is where anybody knows him to be. Two managers and the worker are told where the third is now; that one is
+/// told nothing.
+#[test]
+fn managers_that_all_come_back_at_other_addresses_at_once_find_each_other() {
+    let mut world = World::with(3, 1);
+    let names = ["n1", "n2", "n3", "n4"];
+    let before = world.nodes_seen_by("n1");
+    for name in names {
+        world.node(name).stop();
+        world.node(name).listen = free_address().expect("a port is free");
+    }
+    let seed = world.node("n1").listen.to_string();
+    world.node("n1").start(&[]);
+    for name in ["n2", "n3", "n4"] {
+        world.node(name).start(&["--join", &seed]);
+    }
+    for name in names {
+        let now = world.node(name).ready().listen;
+        eventually_so("the cluster knows where it is", || world.seen("n1", name).is_some_and(|node| node.addr == now));
+    }
+    world.all_settled();
+    members_are_where_they_listen(&mut world, &["n1", "n2", "n3"]);
+    world.muster(&["node", "update", "n4", "--label-add", "written=after"]).ended(0);
+    for old in before {
+        let new = world.seen("n1", old.name.as_str()).expect("it is a node");
+        assert_eq!((new.id, seat_of(&new)), (old.id, seat_of(&old)), "{}", old.name);
+    }
+    // They need no telling the next time.
+    for name in names {
+        world.node(name).stop();
+    }
+    for name in names {
+        world.node(name).start(&[]);
+    }
+    for name in names {
+        world.node(name).ready();
     }
 }

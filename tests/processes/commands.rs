@@ -1,5 +1,6 @@
 //! The command line against a real cluster: documents, exit statuses, identities.
 
+use muster_messages::Role;
 use serde_json::Value;
 
 use crate::harness::{Ran, World, eventually_so};
@@ -85,7 +86,13 @@ fn tokens_are_made_shown_rotated_and_revoked() {
         Ran::new(world.folder(), &["--socket", socket.to_str().expect("text"), "token", "show", "worker", "-q"])
             .ended(0);
     assert_eq!(shown.stdout.lines().count(), 1, "the token alone");
+    // S39.
+    let digest = |token: &str| token.rsplit_once('-').expect("a secret").0.to_owned();
+    let of_managers = world.token(Role::Manager);
     world.muster(&["token", "rotate", "worker"]).ended(0);
+    let rotated = world.token(Role::Worker);
+    assert_eq!(world.token(Role::Manager), of_managers, "the other role's is what it was");
+    assert!(rotated != shown.stdout.trim() && digest(&rotated) == digest(shown.stdout.trim()), "so is the digest");
     let old = shown.stdout.trim();
     let node = world.node("n4").start(&["--join", &seed, "--token", old]);
     assert_eq!(node.exit(), Some(6), "{}", node.log());

@@ -15,6 +15,7 @@ mod gates;
 mod harness;
 mod history;
 mod introspection;
+mod joining;
 mod kill_matrix;
 mod leader_loss;
 mod losses;

@@ -14,11 +14,12 @@ use std::future::Future;
 use std::time::Duration;
 
 use muster_gateway::{DialError, DialTimeouts, Dialer, FrameError, Stage};
+use muster_kernel::Clock;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Refusal, Rekey};
 use muster_messages::{Dice, ErrorBody, ErrorCode, Name};
 use muster_pki::{CsrKey, IdentityFault, JoinAttempt, JoinToken, make_csr, prove_rekey};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::config::JoinConfig;
 use crate::line::chain;
@@ -97,18 +98,25 @@ impl fmt::Display for JoinStage {
     }
 }
 
-/// A change of stage, for one line to a person.
+/// A change of stage, or the reminder that there is none, for one line to a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinProgress {
     pub addr: String,
     pub stage: JoinStage,
     /// What went wrong there, or what was reached.
     pub text: String,
+    /// How long it has been so, in a reminder.
+    pub lasts: Option<Duration>,
 }
 
 impl fmt::Display for JoinProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "joining through {}: {}: {}", self.addr, self.stage, self.text)
+        write!(f, "joining through {}: {}: {}", self.addr, self.stage, self.text)?;
+        match self.lasts.map(|lasts| lasts.as_secs() / 60) {
+            Some(minutes @ 0..120) => write!(f, " (for {minutes} min now)"),
+            Some(minutes) => write!(f, " (for {} h now)", minutes / 60),
+            None => Ok(()),
+        }
     }
 }
 
@@ -196,6 +204,8 @@ pub(crate) struct No {
 pub(crate) enum Why {
     /// Nobody answered to the point.
     Broken(String),
+    /// A clock is wrong. Names the time, and so differs each time.
+    Clock(String),
     /// The gateway refused the connection.
     Turned(Refusal),
     /// The request was judged.
@@ -208,7 +218,7 @@ impl Why {
         use ErrorCode as C;
         match self {
             // Said before the request, by someone who may not even be verified yet.
-            Why::Broken(_) | Why::Turned(_) => false,
+            Why::Broken(_) | Why::Clock(_) | Why::Turned(_) => false,
             Why::Judged(error) => matches!(
                 error.code,
                 C::DigestMismatch
@@ -227,10 +237,14 @@ impl Why {
     }
     fn text(&self) -> String {
         match self {
-            Why::Broken(text) => text.clone(),
+            Why::Broken(text) | Why::Clock(text) => text.clone(),
             Why::Turned(refusal) => format!("{}: {}", refusal.reason, refusal.message),
             Why::Judged(error) => format!("{}: {}", error.code, error.message),
         }
+    }
+    /// Whether whoever read the line about the one need not read one about the other.
+    fn is_like(&self, other: &Why) -> bool {
+        matches!((self, other), (Why::Clock(_), Why::Clock(_))) || self == other
     }
     fn managers(&self) -> &[String] {
         match self {
@@ -240,7 +254,7 @@ impl Why {
     }
     fn retry_after(&self) -> Option<Duration> {
         let ms = match self {
-            Why::Broken(_) => None,
+            Why::Broken(_) | Why::Clock(_) => None,
             Why::Turned(refusal) => refusal.retry_after_ms,
             Why::Judged(error) => error.retry_after_ms,
         };
@@ -248,7 +262,7 @@ impl Why {
     }
     fn into_error(self) -> ErrorBody {
         match self {
-            Why::Broken(text) => ErrorBody::new(ErrorCode::Unreachable, text),
+            Why::Broken(text) | Why::Clock(text) => ErrorBody::new(ErrorCode::Unreachable, text),
             Why::Turned(refusal) => ErrorBody::new(refusal.reason.code(), refusal.message),
             Why::Judged(error) => error,
         }
@@ -268,6 +282,38 @@ pub(crate) trait Try: Sync {
 /// The most addresses tried in one round; refusals may name more.
 const MOST: usize = 32;
 
+/// What was said last about one address.
+struct Told {
+    no: No,
+    since: Instant,
+    remind_at: Instant,
+}
+
+/// What does not change is said again after this, and then after four times as long each time.
+const REMIND: Duration = Duration::from_secs(60);
+/// But at least so often: whoever looks at a machine that has waited for days wants to see that it still does.
+const REMIND_AT_LEAST: Duration = Duration::from_secs(3600);
+
+impl Told {
+    /// Whether this is to be said, and for how long it has been so if it was said before.
+    fn again(told: &mut BTreeMap<String, Told>, addr: &str, no: &No) -> Option<Option<Duration>> {
+        let now = Instant::now();
+        match told.get_mut(addr).filter(|told| told.no.stage == no.stage && told.no.why.is_like(&no.why)) {
+            Some(told) if now < told.remind_at => None,
+            Some(told) => {
+                let lasts = now - told.since;
+                told.remind_at = now + (lasts * 3).min(REMIND_AT_LEAST);
+                Some(Some(lasts))
+            }
+            None => {
+                let news = Told { no: no.clone(), since: now, remind_at: now + REMIND };
+                told.insert(addr.to_owned(), news);
+                Some(None)
+            }
+        }
+    }
+}
+
 /// Round after round over the addresses, until one says yes or something final.
 pub(crate) async fn seek(
     via: &impl Try,
@@ -281,13 +327,7 @@ pub(crate) async fn seek(
         return Err(JoinError::NoAddress);
     }
     let mut known: Vec<String> = addrs.to_vec();
-    let mut told: BTreeMap<String, JoinProgress> = BTreeMap::new();
-    let mut say = |line: JoinProgress| {
-        if told.get(&line.addr) != Some(&line) {
-            progress(&line);
-            told.insert(line.addr.clone(), line);
-        }
-    };
+    let mut told: BTreeMap<String, Told> = BTreeMap::new();
     let mut dice = Dice::seeded(rand::random());
     let mut pause = config.retry_first;
     loop {
@@ -297,12 +337,14 @@ pub(crate) async fn seek(
             let no = match via.attempt(&addr, token, &request).await {
                 Ok(yes) => {
                     let text = format!("node {}", request.node);
-                    say(JoinProgress { addr, stage: JoinStage::Joined, text });
+                    progress(&JoinProgress { addr, stage: JoinStage::Joined, text, lasts: None });
                     return Ok(yes);
                 }
                 Err(no) => no,
             };
-            say(JoinProgress { addr: addr.clone(), stage: no.stage, text: no.why.text() });
+            if let Some(lasts) = Told::again(&mut told, &addr, &no) {
+                progress(&JoinProgress { addr: addr.clone(), stage: no.stage, text: no.why.text(), lasts });
+            }
             if no.why.is_final() {
                 return Err(JoinError::Refused(no.why.into_error()));
             }
@@ -331,7 +373,10 @@ impl Try for Tls {
         if !token.is_for(&root_pem) {
             let error = ErrorBody::new(
                 ErrorCode::DigestMismatch,
-                format!("the cluster at {addr} is not the one this token was made for: its root has another digest"),
+                format!(
+                    "the cluster at {addr} is not the one this token was made for: its root has another digest; join through \
+                     a node of the right cluster, or take a token of this one (`muster token show worker` on its manager)"
+                ),
             );
             return Err(No { stage: JoinStage::Digest, why: Why::Judged(error) });
         }
@@ -344,7 +389,10 @@ impl Tls {
     async fn root(&self, addr: &str) -> Result<String, No> {
         let digest = |why| No { stage: JoinStage::Digest, why };
         let dialled = Dialer::dial_unverified(addr, self.timeouts).await;
-        let mut stream = dialled.map_err(no)?.stream;
+        let mut stream = match dialled {
+            Ok(dialled) => dialled.stream,
+            Err(error) => return Err(self.no(addr, error).await),
+        };
         let limit = self.timeouts.greeting;
         let exchange = async {
             stream.send(&JoinFrame::GetRoot).await?;
@@ -358,11 +406,29 @@ impl Tls {
         }
     }
 
+    /// Why there is no connection. Of a clock that is wrong both are shown: neither side knows which one it is.
+    async fn no(&self, addr: &str, error: DialError) -> No {
+        let stage = stage_of(&error);
+        let why = match error {
+            DialError::Clock { .. } => {
+                let there = Dialer::told_time(addr, self.timeouts).await;
+                let there = there.map_or_else(String::new, |date| format!(", the one at {addr} {date}"));
+                Why::Clock(format!("{}; this machine's clock says {}{there}", error.in_words(), Clock.wall()))
+            }
+            DialError::Refused { refusal, .. } => Why::Turned(refusal),
+            other => Why::Broken(other.in_words()),
+        };
+        No { stage, why }
+    }
+
     async fn ask(&self, addr: &str, root_pem: String, request: &JoinRequest) -> Result<Yes, No> {
         let token = |why| No { stage: JoinStage::Token, why };
         let dialer = Dialer::anonymous(&root_pem).with_timeouts(self.timeouts);
         let dialled = dialer.dial(addr, Service::Join, None).await;
-        let mut stream = dialled.map_err(no)?.stream;
+        let mut stream = match dialled {
+            Ok(dialled) => dialled.stream,
+            Err(error) => return Err(self.no(addr, error).await),
+        };
         let exchange = async {
             stream.send(&JoinFrame::Join(request.clone())).await?;
             stream.recv::<JoinReply>().await
@@ -387,18 +453,13 @@ fn reply(addr: &str, exchange: Exchange, limit: Duration) -> Result<JoinReply, W
     }
 }
 
-fn no(error: DialError) -> No {
-    let stage = match &error {
+fn stage_of(error: &DialError) -> JoinStage {
+    match error {
         DialError::Resolve { .. } | DialError::Timeout { stage: Stage::Resolve, .. } => JoinStage::Resolve,
         DialError::Connect { .. } | DialError::Timeout { stage: Stage::Connect, .. } => JoinStage::Connect,
         DialError::Refused { .. } => JoinStage::Token,
         _ => JoinStage::Tls,
-    };
-    let why = match error {
-        DialError::Refused { refusal, .. } => Why::Turned(refusal),
-        other => Why::Broken(chain(&other)),
-    };
-    No { stage, why }
+    }
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Dial for Dialer {
             match dialer.dial(&addr, Service::Agent, None).await {
                 Ok(dialed) => Ok(Dialled { stream: dialed.stream, host: dialed.node }),
                 Err(DialError::Refused { refusal, .. }) => Err(Loss::Refused(refusal)),
-                Err(error) => Err(Loss::Broken(chain(&error))),
+                Err(error) => Err(Loss::Broken(error.in_words())),
             }
         })
     }

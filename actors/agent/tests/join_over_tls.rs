@@ -26,6 +26,11 @@ fn wall() -> WallTime {
 }
 
 fn sign(root: &Root, node: NodeId, role: Role, csr_pem: &str) -> String {
+    sign_at(root, node, role, csr_pem, wall())
+}
+
+/// As it would by a clock that says this.
+fn sign_at(root: &Root, node: NodeId, role: Role, csr_pem: &str, now: WallTime) -> String {
     let profile = NodeProfile {
         cluster: cluster(),
         node,
@@ -34,15 +39,19 @@ fn sign(root: &Root, node: NodeId, role: Role, csr_pem: &str) -> String {
         incarnation: Incarnation(1),
         ips: vec![],
         lifetime: NODE_LIFETIME,
-        now: wall(),
+        now,
     };
     let issuer = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap();
     issuer.sign_node(&profile, &CsrKey::parse(csr_pem).unwrap()).unwrap().cert_pem
 }
 
 fn credentials(root: &Root, node: NodeId, role: Role) -> NodeCredentials {
+    credentials_at(root, node, role, wall())
+}
+
+fn credentials_at(root: &Root, node: NodeId, role: Role, now: WallTime) -> NodeCredentials {
     let key_pem = new_key();
-    let cert_pem = sign(root, node, role, &muster_pki::make_csr(&key_pem).unwrap());
+    let cert_pem = sign_at(root, node, role, &muster_pki::make_csr(&key_pem).unwrap(), now);
     let identity = muster_pki::identity_of_pem(&cert_pem).unwrap();
     NodeCredentials { cert_pem, key_pem, root_pem: root.cert_pem.clone(), identity }
 }
@@ -66,7 +75,10 @@ impl Heard {
 
 /// A manager with this root that claims `shown` as the cluster's root.
 async fn serve(root: &Root, shown: String, answer: Answer) -> (String, Arc<Heard>) {
-    let creds = credentials(root, manager(), Role::Manager);
+    serve_as(credentials(root, manager(), Role::Manager), shown, answer).await
+}
+
+async fn serve_as(creds: NodeCredentials, shown: String, answer: Answer) -> (String, Arc<Heard>) {
     let config = muster_pki::server_config(&creds, Service::Join.alpn()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap().to_string();
@@ -203,4 +215,48 @@ async fn a_node_that_re_keys_keeps_its_id_and_proves_its_old_key() {
     let (proof, key) = (request.rekey.unwrap(), CsrKey::parse(&request.csr_pem).unwrap());
     let proved = verify_rekey(&root.cert_pem, &proof.old_cert_pem, &proof.signature, &key).unwrap();
     assert_eq!(proved.serial, old.identity.serial);
+}
+
+/// E41. The manager's clock is the real one; this machine's is years behind, or ahead: its certificates say so.
+#[tokio::test]
+async fn a_clock_that_is_years_away_is_told_with_what_to_compare_and_nothing_secret_is_sent() {
+    const YEAR: i64 = 365 * 86_400_000;
+    for (years, words) in [(4, "is 1459 days ahead"), (-4, "days ago")] {
+        let there = WallTime(wall().0 + years * YEAR);
+        let root = Root::create(cluster(), WallTime(there.0.min(wall().0))).unwrap();
+        let creds = credentials_at(&root, manager(), Role::Manager, there);
+        let (addr, heard) = serve_as(creds, root.cert_pem.clone(), yes(&root)).await;
+        let machine = Machine::new();
+        let tried = tokio::time::timeout(Duration::from_secs(2), machine.join(args(&addr, token(&root)))).await;
+        assert!(tried.is_err(), "a clock can be set: it is tried for ever");
+        let lines = machine.lines.lock().unwrap().clone();
+        let [line] = &lines[..] else { panic!("one line, however often it was tried: {lines:?}") };
+        for word in [addr.as_str(), ": TLS: ", words, "date -u", &format!("clock says {}", &wall().to_string()[..10])] {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+        assert!(heard.requests().is_empty());
+    }
+}
+
+/// E41. What is no musterd at all.
+#[tokio::test]
+async fn an_address_that_speaks_no_tls_or_nothing_is_named_with_what_may_be_wrong() {
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = plain.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut tcp, _)) = plain.accept().await {
+            let _gone = tokio::io::AsyncWriteExt::write_all(&mut tcp, b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        }
+    });
+    let root = Root::create(cluster(), wall()).unwrap();
+    for (addr, stage, words) in
+        [(&address, ": TLS: ", "does not speak TLS"), (&closed, ": connect: ", "nobody listens there")]
+    {
+        let machine = Machine::new();
+        let tried = tokio::time::timeout(Duration::from_secs(1), machine.join(args(addr, token(&root)))).await;
+        assert!(tried.is_err());
+        let lines = machine.lines.lock().unwrap().clone();
+        assert!(lines.len() == 1 && [addr, stage, words].iter().all(|word| lines[0].contains(*word)), "{lines:?}");
+    }
 }

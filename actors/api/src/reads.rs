@@ -125,7 +125,7 @@ impl Service {
 
     fn this(&self) -> SelfView {
         let facts = (self.ports.facts)();
-        let failing = || self.manager_half_fails().map(|_| "manager_half_failing".to_owned());
+        let failing = || self.manager_half_fails().map(|why| format!("manager_half_failing: {why}"));
         SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: facts.trouble.or_else(failing) }
     }
 

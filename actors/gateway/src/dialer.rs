@@ -23,6 +23,7 @@ use tokio_rustls::client::TlsStream;
 use crate::framed::{FrameError, Framed};
 use crate::stream::BoxStream;
 use crate::tls::{self, ClientTls};
+use crate::words::ClockFault;
 
 /// How long each stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +77,10 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    /// The handshake failed: another cluster's node, an expired certificate, not a TLS port.
+    /// The handshake failed for the time of day: either clock is wrong, or the other side's certificate has run out.
+    #[error("{addr} shows a certificate that is not valid now: {fault}")]
+    Clock { addr: String, fault: ClockFault },
+    /// The handshake failed: another cluster's node, not a TLS port.
     #[error("TLS handshake with {addr} failed")]
     Tls {
         addr: String,
@@ -219,6 +223,14 @@ impl Dialer {
         Ok(Unverified { stream, presented, remote, local })
     }
 
+    /// A connection to whoever answers at `addr`, without a service and without a greeting.
+    pub(crate) async fn dial_anyone(addr: &str, timeouts: DialTimeouts) -> Result<BoxStream, DialError> {
+        let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
+        let tcp = dialer.connect(addr).await?;
+        let config = muster_pki::unverified_client_config(&[])?;
+        Ok(Box::pin(dialer.handshake(addr, tcp, config).await?))
+    }
+
     async fn connect(&self, addr: &str) -> Result<TcpStream, DialError> {
         let limit = self.timeouts.connect;
         let resolving = timeout(limit, tokio::net::lookup_host(addr)).await;
@@ -242,10 +254,12 @@ impl Dialer {
     ) -> Result<TlsStream<TcpStream>, DialError> {
         let limit = self.timeouts.tls;
         let connecting = TlsConnector::from(config).connect(server_name(), tcp);
-        timeout(limit, connecting)
-            .await
-            .map_err(|_| late(addr, Stage::Tls, limit))?
-            .map_err(|source| DialError::Tls { addr: addr.to_owned(), source })
+        timeout(limit, connecting).await.map_err(|_| late(addr, Stage::Tls, limit))?.map_err(|source| {
+            match ClockFault::of(&source) {
+                Some(fault) => DialError::Clock { addr: addr.to_owned(), fault },
+                None => DialError::Tls { addr: addr.to_owned(), source },
+            }
+        })
     }
 
     async fn greeting(&self, addr: &str, stream: &mut Framed<BoxStream>) -> Result<NodeId, DialError> {

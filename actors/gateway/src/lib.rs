@@ -21,6 +21,8 @@ mod port;
 mod services;
 mod stream;
 mod tls;
+mod told_time;
+mod words;
 
 pub use self::accept::JOIN_FRAME_LIMIT;
 pub use self::connection::{Connection, ConnectionPermit};
@@ -35,3 +37,4 @@ pub use self::metrics::GatewayMetrics;
 pub use self::port::{GatewayConfig, Port};
 pub use self::services::{Registration, Services};
 pub use self::stream::{BoxStream, Duplex, Killable, Prefixed};
+pub use self::words::ClockFault;

@@ -6,4 +6,5 @@ pub mod backlog;
 pub mod filter;
 pub mod frames;
 pub mod hello;
+pub mod hints;
 pub mod links;

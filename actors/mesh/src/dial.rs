@@ -31,14 +31,14 @@ pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<DialedPeer, DialFailur
 
 /// Dials managers.
 pub trait Dial: Send + Sync + 'static {
-    /// Connects to the mesh service at `addr`, which must be `expect`.
-    fn dial<'a>(&'a self, addr: &'a str, expect: NodeId) -> Dialing<'a>;
+    /// Connects to the mesh service at `addr`, which must be `expect` if somebody in particular is wanted.
+    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>) -> Dialing<'a>;
 }
 
 impl Dial for Dialer {
-    fn dial<'a>(&'a self, addr: &'a str, expect: NodeId) -> Dialing<'a> {
+    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>) -> Dialing<'a> {
         Box::pin(async move {
-            let dialed = Dialer::dial(self, addr, Service::Mesh, Some(expect)).await?;
+            let dialed = Dialer::dial(self, addr, Service::Mesh, expect).await?;
             Ok(DialedPeer {
                 // The greeting was received whole, and frames are read exactly: nothing of the hello is lost.
                 stream: dialed.stream.into_inner(),
@@ -51,13 +51,7 @@ impl Dial for Dialer {
 
 impl From<DialError> for DialFailure {
     fn from(why: DialError) -> Self {
-        let mut text = why.to_string();
-        let mut source = std::error::Error::source(&why);
-        while let Some(cause) = source {
-            text.push_str(": ");
-            text.push_str(&cause.to_string());
-            source = cause.source();
-        }
+        let text = why.in_words();
         Self { text, refused_at_once: why.is_refused(), refusal: why.refusal().cloned() }
     }
 }

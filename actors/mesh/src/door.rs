@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::assembly::Piece;
 use crate::core::filter::MAX_CALL_MS;
-use crate::core::hello::believed;
+use crate::core::hello::{believed, may_be_of};
 use crate::offences::Offences;
 use crate::peer::RAFT_WINDOW;
 use crate::session::{QUEUE, Session, Sessions};
@@ -72,8 +72,10 @@ pub struct Counters {
     pub snapshots: AtomicU64,
     pub malformed: AtomicU64,
     pub unknown_tag: AtomicU64,
-    /// Raft messages in the name of a seat that is not the peer's.
+    /// Raft messages in the name of a seat that is another node's.
     pub foreign_seat: AtomicU64,
+    /// Raft messages of a seat that the session does not speak for, and that may have been the peer's, or may become it.
+    pub unknown_seat: AtomicU64,
     /// The raft member or the router did not take it.
     pub busy: AtomicU64,
     pub spoiled: AtomicU64,
@@ -93,7 +95,7 @@ impl Counters {
             "snapshots": n(&self.snapshots),
             "dropped": {
                 "malformed": n(&self.malformed), "unknown_tag": n(&self.unknown_tag),
-                "foreign_seat": n(&self.foreign_seat), "busy": n(&self.busy),
+                "foreign_seat": n(&self.foreign_seat), "unknown_seat": n(&self.unknown_seat), "busy": n(&self.busy),
                 "spoiled": n(&self.spoiled), "unread": n(&self.unread),
             },
         })
@@ -145,17 +147,33 @@ impl Hall {
     }
 
     fn raft(&self, session: &Session, mut packets: Vec<RaftPacket>) -> PeerReply {
-        let came = packets.len();
-        packets.retain(|p| Some(p.from) == session.seat());
-        if packets.len() < came {
-            add(&self.counters.foreign_seat, came - packets.len());
-            self.offence(session, "foreign_seat");
+        let seat = session.seat();
+        if packets.iter().any(|p| Some(p.from) != seat) {
+            let foreign = packets.iter().filter(|p| Some(p.from) != seat && self.is_foreign(session, p.from)).count();
+            let came = packets.len();
+            packets.retain(|p| Some(p.from) == seat);
+            self.dropped_for_their_seat(session, foreign, came - packets.len() - foreign);
         }
         if packets.is_empty() {
             return PeerReply::Taken;
         }
         add(&self.counters.packets, packets.len());
-        self.hand_on(RaftMemberMsg::FromPeer { node: session.node, peer_seat: session.seat(), packets })
+        self.hand_on(RaftMemberMsg::FromPeer { node: session.node, peer_seat: seat, packets })
+    }
+
+    /// Whether no honest peer speaks in the name of this seat. One that got another seat, or lost one, may do so for as long
+    /// as it, or this copy, has not heard of it: what it says is dropped all the same, and it is accused of nothing.
+    fn is_foreign(&self, session: &Session, seat: RaftId) -> bool {
+        let replica = self.replica.borrow();
+        !may_be_of(session.node, seat, replica.raft.raft_id, &replica.tables)
+    }
+
+    fn dropped_for_their_seat(&self, session: &Session, foreign: usize, unknown: usize) {
+        add(&self.counters.unknown_seat, unknown);
+        if foreign > 0 {
+            add(&self.counters.foreign_seat, foreign);
+            self.offence(session, "foreign_seat");
+        }
     }
 
     fn seat(&self, session: &Session, claimed: RaftId) -> PeerReply {
@@ -166,8 +184,7 @@ impl Hall {
                 PeerReply::Taken
             }
             Err(foreign) => {
-                add(&self.counters.foreign_seat, 1);
-                self.offence(session, "foreign_seat");
+                self.dropped_for_their_seat(session, 1, 0);
                 PeerReply::Refused { reason: foreign.to_string() }
             }
         }
@@ -175,11 +192,18 @@ impl Hall {
 
     fn piece(&self, session: &Session, piece: Piece) -> PeerReply {
         add(&self.counters.chunks, 1);
-        let foreign = piece.last.as_ref().is_some_and(|p| p.from != piece.from);
-        if Some(piece.from) != session.seat() || foreign {
-            add(&self.counters.foreign_seat, 1);
-            self.offence(session, "foreign_seat");
+        if piece.last.as_ref().is_some_and(|p| p.from != piece.from) {
+            self.dropped_for_their_seat(session, 1, 0);
             return refused("another node's seat");
+        }
+        if Some(piece.from) != session.seat() {
+            let foreign = self.is_foreign(session, piece.from);
+            self.dropped_for_their_seat(session, foreign.into(), (!foreign).into());
+            return refused(if foreign {
+                "another node's seat"
+            } else {
+                "a seat that this session does not speak for"
+            });
         }
         let mut assembly = session.assembly.lock().unwrap_or_else(PoisonError::into_inner);
         match assembly.take(self.snapshot_limit, piece) {

@@ -82,8 +82,8 @@ pub struct Greeter {
 }
 
 impl Greeter {
-    /// Dials a node and exchanges hellos.
-    pub async fn dial(self, addr: String, node: NodeId, probe: bool) -> Result<Opened, NotOpened> {
+    /// Dials a node, or whoever is there, and exchanges hellos.
+    pub async fn dial(self, addr: String, node: Option<NodeId>, probe: bool) -> Result<Opened, NotOpened> {
         let opening = async {
             let dialed = self.dialer.dial(&addr, node).await?;
             let own = current(self.said).await?;

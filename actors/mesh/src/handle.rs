@@ -10,7 +10,7 @@ use muster_messages::wire::{PeerCall, RaftPacket, SnapshotHead};
 use muster_messages::{ErrorBody, Member, NodeId, RaftId};
 use tokio::sync::oneshot;
 
-use crate::mesh::Msg;
+use crate::msg::Msg;
 use crate::peer::{PeerMsg, no_session};
 
 /// Where each peer's actor is reached, and which peers have a session.

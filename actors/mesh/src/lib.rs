@@ -9,6 +9,7 @@ mod greeting;
 mod handle;
 mod handshake;
 mod mesh;
+mod msg;
 mod offences;
 mod peer;
 mod session;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use muster_gateway::{Connection, Registration};
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::{AgentMsg, MeshMsg, Named, RaftMemberMsg, Reply, Service};
-use muster_messages::{CertIdentity, ErrorBody, NodeId};
+use muster_messages::protocol::{AgentMsg, MeshMsg, RaftMemberMsg, Reply, Service};
+use muster_messages::{CertIdentity, ErrorBody, NodeId, RefusalReason};
 use ractor::{Actor, ActorRef};
 use ractor_cluster::NodeServerMessage;
 use serde_json::{Value, json};
@@ -25,8 +25,9 @@ use crate::core::links::{DialOutcome, Effect, Input, Links, SessionNumber};
 use crate::door::{Counters, DoorMsg, DoorNews, DoorShell, DoorShellMsg, Hall};
 use crate::greeting::{Greeted, Greeter, NotOpened, Opened, Who};
 use crate::handle::MeshHandle;
+use crate::msg::Msg;
 use crate::offences::Offences;
-use crate::peer::{Link, PeerMsg, PeerShell, PeerStarted, no_session};
+use crate::peer::{Link, PeerMsg, PeerShell, no_session};
 use crate::session::{Ending, Facts, Session, Sessions};
 use crate::session_server::{SessionEvent, SessionServer};
 use crate::stream::Guarded;
@@ -40,63 +41,6 @@ const GREETING: usize = 4;
 const ACCEPTING: usize = 64;
 /// Messages that wait for a peer actor: Raft sends a few per tick and batch.
 const PEER_MAILBOX: usize = 4096;
-
-/// What the mesh hears.
-pub enum Msg {
-    Protocol(MeshMsg),
-    /// The members changed: look into the slot.
-    Members,
-    /// The replica changed.
-    Replica,
-    Connection(Box<Connection>),
-    Door(DoorNews),
-    /// A peer actor is there, for the first time or again.
-    PeerStarted(NodeId),
-    /// A hello ended.
-    Greeted(Box<Greeted>),
-    /// A node answered a probe.
-    Answered(NodeId),
-    Session(SessionEvent),
-    /// It should be ready by now.
-    ReadyBy(SessionNumber),
-    ServerEnded,
-    Woke,
-}
-
-impl From<MeshMsg> for Msg {
-    fn from(msg: MeshMsg) -> Self {
-        Msg::Protocol(msg)
-    }
-}
-impl From<DoorNews> for Msg {
-    fn from(news: DoorNews) -> Self {
-        Msg::Door(news)
-    }
-}
-impl From<PeerStarted> for Msg {
-    fn from(PeerStarted(node): PeerStarted) -> Self {
-        Msg::PeerStarted(node)
-    }
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::Members => "members",
-            Msg::Replica => "replica",
-            Msg::Connection(_) => "connection",
-            Msg::Door(_) => "door",
-            Msg::PeerStarted(_) => "peer_started",
-            Msg::Greeted(_) => "greeted",
-            Msg::Answered(_) => "answered",
-            Msg::Session(SessionEvent::Ready { .. }) => "session_ready",
-            Msg::Session(SessionEvent::Ended { .. }) => "session_ended",
-            Msg::ReadyBy(_) => "ready_by",
-            Msg::ServerEnded => "server_ended",
-            Msg::Woke => "woke",
-        }
-    }
-}
 
 /// The session server of this incarnation; stopped with it.
 struct Server(ActorRef<NodeServerMessage>, Sessions);
@@ -150,7 +94,7 @@ impl MeshShell {
             config,
             handle,
             hall: Arc::new(hall),
-            links: Links::new(own.unwrap_or(NodeId::from_entropy(0)), rand::random()),
+            links: Links::new(own.unwrap_or(NodeId::from_entropy(0)), rand::random(), wiring.hints.clone()),
             sessions,
             server: None,
             registration: None,
@@ -192,6 +136,7 @@ impl MeshShell {
     fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) {
         match effect {
             Effect::Dial { node, addr } => self.dial(cx, node, addr),
+            Effect::Ask { addr } => self.ask(cx, addr),
             Effect::End { number, because } => {
                 if let Some(session) = self.sessions.get(number) {
                     session.end(because.into());
@@ -260,11 +205,37 @@ impl MeshShell {
     fn dial(&mut self, cx: &Cx<Msg>, node: NodeId, addr: String) {
         let me = cx.me().clone();
         let paused = self.hall.offences.paused(cx.now(), node);
-        let opening = self.greeter().dial(addr, node, false);
+        let opening = self.greeter().dial(addr, Some(node), false);
         cx.spawn(async move {
             let result = if paused { Err(NotOpened::Paused) } else { opening.await };
             let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Dialed(node), result })));
         });
+    }
+
+    fn ask(&self, cx: &Cx<Msg>, addr: String) {
+        let opening = self.greeter().dial(addr.clone(), None, true);
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            let result = Box::new(opening.await.map(|opened| opened.agreed.node));
+            let _gone = me.tell(Msg::Asked { addr, result });
+        });
+    }
+
+    fn asked(&mut self, cx: &Cx<Msg>, addr: String, result: Result<NodeId, NotOpened>) {
+        match &result {
+            Ok(node) => info!(%node, addr, "a manager was found where this one was told to look"),
+            Err(why) => {
+                debug!(addr, %why, "no manager was found where this one was told to look");
+                // It may be the way to hear that the cluster goes on without this node. Anything else, such as that this is
+                // its own address, is nothing to the agent.
+                use RefusalReason as R;
+                if let Some(R::Blocked | R::Removed | R::Demoted | R::OldIncarnation) = why.refusal().map(|r| r.reason)
+                {
+                    self.tell_refusal(why);
+                }
+            }
+        }
+        self.step(cx, Input::Asked { addr, found: result.ok() });
     }
 
     fn greeter(&self) -> Greeter {
@@ -323,6 +294,11 @@ impl MeshShell {
         if let Who::Dialed(node) = who {
             self.last_errors.insert(node, why.to_string());
         }
+        self.tell_refusal(why);
+    }
+
+    /// What the other side said may concern this whole node: the agent judges.
+    fn tell_refusal(&self, why: &NotOpened) {
         if let Some(refusal) = why.refusal() {
             let serial = Some(self.wiring.credentials.borrow().identity.serial.clone());
             let msg = AgentMsg::RefusedByPeer { refusal: refusal.clone(), serial };
@@ -439,7 +415,11 @@ impl MeshShell {
     }
 
     fn probe(&self, cx: &Cx<Msg>, addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>>) {
-        let opening = self.greeter().dial(addr.clone(), expect, true);
+        let own = self.wiring.credentials.borrow().identity.node().map(|(node, _)| node);
+        if own == Some(expect) {
+            return self.probe_itself(cx, addr, expect, reply);
+        }
+        let opening = self.greeter().dial(addr.clone(), Some(expect), true);
         let me = cx.me().clone();
         cx.spawn(async move {
             let answered = opening.await.map(|_| ()).map_err(|why| why.body(&addr));
@@ -447,6 +427,16 @@ impl MeshShell {
                 let _gone = me.tell(Msg::Answered(expect));
             }
             let _gone = reply.send(answered);
+        });
+    }
+
+    /// A leader that has moved dials itself back as it would anybody else. There is no session with oneself: whoever answers
+    /// with our certificate is enough.
+    fn probe_itself(&self, cx: &Cx<Msg>, addr: String, own: NodeId, reply: Reply<Result<(), ErrorBody>>) {
+        let dialer = Arc::clone(&self.wiring.dialer);
+        cx.spawn(async move {
+            let answered = dialer.dial(&addr, Some(own)).await.map(|_| ());
+            let _gone = reply.send(answered.map_err(|why| NotOpened::from(why).body(&addr)));
         });
     }
 
@@ -547,6 +537,7 @@ impl Shell for MeshShell {
             Msg::PeerStarted(node) => self.link(node),
             Msg::Greeted(greeted) => self.greeted(cx, *greeted),
             Msg::Answered(node) => self.step(cx, Input::Answered { node }),
+            Msg::Asked { addr, result } => self.asked(cx, addr, *result),
             Msg::Session(event) => self.session(cx, event),
             Msg::ReadyBy(number) => {
                 if let Some(session) = self.sessions.get(number).filter(|_| !self.doors.contains_key(&number)) {
@@ -571,7 +562,7 @@ impl Shell for MeshShell {
             .collect();
         json!({
             "node": own.map(|o| o.node), "seat": own.and_then(|o| o.seat), "door_pid": self.door,
-            "peers": peers,
+            "peers": peers, "hints": self.links.hints(),
             "sessions_ended": self.endings,
             "offences": self.hall.offences.view(),
             "door": self.hall.counters.view(),

@@ -46,6 +46,8 @@ pub struct MeshWiring {
     pub dialer: Arc<dyn Dial>,
     /// Where the mesh registers for its connections.
     pub services: Services,
+    /// `host:port` where some manager may be found when no member is where it should be.
+    pub hints: Vec<String>,
 }
 
 /// The mesh, before it runs: made once, by whoever wires the tree.

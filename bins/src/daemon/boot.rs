@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use muster_agent::{JoinArgs, NodeMemory, NodeTrouble, join, trouble_of};
 use muster_kernel::Clock;
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::{Name, RaftId};
-use muster_pki::{Founding, IdentityStore, LocalNode};
+use muster_messages::{ErrorCode, Name, RaftId};
+use muster_pki::{Founding, IdentityStore, JoinToken, LocalNode};
 use muster_raft_member::disk;
 
 use super::config::Config;
@@ -76,6 +76,15 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let local = memory.load()?;
     let founding = store.load_founding()?;
     not_ended(config, &local)?;
+    if let Some(holds) = holds(&store, founding.as_ref())? {
+        not_of_another_cluster(config, &holds)?;
+        if !config.force_new_cluster && (config.init || config.token.is_some()) {
+            tracing::info!(
+                holds = holds.whom,
+                "the directory holds an identity: it resumes, and --init, --join and --token are not needed"
+            );
+        }
+    }
     recovery::settle(config, advertise, &memory)?;
     let local = memory.load()?;
     let existing = store.load_credentials()?;
@@ -129,6 +138,55 @@ pub fn not_ended(config: &Config, local: &LocalNode) -> Result<(), Exit> {
         format!(
             "this node was told {} at {}: {message}; to join again as a new node, empty {dir} first",
             ended.reason, ended.at
+        ),
+    ))
+}
+
+/// Whom a directory belongs to.
+struct Holds {
+    /// For people.
+    whom: String,
+    root_pem: String,
+}
+
+fn holds(store: &IdentityStore, founding: Option<&Founding>) -> Result<Option<Holds>, Exit> {
+    let holds = store.load_credentials()?.map(|NodeCredentials { identity, root_pem, .. }| {
+        let node = identity.node().map_or_else(String::new, |(node, _)| node.to_string());
+        Holds { whom: format!("node {node} of cluster {}", identity.cluster), root_pem }
+    });
+    let begun = || {
+        let Founding { node, cluster, root_cert_pem, .. } = founding?;
+        let whom = format!("node {node}, which has begun to found cluster {cluster}");
+        Some(Holds { whom, root_pem: root_cert_pem.clone() })
+    };
+    Ok(holds.or_else(begun))
+}
+
+/// An identity wins over flags, which stand in unit files long after they were needed. But it would look for its old cluster
+/// for ever, while somebody waits for it in another one: a token says which one was meant.
+fn not_of_another_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
+    let Some(token) = config.token.as_ref().filter(|_| !config.join.is_empty()) else { return Ok(()) };
+    let dir = config.data_dir.display();
+    let token = match JoinToken::parse(token) {
+        Ok(token) => token,
+        Err(bad) => {
+            tracing::warn!(holds = holds.whom, %bad, "--token is no join token; the directory holds an identity, and needs none");
+            return Ok(());
+        }
+    };
+    if token.is_for(&holds.root_pem) {
+        return Ok(());
+    }
+    let own = muster_pki::digest(&holds.root_pem).unwrap_or_default();
+    Err(Exit::new(
+        6,
+        format!(
+            "{}: {dir} holds {}, whose root has the digest {own}, and the token is for a cluster whose root has the digest \
+             {}. To go on as this node, start it without --join and --token. To join the other cluster as a new node, give \
+             it an empty directory, and remove the old node in its cluster (`muster node rm`)",
+            ErrorCode::DigestMismatch,
+            holds.whom,
+            token.digest
         ),
     ))
 }
@@ -217,3 +275,6 @@ fn no_way_back(config: &Config, raft: &RaftData) -> Exit {
         ),
     )
 }
+
+#[cfg(test)]
+mod tests;

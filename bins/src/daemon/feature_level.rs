@@ -112,7 +112,7 @@ pub fn outgrows(shared: &Shared) -> Outgrow {
 /// Asks for the seat in vain, for as long as the process runs: whoever leads can tell operators of this node then.
 async fn stay_named(shared: Shared) {
     let (advertise, feature_level) = (shared.advertise.clone(), shared.config.settings.debug.feature_level);
-    let request = SeatRequest { advertise, held: None, data_lost: None, feature_level };
+    let request = SeatRequest { advertise, held: None, data_lost: None, feature_level, lacks: None };
     loop {
         let request = request.clone();
         let asked = shared.agent.ask(PATIENCE, |reply| AgentMsg::RequestSeat { request, reply }).await;

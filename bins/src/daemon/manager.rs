@@ -130,6 +130,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             agent: shared.agent.clone(),
             dialer: Arc::new(shared.dialer.clone()),
             services: shared.services.clone(),
+            hints: shared.config.join.iter().filter(|addr| **addr != shared.advertise).cloned().collect(),
         },
     );
     let handle = mesh.handle();
@@ -189,11 +190,13 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     }));
     let seat: Address<SeatMsg> = Address::new(64);
     let seat_ports = seat_ports(shared, &replica, &outgrown, children);
-    children.start(Spec::actor("seat", seat, move || {
+    let keeper = Spec::actor("seat", seat, move || {
         // The copy stays attached exactly as long as something of this incarnation lives.
         let _attached = &copy;
         Ok(SeatKeeper::new(seat_ports.clone()))
-    }));
+    });
+    // Nobody asks for a seat that it cannot take: a learner that never answers is in everybody's way.
+    children.start(keeper.requires("raft-member"));
     children.start(feature_level::spec(level_ports(shared, &replica, &outgrown)));
     shared.manager.send_replace(Some(ports));
     Ok(())

@@ -4,6 +4,7 @@ mod boot;
 mod commands;
 mod config;
 mod feature_level;
+mod lacks;
 mod leader;
 mod lock;
 mod logging;

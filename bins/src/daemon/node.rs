@@ -19,6 +19,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use super::boot::{Booted, Exit, RaftData, boot};
 use super::config::Config;
 use super::feature_level::{self, Runs};
+use super::lacks;
 use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
@@ -71,9 +72,8 @@ const FAREWELL: Duration = Duration::from_millis(5_500);
 impl Node {
     /// Boots and starts everything. Returns once the tree stands; the ready line follows when the node can serve.
     pub async fn start(config: Config) -> Result<Self, Exit> {
-        let listener = TcpListener::bind(&config.listen)
-            .await
-            .map_err(|e| Exit::new(1, format!("cannot listen on {}: {e}", config.listen)))?;
+        let listener =
+            TcpListener::bind(&config.listen).await.map_err(|e| Exit::new(1, cannot_listen(&config.listen, &e)))?;
         let listens = listener.local_addr()?;
         let known = NodeMemory::new(IdentityStore::open(&config.data_dir)?).load()?.managers;
         let others: Vec<String> = config.join.iter().cloned().chain(known).collect();
@@ -126,6 +126,17 @@ impl Node {
         tokio::join!(farewell, as_manager);
         self.root.shut_down().await;
     }
+}
+
+fn cannot_listen(addr: &str, why: &std::io::Error) -> String {
+    let help = match why.kind() {
+        std::io::ErrorKind::AddrInUse => "; another process listens there (`ss -ltnp` names it)",
+        std::io::ErrorKind::AddrNotAvailable => {
+            "; --listen wants an address of this machine (--advertise may be another one)"
+        }
+        _ => "",
+    };
+    format!("cannot listen on {addr}: {why}{help}")
 }
 
 struct Wired {
@@ -258,6 +269,7 @@ fn start_tree(
     children.start(agent_spec(wired.agent.clone(), wired.agent_ports.clone()));
     children.start(manager_switch(&shared, &wired.agent_ports, children.clone()));
     follow_managers(&shared, wired.agent_ports.clone());
+    lacks::report(&shared, wired.agent_ports.wanted());
     Ok(())
 }
 

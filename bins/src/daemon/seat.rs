@@ -5,7 +5,8 @@
 //!                old one is removed first.
 //! A manager asks once after each start, also with its data in place: its address may have changed, or its seat may be
 //! gone. It asks again when it has followed nobody for a while: its seat may have been taken, or replaced, while it was
-//! cut off, and then nobody speaks to the old one any more. What it waits for is in the log, once per change, and in `status`.
+//! cut off, and then nobody speaks to the old one any more. What it waits for is in the log, once per change; what only
+//! somebody at this machine can mend (lost data, an address that nobody can dial) is in this node's own `status` as well.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +16,7 @@ use muster_agent::NodeMemory;
 use muster_kernel::{Children, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{AgentMsg, Named};
 use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
-use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica, word};
+use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica, WaitReason, word};
 use muster_raft_member::{Outgrown, disk};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -68,7 +69,7 @@ pub struct SeatPorts {
     pub memory: NodeMemory,
     /// What became of this node's Raft data, as everybody on it knows it.
     pub data: Arc<Mutex<RaftData>>,
-    /// A word for `status` while the data is lost.
+    /// For `status`, while the data is lost or nobody can dial this manager.
     pub trouble: Arc<watch::Sender<Option<String>>>,
     /// Where others reach this manager.
     pub advertise: String,
@@ -88,12 +89,14 @@ pub struct SeatKeeper {
     /// A request is on its way, or will be.
     asking: bool,
     said: String,
+    /// The last dial-back failed, and how.
+    unreachable: Option<String>,
 }
 
 impl SeatKeeper {
     pub fn new(ports: SeatPorts) -> Self {
         let (pause, holds, seated, emptied) = (FIRST_PAUSE, None, None, None);
-        Self { ports, pause, holds, seated, emptied, asking: true, said: String::new() }
+        Self { ports, pause, holds, seated, emptied, asking: true, said: String::new(), unreachable: None }
     }
 
     fn data(&self) -> RaftData {
@@ -114,15 +117,42 @@ impl SeatKeeper {
             RaftData::Damaged { held, file, .. } => (held, Some(DataLoss { damaged: true, file })),
         };
         let SeatPorts { advertise, feature_level, .. } = &self.ports;
-        SeatRequest { advertise: advertise.clone(), held, data_lost, feature_level: *feature_level }
+        SeatRequest { advertise: advertise.clone(), held, data_lost, feature_level: *feature_level, lacks: None }
     }
 
     /// One line per change, to whoever looks at why a manager is not there yet.
     fn say(&mut self, text: String) {
         if self.said != text {
-            info!("{text}");
+            match self.unreachable {
+                Some(_) => warn!("{text}"),
+                None => info!("{text}"),
+            }
             self.said = text;
         }
+    }
+
+    /// Whether the leader found this manager where it says it is: a matter for whoever looks after this machine.
+    fn dialled(&mut self, failure: Option<&str>) {
+        let failure = failure.map(str::to_owned);
+        if self.unreachable != failure {
+            self.unreachable = failure;
+            self.show_trouble();
+        }
+    }
+
+    fn show_trouble(&self) {
+        let trouble = match self.data() {
+            RaftData::Missing { .. } => Some("raft_data_missing".to_owned()),
+            RaftData::Damaged { .. } => Some("raft_data_damaged".to_owned()),
+            RaftData::None | RaftData::Present => {
+                self.unreachable.as_ref().map(|why| format!("{}: {why}", word(WaitReason::DialBackFailed)))
+            }
+        };
+        self.ports.trouble.send_if_modified(|shown| {
+            let differs = *shown != trouble;
+            *shown = trouble;
+            differs
+        });
     }
 
     fn again(&mut self, cx: &Cx<SeatMsg>, pause: Duration) {
@@ -136,6 +166,7 @@ impl SeatKeeper {
                 self.pause = FIRST_PAUSE;
                 self.asking = false;
                 self.seated = Some(raft_id);
+                self.dialled(None);
                 self.say(format!("this manager has raft seat {raft_id}"));
                 // The member may have been told by the leader itself: its news is behind this answer then.
                 let holds = self.ports.replica.borrow().raft.raft_id;
@@ -152,6 +183,10 @@ impl SeatKeeper {
                 }
             }
             Ok(SeatReply::Wait { reason, message, retry_after_ms }) => {
+                // Any other reason is somebody else's to mend, and says nothing about the address.
+                if reason == WaitReason::DialBackFailed {
+                    self.dialled(Some(&message));
+                }
                 self.say(format!("waiting for a raft seat: {}: {message}", word(reason)));
                 let pause = Duration::from_millis(retry_after_ms).clamp(FIRST_PAUSE, LONGEST_PAUSE);
                 self.again(cx, pause);
@@ -184,7 +219,7 @@ impl SeatKeeper {
         if self.holds.is_some() && self.holds == self.seated && *data != RaftData::Present {
             let before = std::mem::replace(&mut *data, RaftData::Present);
             drop(data);
-            self.ports.trouble.send_replace(None);
+            self.show_trouble();
             if before != RaftData::None {
                 info!("the raft data is back");
             }
@@ -245,8 +280,9 @@ impl Shell for SeatKeeper {
         };
         if let Some((word, text)) = trouble {
             warn!("{word}: {text}; asking for a new raft seat");
-            self.ports.trouble.send_replace(Some(word.to_owned()));
         }
+        // Also what an earlier incarnation has shown and is not so any more.
+        self.show_trouble();
         let (me, mut replica) = (cx.me().clone(), self.ports.replica.clone());
         cx.spawn(async move {
             loop {

@@ -49,6 +49,9 @@ pub enum AgentAsk {
     Sign { csr_pem: String },
     /// A Raft seat. Answered with [`AgentAnswer::Seat`].
     Seat(SeatRequest),
+    /// No seat, because the manager half does not run: this is why. Answered with [`AgentAnswer::Seat`]. A host that is too
+    /// old to know it ends the session of a node that has trouble, and of no other.
+    Lacking { request: SeatRequest, lacks: String },
 }
 
 /// Answers to [`AgentAsk`].

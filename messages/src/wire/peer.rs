@@ -74,6 +74,9 @@ pub enum PeerCall {
     Sessions(SessionDigest),
     /// Live actors of the receiving manager, or of a worker in session with it.
     Actors(ActorsCall),
+    /// A node whose certificate says manager, and whose manager half does not run for this reason. Answered like `Seat`.
+    /// A call of its own, so that the bytes of `Seat` are the same for every build.
+    Lacking { node: NodeId, request: SeatRequest, lacks: String },
 }
 
 /// A request for a Raft seat, made by the manager half once it listens.
@@ -87,6 +90,10 @@ pub struct SeatRequest {
     pub data_lost: Option<DataLoss>,
     /// The newest encoding of commands and snapshots that its build reads. Below the cluster's: refused.
     pub feature_level: u32,
+    /// What its manager half lacks to run, if it does not: then no seat is meant. It is shown as what the change waits for,
+    /// until the next request. Nothing that the node holds is touched. Travels beside the request: `Lacking`.
+    #[serde(skip)]
+    pub lacks: Option<String>,
 }
 
 /// What became of a manager's Raft data.
@@ -137,7 +144,8 @@ pub enum PeerReply {
     /// The receiver's mailbox is full, or the tag is unknown: slow down or open a new session.
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
-    /// [`super::SignReply`] for `SignNode`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for `Seat`, empty for `Sessions`.
+    /// [`super::SignReply`] for `SignNode`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for `Seat` and `Lacking`,
+    /// empty for `Sessions`.
     Answer(Result<Vec<u8>, ErrorBody>),
 }
 

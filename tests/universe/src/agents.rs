@@ -367,7 +367,7 @@ impl Universe {
         let lost = disk.lost.clone().filter(|_| h.keeper.seated <= disk.held);
         let held = if lost.is_some() { self.machines[place].disk.held } else { h.keeper.holds };
         let advertise = self.machines[place].addr.clone();
-        let request = SeatRequest { advertise, held, data_lost: lost, feature_level: FEATURE_LEVEL };
+        let request = SeatRequest { advertise, held, data_lost: lost, feature_level: FEATURE_LEVEL, lacks: None };
         let ask = self.number();
         if let Some(h) = self.machines[place].half_mut(half) {
             h.keeper.asking = Some(ask);

@@ -284,7 +284,10 @@ impl Agent {
                 let attempt = live.attempt;
                 self.next_id += 1;
                 self.asks.insert(self.next_id, ask);
-                let ask = AgentAsk::Seat(request);
+                let ask = match request.lacks.clone() {
+                    Some(lacks) => AgentAsk::Lacking { request, lacks },
+                    None => AgentAsk::Seat(request),
+                };
                 let frame = Box::new(AgentFrame::Ask { id: self.next_id, ask });
                 out.push(Effect::Send { attempt, frame });
                 return;
@@ -504,7 +507,8 @@ impl Agent {
         let not_after = self.certificate.not_after;
         (wall > not_after).then(|| {
             let message = format!(
-                "the certificate expired at {not_after}; restart with --join and --token to renew it under the same node id"
+                "the certificate expired at {not_after}; if this machine's clock is right, restart with --join and --token to renew it \
+                 under the same node id"
             );
             NodeTrouble::new(TroubleReason::CertificateExpired, message, not_after)
         })

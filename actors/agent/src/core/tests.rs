@@ -534,6 +534,7 @@ fn a_seat_request_is_relayed_and_ends_with_its_session() {
         held: None,
         data_lost: None,
         feature_level: FEATURE_LEVEL,
+        lacks: None,
     };
     w.step(Input::RequestSeat { ask: AskId(1), request: request() });
     assert!(w.said(|e| matches!(e, Effect::AnswerSeat { result: Err(e), .. } if e.code == ErrorCode::Unreachable)));

@@ -100,8 +100,12 @@ async fn each_change_of_stage_is_one_line_that_names_address_and_cause() {
     answers.extend((0..200).map(|_| ("a:1", refused())));
     answers.extend((0..50).map(|_| ("a:1", judged(ErrorCode::NoQuorum))));
     let told = tell(answers, yes(), &["a:1"]).await;
+    // What lasts is said again now and then: whoever comes late sees that it goes on, and for how long.
+    let (reminders, lines): (Vec<_>, Vec<_>) = told.lines.into_iter().partition(|line| line.contains(" now)"));
+    assert!((2..8).contains(&reminders.len()), "{reminders:?}");
+    assert!(reminders[0].ends_with("connection refused (for 1 min now)"), "{reminders:?}");
     assert_eq!(
-        told.lines,
+        lines,
         [
             "joining through a:1: resolve: no such host".to_owned(),
             "joining through a:1: connect: cannot connect to a:1: connection refused".to_owned(),
@@ -109,6 +113,15 @@ async fn each_change_of_stage_is_one_line_that_names_address_and_cause() {
             format!("joining through a:1: joined: node {}", NodeId::from_entropy(1)),
         ]
     );
+}
+
+/// E41. The line names the time, which is another one at each try.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_wrong_is_one_line_however_often_it_is_met() {
+    let clock = |n: u32| Err(No { stage: JoinStage::Tls, why: Why::Clock(format!("the clock says {n}")) });
+    let told = tell((0..9).map(|n| ("a:1", clock(n))).collect(), yes(), &["a:1"]).await;
+    assert_eq!(told.lines[0], "joining through a:1: TLS: the clock says 0");
+    assert_eq!(told.lines.len(), 2, "and that it has joined: {:?}", told.lines);
 }
 
 #[tokio::test(start_paused = true)]

@@ -85,13 +85,20 @@ pub struct Foreign(pub RaftId);
 /// The seat to believe when `node` claims one. A newer seat than the copy knows is believed, for the copy may be old; an
 /// older one is not. `own` is this manager's.
 pub fn believed(claimed: RaftId, node: NodeId, own: Option<RaftId>, copy: &Tables) -> Result<Option<RaftId>, Foreign> {
-    let holder = copy.members.get(&claimed).map(|m| m.node);
-    if claimed == RaftId(0) || Some(claimed) == own || holder.is_some_and(|n| n != node) {
+    if !may_be_of(node, claimed, own, copy) {
         return Err(Foreign(claimed));
     }
     let newer = copy.seat_of(node).is_none_or(|m| m.raft_id <= claimed);
     let removed = copy.removed_raft_ids.contains(&claimed);
     Ok((newer && !removed).then_some(claimed))
+}
+
+/// Whether `node` may speak of `seat` and be honest. A seat that this copy does not know was given a moment ago, or is gone;
+/// seats change hands faster than copies hear of it. One that the copy knows to be another's cannot be an honest mistake:
+/// no seat is given twice.
+pub fn may_be_of(node: NodeId, seat: RaftId, own: Option<RaftId>, copy: &Tables) -> bool {
+    let holder = copy.members.get(&seat).map(|m| m.node);
+    seat != RaftId(0) && Some(seat) != own && holder.is_none_or(|n| n == node)
 }
 
 /// Whether the node is a current manager. The gateway has judged whoever dialled us; whom we dialled is judged here, by

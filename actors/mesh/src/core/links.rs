@@ -1,7 +1,9 @@
 //! Links: which session of each manager stays, and when to dial.
 //!
-//! Owns   for each other manager: its address, its sessions, the dial in flight, how long it has lacked a session.
-//! Hears  who is wanted; sessions opened, ready, ended; how a dial went.     Says  `Dial`, `End`, `Up`, `Down`, `LeaderGone`.
+//! Owns   for each other manager: its address, where else it was found, its sessions, the dial in flight, how long it has
+//!        lacked a session; the [`Hints`].
+//! Hears  who is wanted; sessions opened, ready, ended; how a dial went; who is at a hinted address.
+//! Says   `Dial`, `Ask`, `End`, `Up`, `Down`, `LeaderGone`.
 //! Keeps  MESH-12  at most one session of a node is up.
 //!        MESH-13  a node that is wanted and lacks a session is dialled again, at the latest 2 s after both sides could.
 //!        MESH-14  both sides choose the same survivor of two sessions that they opened at the same time.
@@ -12,6 +14,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::{Moment, NodeId};
+
+use super::hints::{Hints, Next};
 
 /// A session of this process. Grows.
 pub type SessionNumber = u64;
@@ -62,6 +66,11 @@ pub enum Input {
         node: NodeId,
         outcome: DialOutcome,
     },
+    /// A hinted address was asked who is there.
+    Asked {
+        addr: String,
+        found: Option<NodeId>,
+    },
     /// The own hello changed (a new door): every session is opened anew.
     Renew,
     Woke,
@@ -89,6 +98,10 @@ pub enum Because {
 pub enum Effect {
     Dial {
         node: NodeId,
+        addr: String,
+    },
+    /// Find out which manager is at this address, if one is.
+    Ask {
         addr: String,
     },
     End {
@@ -124,6 +137,12 @@ struct Held {
 #[derive(Clone, Debug)]
 struct Link {
     addr: Option<String>,
+    /// Where it was found since, by a hint.
+    found: Option<String>,
+    /// The next dial goes there.
+    by_hint: bool,
+    /// The dial in flight does.
+    dials_hint: bool,
     sessions: BTreeMap<SessionNumber, Held>,
     up: Option<SessionNumber>,
     dialing: bool,
@@ -139,13 +158,15 @@ pub struct Links {
     own: NodeId,
     links: BTreeMap<NodeId, Link>,
     answered: BTreeMap<NodeId, Moment>,
+    hints: Hints,
     dice: u64,
 }
 
 impl Links {
-    /// No link yet. `seed` drives the delays.
-    pub fn new(own: NodeId, seed: u64) -> Self {
-        Self { own, links: BTreeMap::new(), answered: BTreeMap::new(), dice: seed | 1 }
+    /// No link yet. `seed` drives the delays; at `hints` some manager may be found if none is where it should be.
+    pub fn new(own: NodeId, seed: u64, hints: Vec<String>) -> Self {
+        let (links, answered, hints) = (BTreeMap::new(), BTreeMap::new(), Hints::new(hints));
+        Self { own, links, answered, hints, dice: seed | 1 }
     }
 
     /// One turn. `leader` is who leads, as far as is known.
@@ -165,6 +186,7 @@ impl Links {
                 self.answered.retain(|_, at| now.since(*at) < ANSWERED);
                 self.answered.insert(node, now);
             }
+            Input::Asked { addr, found } => self.asked(now, addr, found),
             Input::Woke => {}
         }
         self.advance(now, out);
@@ -184,6 +206,11 @@ impl Links {
         })
     }
 
+    /// Where managers may be found beside their own addresses.
+    pub fn hints(&self) -> &[String] {
+        self.hints.addrs()
+    }
+
     fn wanted(&mut self, now: Moment, wanted: &BTreeMap<NodeId, String>, out: &mut Vec<Effect>) {
         let own = self.own;
         for (node, addr) in wanted.iter().filter(|(node, _)| **node != own) {
@@ -196,6 +223,7 @@ impl Links {
             {
                 link.addr = Some(addr.clone());
                 link.failures = 0;
+                (link.found, link.by_hint) = (None, false);
             }
         }
         // A cluster has a member; a copy without one is empty and does not know who left.
@@ -217,6 +245,9 @@ impl Links {
         let patience = if answered { Duration::ZERO } else { self.patience(node) };
         Link {
             addr: None,
+            found: None,
+            by_hint: false,
+            dials_hint: false,
             sessions: BTreeMap::new(),
             up: None,
             dialing: false,
@@ -306,7 +337,18 @@ impl Links {
         if outcome != DialOutcome::Opened {
             let pause = if link.led.is_some() { SOON } else { pause(link.failures) };
             link.failures += 1;
+            link.by_hint = !link.dials_hint && link.found.is_some();
             link.next_dial = now + pause.mul_f64(1.0 - jitter as f64 / 100.0);
+        }
+    }
+
+    /// Nobody is believed about where another one is: who answered has shown its own certificate.
+    fn asked(&mut self, now: Moment, addr: String, found: Option<NodeId>) {
+        self.hints.asked(now);
+        let Some(link) = found.and_then(|node| self.links.get_mut(&node)) else { return };
+        if link.addr.is_some() && link.addr.as_ref() != Some(&addr) {
+            (link.found, link.by_hint) = (Some(addr), true);
+            link.next_dial = now;
         }
     }
 
@@ -337,10 +379,20 @@ impl Links {
             }
             if link.next_dial <= now {
                 link.dialing = true;
+                let hinted = link.found.as_ref().filter(|_| link.by_hint);
+                link.dials_hint = hinted.is_some();
+                let addr = hinted.unwrap_or(addr);
                 out.push(Effect::Dial { node: *node, addr: addr.clone() });
             } else {
                 wake = Some(wake.map_or(link.next_dial, |w| w.min(link.next_dial)));
             }
+        }
+        let members = self.links.values().filter(|l| l.addr.is_some());
+        let (all, up) = members.fold((1, 1), |(all, up), l| (all + 1, up + usize::from(l.up.is_some())));
+        match self.hints.next(now, up, all) {
+            Next::Nothing => {}
+            Next::Ask(addr) => out.push(Effect::Ask { addr }),
+            Next::At(at) => wake = Some(wake.map_or(at, |w| w.min(at))),
         }
         out.extend(wake.map(Effect::WakeAt));
     }
@@ -365,189 +417,4 @@ fn pause(failures: u32) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn node(n: u128) -> NodeId {
-        NodeId::from_entropy(n)
-    }
-    fn wanted(nodes: &[u128]) -> Input {
-        Input::Wanted(nodes.iter().map(|n| (node(*n), format!("n{n}:1"))).collect())
-    }
-    struct World {
-        links: Links,
-        now: Moment,
-        leader: Option<NodeId>,
-    }
-    impl World {
-        fn of(own: u128) -> Self {
-            Self { links: Links::new(node(own), 42), now: Moment(1_000_000), leader: None }
-        }
-        fn step(&mut self, input: Input) -> Vec<Effect> {
-            let mut out = Vec::new();
-            self.links.step(self.now, self.leader, input, &mut out);
-            out
-        }
-        fn after(&mut self, d: Duration) -> Vec<Effect> {
-            self.now = self.now + d;
-            self.step(Input::Woke)
-        }
-        fn session(&mut self, number: u64, with: u128, dialed: bool) -> Vec<Effect> {
-            self.step(Input::Opened { number, node: node(with), dialed });
-            if dialed {
-                self.step(Input::Dialed { node: node(with), outcome: DialOutcome::Opened });
-            }
-            self.step(Input::Ready { number })
-        }
-    }
-    fn dials(effects: &[Effect]) -> Vec<NodeId> {
-        let dial = |e: &Effect| match e {
-            Effect::Dial { node, .. } => Some(*node),
-            _ => None,
-        };
-        effects.iter().filter_map(dial).collect()
-    }
-
-    #[test]
-    fn the_smaller_id_dials_at_once_and_the_greater_after_a_while() {
-        assert_eq!(dials(&World::of(1).step(wanted(&[1, 2]))), [node(2)]);
-        let mut greater = World::of(3);
-        assert_eq!(dials(&greater.step(wanted(&[2, 3]))), []);
-        assert_eq!(dials(&greater.after(SECOND / 2)), []);
-        assert_eq!(dials(&greater.after(SECOND * 2)), [node(2)]);
-    }
-
-    #[test]
-    fn whoever_probed_a_new_member_dials_it_at_once() {
-        let mut greater = World::of(3);
-        assert_eq!(greater.step(Input::Answered { node: node(2) }), []);
-        assert_eq!(dials(&greater.step(wanted(&[2, 3]))), [node(2)]);
-        let mut late = World::of(3);
-        late.step(Input::Answered { node: node(2) });
-        late.now = late.now + ANSWERED;
-        assert_eq!(dials(&late.step(wanted(&[2, 3]))), []);
-    }
-
-    #[test]
-    fn a_restarted_peers_new_session_replaces_the_half_dead_one() {
-        let mut world = World::of(1);
-        world.step(wanted(&[2]));
-        world.session(1, 2, true);
-        world.now = world.now + SECOND * 10;
-        let out = world.session(2, 2, false);
-        assert!(out.contains(&Effect::End { number: 1, because: Because::Superseded }));
-        assert!(out.contains(&Effect::Up { node: node(2), number: 2 }));
-        assert_eq!(dials(&world.step(Input::Ended { number: 1 })), []);
-        assert_eq!(world.links.up(node(2)), Some(2));
-    }
-
-    #[test]
-    fn both_sides_keep_the_same_one_of_two_simultaneous_sessions() {
-        // Session 10 was dialled by the smaller id, 20 by the greater; each side sees them in its own order.
-        for (small_order, great_order) in [([10, 20], [20, 10]), ([20, 10], [10, 20]), ([10, 20], [10, 20])] {
-            let (mut small, mut great) = (World::of(1), World::of(2));
-            for number in small_order {
-                small.session(number, 2, number == 10);
-            }
-            for number in great_order {
-                great.session(number, 1, number == 20);
-            }
-            assert_eq!((small.links.up(node(2)), great.links.up(node(1))), (Some(10), Some(10)));
-        }
-    }
-
-    #[test]
-    fn a_lost_session_is_dialled_again_with_growing_pauses() {
-        let mut world = World::of(1);
-        world.step(wanted(&[2]));
-        let mut dialed = 0;
-        let mut waited = Duration::ZERO;
-        while waited < SECOND * 10 {
-            let out = world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
-            assert!(dials(&out).len() <= 1);
-            if dials(&out).is_empty() {
-                let Some(Effect::WakeAt(at)) = out.last() else { panic!("it waits for something: {out:?}") };
-                waited += at.since(world.now);
-                world.now = *at;
-                assert_eq!(dials(&world.step(Input::Woke)), [node(2)]);
-            }
-            dialed += 1;
-        }
-        assert!((10..40).contains(&dialed), "{dialed} dials in 10 s");
-    }
-
-    #[test]
-    fn only_the_leaders_refused_address_is_news() {
-        for (leader, outcome, gone) in
-            [(2, DialOutcome::Refused, true), (2, DialOutcome::Failed, false), (3, DialOutcome::Refused, false)]
-        {
-            let mut world = World::of(5);
-            world.leader = Some(node(leader));
-            world.step(wanted(&[2]));
-            world.session(1, 2, false);
-            world.now = world.now + SECOND * 10;
-            let out = world.step(Input::Ended { number: 1 });
-            assert!(out.contains(&Effect::Down { node: node(2) }));
-            assert_eq!(dials(&out), if leader == 2 { vec![node(2)] } else { vec![] }, "at once, whoever is smaller");
-            let out = world.step(Input::Dialed { node: node(2), outcome });
-            assert_eq!(out.contains(&Effect::LeaderGone { node: node(2) }), gone);
-        }
-    }
-
-    #[test]
-    fn a_dying_leader_that_still_accepts_is_dialled_again_soon_however_often_dials_failed_before() {
-        let mut world = World::of(1);
-        world.leader = Some(node(2));
-        world.step(wanted(&[2]));
-        for number in 0..8 {
-            world.session(number, 2, true);
-            world.step(Input::Ended { number }); // each lived for too short a time to prove that dialling works
-        }
-        for _ in 0..3 {
-            world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
-            assert_eq!(dials(&world.after(SOON)), [node(2)]);
-        }
-        let out = world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Refused });
-        assert!(out.contains(&Effect::LeaderGone { node: node(2) }));
-        assert_eq!(dials(&world.after(SOON)), [], "who does not lead can wait");
-    }
-
-    #[test]
-    fn a_node_that_is_wanted_no_more_loses_its_sessions_and_is_forgotten() {
-        let mut world = World::of(1);
-        world.step(wanted(&[2]));
-        world.session(1, 2, true);
-        assert_eq!(world.step(wanted(&[])), [], "an empty copy knows of nobody's leaving");
-        let out = world.step(wanted(&[1]));
-        assert_eq!(out, [Effect::End { number: 1, because: Because::NotWanted }]);
-        let out = world.step(Input::Ended { number: 1 });
-        assert_eq!(out, [Effect::Down { node: node(2) }, Effect::Forget { node: node(2) }]);
-    }
-
-    #[test]
-    fn a_stranger_that_the_gateway_let_in_keeps_its_session() {
-        let mut world = World::of(1);
-        world.step(wanted(&[2]));
-        let out = world.session(1, 9, false);
-        assert!(out.contains(&Effect::Up { node: node(9), number: 1 }));
-        assert!(!world.step(wanted(&[2])).iter().any(|e| matches!(e, Effect::End { .. })));
-    }
-
-    #[test]
-    fn sessions_that_never_get_ready_stay_few() {
-        let mut world = World::of(1);
-        let mut ended = 0;
-        for number in 0..100 {
-            let out = world.step(Input::Opened { number, node: node(2), dialed: false });
-            for effect in out {
-                if let Effect::End { number, .. } = effect {
-                    ended += 1;
-                    world.step(Input::Ended { number });
-                }
-            }
-        }
-        assert_eq!(ended, 99);
-    }
-}
+mod tests;

@@ -1,7 +1,8 @@
 //! A manager with a good certificate, gone bad. Each attack costs it its session and is counted; the other managers
 //! never notice.
 
-use muster_messages::wire::{PeerMessage, PeerReply};
+use muster_messages::RaftId;
+use muster_messages::wire::{PeerMessage, PeerReply, SnapshotHead};
 use serde_json::Value;
 
 use crate::client::{Client, DOOR, announce, call, control, envelope, nested, number};
@@ -112,6 +113,26 @@ async fn another_nodes_name_opens_no_session() {
     still_in_session(&mut nodes);
 }
 
+/// It has got another seat, or had one: this copy does not know of it. Nothing of it is taken, and it is accused of nothing.
+#[tokio::test]
+async fn messages_of_a_seat_that_is_not_known_here_are_dropped_and_no_offence() {
+    let (mut nodes, addr) = pair();
+    let mut client = Client::join(&addr, 9).await;
+    let tag = client.victim.tag;
+    let other_seats =
+        envelope(tag, PeerMessage::Raft(vec![packet(30, 1, 1, 1), packet(8, 1, 2, 1), packet(9, 1, 3, 1)]));
+    assert_eq!(client.ask(&other_seats).await, Some(PeerReply::Taken));
+    let head = SnapshotHead { index: 5, term: 1, voters: vec![1], learners: vec![], bytes: 1, digest: [0; 32] };
+    let piece = PeerMessage::SnapshotChunk { head, from: RaftId(30), offset: 0, data: vec![1], last: None };
+    let answer = client.ask(&envelope(tag, piece)).await;
+    assert!(matches!(answer, Some(PeerReply::Refused { .. })), "{answer:?}");
+    let view = nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["unknown_seat"] == 3);
+    assert_eq!((&view["door"]["dropped"]["foreign_seat"], &view["offences"]), (&0.into(), &serde_json::json!([])));
+    // What it says for the seat that it announced arrives, in the same breath.
+    assert_eq!(nodes[0].wait_for("packets"), "packets 9 1 3");
+    still_in_session(&mut nodes);
+}
+
 #[tokio::test]
 async fn a_raft_message_in_another_name_and_bytes_that_lie_are_dropped_and_counted() {
     let (mut nodes, addr) = pair();
@@ -148,6 +169,7 @@ async fn calls_without_end_are_gated_and_cost_bounded_memory() {
         held: None,
         data_lost: None,
         feature_level: muster_messages::FEATURE_LEVEL,
+        lacks: None,
     };
     let asked = muster_messages::wire::PeerCall::Seat { node: crate::node::node(9), request };
     let message = envelope(client.victim.tag, PeerMessage::Call(asked));

@@ -32,9 +32,16 @@ impl Node {
         Self::start_with_idle(number, Duration::from_secs(13))
     }
     pub fn start_with_idle(number: u128, idle: Duration) -> Self {
+        Self::start_with(&format!("{number} {}", idle.as_millis()), number)
+    }
+    /// It is told where to look for managers that are not where they should be.
+    pub fn start_with_hints(number: u128, hints: &[&str]) -> Self {
+        Self::start_with(&format!("{number} 13000 {}", hints.join(" ")), number)
+    }
+    fn start_with(what: &str, number: u128) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
             .args(["node_process", "--exact", "--nocapture"])
-            .env("MUSTER_MESH_NODE", format!("{number} {}", idle.as_millis()))
+            .env("MUSTER_MESH_NODE", what)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -15,9 +15,10 @@ use harness::{Node, connect, introduce};
 #[test]
 fn node_process() {
     let Ok(what) = std::env::var("MUSTER_MESH_NODE") else { return };
-    let (number, idle) = what.split_once(' ').expect("number and idle limit");
-    let idle = Duration::from_millis(idle.parse().expect("milliseconds"));
-    node::run(number.parse().expect("a number"), idle);
+    let mut words = what.split(' ');
+    let mut word = || words.next().expect("number and idle limit");
+    let (number, idle) = (word().parse().expect("a number"), word().parse().expect("milliseconds"));
+    node::run(number, Duration::from_millis(idle), words.map(str::to_owned).collect());
 }
 
 fn packets(lines: &[String], from: u128) -> u64 {
@@ -88,6 +89,12 @@ fn a_probe_says_who_answers() {
     assert_eq!(nodes[0].wait_for("probe"), "probe ok");
     nodes[0].tell(&format!("probe {addr} 3"));
     assert_eq!(nodes[0].wait_for("probe"), "probe unreachable");
+    // A leader that has moved asks for itself.
+    let own = nodes[0].addr.clone();
+    for (addr, answer) in [(&own, "probe ok"), (&addr, "probe unreachable")] {
+        nodes[0].tell(&format!("probe {addr} 1"));
+        assert_eq!(nodes[0].wait_for("probe"), answer);
+    }
     nodes[1].kill();
     nodes[0].tell(&format!("probe {addr} 2"));
     assert_eq!(nodes[0].wait_for("probe"), "probe unreachable");
@@ -100,6 +107,24 @@ fn the_greater_id_dials_too_when_the_smaller_does_not_know_it() {
     nodes[1].tell(&members);
     nodes[1].wait_for("session 1 up");
     nodes[0].wait_for("session 2 up");
+}
+
+/// E30. Each knows of the others only where they were; two of them were told where to look.
+#[test]
+fn managers_that_have_all_moved_find_each_other_where_they_were_told_to_look() {
+    let first = Node::start(1);
+    let told = [2, 3].map(|number| Node::start_with_hints(number, &[&first.addr]));
+    let [second, third] = told;
+    let mut nodes = [first, second, third];
+    for node in &mut nodes {
+        node.tell("members 1@127.0.0.1:1 2@127.0.0.1:2 3@127.0.0.1:3");
+    }
+    for n in [1, 2] {
+        nodes[n].wait_for("session 1 up");
+        nodes[0].wait_for(&format!("session {} up", nodes[n].number));
+    }
+    nodes[2].tell("call 1 hello");
+    assert_eq!(nodes[2].wait_for("answer"), "answer ok hello");
 }
 
 #[test]

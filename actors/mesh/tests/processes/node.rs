@@ -45,7 +45,7 @@ fn say(line: std::fmt::Arguments<'_>) {
 
 struct PlainDial(u8);
 impl Dial for PlainDial {
-    fn dial<'a>(&'a self, addr: &'a str, expect: NodeId) -> Dialing<'a> {
+    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>) -> Dialing<'a> {
         Box::pin(async move {
             let failure = |e: std::io::Error| DialFailure {
                 text: e.to_string(),
@@ -55,7 +55,7 @@ impl Dial for PlainDial {
             let mut stream = TcpStream::connect(addr).await.map_err(failure)?;
             stream.write_u8(self.0).await.map_err(failure)?;
             let theirs = stream.read_u8().await.map_err(failure)?;
-            if node(theirs.into()) != expect {
+            if expect.is_some_and(|expect| node(theirs.into()) != expect) {
                 return Err(DialFailure { text: "another node".into(), refused_at_once: false, refusal: None });
             }
             Ok(DialedPeer { stream: Box::pin(stream), identity: identity(theirs.into()), remote: addr.to_owned() })
@@ -130,7 +130,13 @@ fn raft_probe() -> Recipient<RaftMemberMsg> {
 pub fn call(text: &str) -> PeerCall {
     PeerCall::Seat {
         node: node(0),
-        request: SeatRequest { advertise: text.to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL },
+        request: SeatRequest {
+            advertise: text.to_owned(),
+            held: None,
+            data_lost: None,
+            feature_level: FEATURE_LEVEL,
+            lacks: None,
+        },
     }
 }
 
@@ -155,12 +161,12 @@ struct Running {
     around: JoinSet<()>,
 }
 
-pub fn run(own: u8, idle: Duration) {
+pub fn run(own: u8, idle: Duration, hints: Vec<String>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(serve(own, idle));
+    runtime.expect("a runtime").block_on(serve(own, idle, hints));
 }
 
-async fn serve(own: u8, idle: Duration) {
+async fn serve(own: u8, idle: Duration, hints: Vec<String>) {
     let services = Services::new();
     let credentials = NodeCredentials {
         cert_pem: String::new(),
@@ -181,6 +187,7 @@ async fn serve(own: u8, idle: Duration) {
         agent: Recipient::new(|_| Ok(())),
         dialer: Arc::new(PlainDial(own)),
         services: services.clone(),
+        hints,
     };
     let mesh = Mesh::new(MeshConfig { idle, ..MeshConfig::default() }, wiring);
     universe.start_actor(mesh.spec());

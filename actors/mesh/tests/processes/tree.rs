@@ -23,7 +23,7 @@ fn peer(n: u128) -> String {
 /// Nobody is there to be dialled: the others come by themselves.
 struct NobodyThere;
 impl Dial for NobodyThere {
-    fn dial<'a>(&'a self, _addr: &'a str, _expect: NodeId) -> Dialing<'a> {
+    fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
         let failure = DialFailure { text: "nobody there".to_owned(), refused_at_once: false, refusal: None };
         Box::pin(async { Err(failure) })
     }
@@ -61,6 +61,7 @@ impl Stage {
             agent: agent.recipient(),
             dialer: Arc::new(NobodyThere),
             services: services.clone(),
+            hints: vec![],
         };
         let mesh = Mesh::new(MeshConfig::default(), wiring);
         universe.start_actor(mesh.spec());

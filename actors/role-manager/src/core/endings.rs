@@ -70,7 +70,10 @@ impl RoleManager {
         self.dirty.insert(node);
         let failure = result.err().map(|error| {
             let name = queues::name_of(&self.seen.tables, node);
-            format!("{name} could not be reached at {addr}, the address it advertises: {error}")
+            format!(
+                "{name} could not be reached at {addr}, the address it advertises: {error}; every manager must be able to \
+                 dial it there (its --advertise, its firewall)"
+            )
         });
         let until = now.at + self.config.dial_back_counts;
         self.kept.notes.edit(node, |note| {

@@ -20,6 +20,8 @@ pub struct Note {
     pub lost: Option<(RaftId, DataLoss)>,
     /// It asked for a seat with a build that does not speak what the cluster speaks. Remembered until it asks with another.
     pub too_old: Option<String>,
+    /// Its manager half does not run, it says, and why. Remembered until it asks for a seat.
+    pub lacks: Option<String>,
     /// Its progress as a learner.
     pub learner: Option<Learner>,
 }

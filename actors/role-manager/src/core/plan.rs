@@ -148,21 +148,24 @@ impl Path<'_> {
             });
         }
         if seat.voter {
-            return self.certificate(Wants::Manager).or_else(|| self.too_old());
+            return self.certificate(Wants::Manager).or_else(|| self.absent());
         }
         Some(self.learner(seat))
     }
 
     /// It has its seat and takes no part. Nothing is to be done here, and nobody waits for it.
-    fn too_old(&self) -> Option<Plan> {
-        let wait = Wait::new(WaitReason::WaitingForJoin, self.note.too_old.clone()?);
+    fn absent(&self) -> Option<Plan> {
+        let why = self.note.too_old.as_ref().or(self.note.lacks.as_ref())?;
+        let wait = Wait::new(WaitReason::WaitingForJoin, why.clone());
         Some(Plan { wants: Wants::Manager, next: None, wait, holds: false })
     }
 
     /// Granted, but without a seat: it comes by itself, with a certificate for the role.
     fn seatless(&self) -> Plan {
         let name = &self.record.name;
-        if let Some(proven) = self.note.proven_at(self.scene.now.at) {
+        // A dial-back proves that it listens. A seat for a half that does not run would be one more silent learner.
+        let runs = self.note.lacks.is_none();
+        if let Some(proven) = self.note.proven_at(self.scene.now.at).filter(|_| runs) {
             return Plan {
                 wants: Wants::Manager,
                 next: Some(Next::Seat(SeatChangeKind::AddLearner {
@@ -179,7 +182,7 @@ impl Path<'_> {
         }
         let wait = if self.is_down() {
             Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it asks for a seat when it returns"))
-        } else if let Some(why) = &self.note.too_old {
+        } else if let Some(why) = self.note.too_old.as_ref().or(self.note.lacks.as_ref()) {
             Wait::new(WaitReason::WaitingForJoin, why.clone())
         } else if let Some(why) = &self.note.dial_back {
             Wait::new(WaitReason::DialBackFailed, why.clone())
@@ -198,12 +201,11 @@ impl Path<'_> {
     fn learner(&self, seat: &Member) -> Plan {
         let (node, raft_id, name) = (self.record.id, seat.raft_id, &self.record.name);
         let config = self.scene.config;
-        let mut plan = Plan {
-            wants: Wants::Manager,
-            next: None,
-            wait: Wait::new(WaitReason::CatchingUp, format!("{name} copies the log")),
-            holds: true,
+        let wait = match &self.note.lacks {
+            Some(why) => Wait::new(WaitReason::WaitingForJoin, why.clone()),
+            None => Wait::new(WaitReason::CatchingUp, format!("{name} copies the log")),
         };
+        let mut plan = Plan { wants: Wants::Manager, next: None, wait, holds: true };
         let Some(learner) = self.note.learner.as_ref().filter(|l| l.raft_id == raft_id) else {
             return plan;
         };

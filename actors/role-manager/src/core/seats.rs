@@ -7,6 +7,9 @@ use muster_messages::{ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replic
 
 use super::{Answer, AskId, Effect, Moment, Now, RoleManager, StepId};
 
+/// What a node says that it lacks is shown to people, and kept: so much of it, in characters. A path and an error fit.
+const LONGEST_LACK: usize = 500;
+
 /// A node at the door. One per node: a newer request of the same node takes the place of an older one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Knock {
@@ -38,6 +41,8 @@ pub(crate) enum Standing {
     Answer(Box<Result<SeatReply, ErrorBody>>),
     /// Its build does not speak what the cluster speaks.
     TooOld(ErrorBody),
+    /// Its manager half does not run: this is why.
+    Lacking(String),
     /// It holds this seat.
     Seated(RaftId),
     /// It holds this seat, and others dial it at another address.
@@ -67,6 +72,10 @@ pub(crate) fn judge(replica: &Replica, node: NodeId, request: &SeatRequest) -> S
     }
     if let Some(why) = too_old(tables, name, request.feature_level) {
         return Standing::TooOld(why);
+    }
+    if let Some(lacks) = &request.lacks {
+        let lacks: String = lacks.chars().take(LONGEST_LACK).collect();
+        return Standing::Lacking(format!("the manager half of {name} does not run: {lacks}"));
     }
     if let Err(why) = dialable(&request.advertise) {
         let message = format!("{name} advertises {:?}: {why}", request.advertise);
@@ -140,19 +149,24 @@ impl RoleManager {
         let nodes: Vec<NodeId> = self.seats.knocks.keys().copied().collect();
         for node in nodes {
             let Some(knock) = self.seats.knocks.get(&node) else { continue };
-            let (ask, addr) = (knock.ask, knock.request.advertise.clone());
+            let (ask, addr, eligible) = (knock.ask, knock.request.advertise.clone(), knock.eligible);
             let standing = judge(&self.seen, node, &knock.request);
             if !matches!(standing, Standing::TooOld(_)) {
                 self.kept.notes.edit(node, |note| note.too_old = None);
             }
+            self.note_lack(node, &standing);
             match standing {
                 Standing::Answer(answer) => self.open(node, ask, *answer, out),
                 Standing::TooOld(error) => {
                     self.kept.notes.edit(node, |note| note.too_old = Some(error.message.clone()));
                     self.open(node, ask, Err(error), out);
                 }
+                Standing::Lacking(why) => {
+                    let reply = wait(WaitReason::WaitingForJoin, why, self.config.ask_again);
+                    self.open(node, ask, Ok(reply), out);
+                }
                 Standing::Seated(raft_id) => self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out),
-                Standing::Lost(raft_id, _) if knock.eligible => {
+                Standing::Lost(raft_id, _) if eligible => {
                     self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out);
                 }
                 Standing::Lost(raft_id, loss) => {
@@ -165,6 +179,18 @@ impl RoleManager {
                 }
                 Standing::Moved(_) => self.dial_back(now, node, addr, out),
             }
+        }
+    }
+
+    /// What the newest request says: a lack is over with the first that names none.
+    fn note_lack(&mut self, node: NodeId, standing: &Standing) {
+        let lacks = match standing {
+            Standing::Lacking(why) => Some(why.clone()),
+            _ => None,
+        };
+        if self.kept.notes.of(node).lacks != lacks {
+            self.kept.notes.edit(node, |note| note.lacks = lacks);
+            self.dirty.insert(node);
         }
     }
 

@@ -343,6 +343,7 @@ impl AgentSession {
                 let request = SeatRequest { advertise, ..request };
                 PeerCall::Seat { node: self.node, request }
             }
+            AgentAsk::Lacking { request, lacks } => PeerCall::Lacking { node: self.node, request, lacks },
         };
         self.asks += 1;
         out.push(Effect::CallLeader { conn, id, call: Box::new(call) });

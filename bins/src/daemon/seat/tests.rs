@@ -132,6 +132,25 @@ async fn a_new_manager_asks_until_it_is_seated_and_rests_when_its_member_has_the
     world.rests().await;
 }
 
+/// E41. Its operator is at this machine.
+#[tokio::test(start_paused = true)]
+async fn who_cannot_be_dialled_reads_it_in_its_own_status_until_it_was_found() {
+    let mut world = World::new(RaftData::None, None).await;
+    let trouble = Arc::clone(&world.ports.trouble);
+    let wait = |reason, message: &str| Ok(SeatReply::Wait { reason, message: message.to_owned(), retry_after_ms: 100 });
+    world.answer(wait(WaitReason::DialBackFailed, "n2 could not be reached at 10.0.0.1:4400")).await;
+    let shown = Some("dial_back_failed: n2 could not be reached at 10.0.0.1:4400".to_owned());
+    eventually("its status says so", || *trouble.borrow() == shown).await;
+    // Whatever else it waits for meanwhile: nobody has found it yet.
+    world.answer(wait(WaitReason::MembershipBusy, "n3 is being seated")).await;
+    world.says("n3 is being seated").await;
+    assert_eq!(*trouble.borrow(), shown);
+    world.member_holds(Some(7));
+    world.answer(seated(7)).await;
+    eventually("it was found", || trouble.borrow().is_none()).await;
+    world.rests().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_lost_its_data_says_of_which_seat_until_the_new_one_holds_some() {
     let mut world = World::new(RaftData::Missing { held: RaftId(3) }, None).await;

@@ -154,6 +154,29 @@ fn an_isolated_leader_steps_down_and_a_returning_member_disturbs_nobody() {
     assert_eq!(w.core(1).status(w.now).leader_node, Some(node_id(l)));
 }
 
+/// S69. Every message that it sends arrives, and none arrives there.
+#[test]
+fn a_member_that_sends_and_hears_nobody_does_not_lead_for_long_nor_a_second_time() {
+    let mut w = World::cluster(30, 3);
+    w.run(ms(500));
+    assert_eq!(w.leading(), Some(1));
+    w.cut.extend([(2, 1), (3, 1)]);
+    w.until("it steps down", |w| w.core(1).status(w.now).role != RaftRole::Leader);
+    w.until("another leads", |w| w.leading().is_some_and(|l| l != 1));
+    let l = w.leading().unwrap();
+    let term = w.core(l).status(w.now).term;
+    for n in 0..100 {
+        w.run(ms(100));
+        assert_ne!(w.core(1).status(w.now).role, RaftRole::Leader);
+        assert_eq!((w.leading(), w.core(l).status(w.now).term), (Some(l), term), "after {n} tenths of a second");
+    }
+    let ask = w.propose(l, label("written", "meanwhile"));
+    w.applied(ask);
+    w.heal();
+    w.until("it follows", |w| w.core(1).status(w.now).leader_node == Some(node_id(l)));
+    assert_eq!(w.core(l).status(w.now).term, term, "and deposed nobody");
+}
+
 #[test]
 fn acknowledgement_ages_tell_who_is_alive() {
     let mut w = World::cluster(29, 3);

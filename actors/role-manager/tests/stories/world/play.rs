@@ -336,7 +336,8 @@ impl World {
             return false;
         }
         let (advertise, data_lost) = (machine.addr.clone(), machine.data_lost.clone());
-        let request = SeatRequest { advertise, held: machine.held, data_lost, feature_level: FEATURE_LEVEL };
+        let request =
+            SeatRequest { advertise, held: machine.held, data_lost, feature_level: FEATURE_LEVEL, lacks: None };
         self.ask_for_seat(node, request);
         true
     }
