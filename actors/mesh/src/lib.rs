@@ -11,6 +11,7 @@ mod handshake;
 mod mesh;
 mod offences;
 mod peer;
+mod register;
 mod session;
 mod session_server;
 mod stream;
