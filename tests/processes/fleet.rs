@@ -93,6 +93,7 @@ impl Agent {
         let ports = AgentPorts::new(AgentSetup {
             config: AgentConfig::default(),
             memory,
+            instance: rand::random(),
             dial: Arc::new(Dialer::new(credentials.subscribe())),
             credentials,
             inspector: Arc::new(|_: ActorsAsk| {

@@ -36,6 +36,8 @@ pub type Inspected = (String, Option<Poke>);
 pub struct AgentSetup {
     pub config: AgentConfig,
     pub memory: NodeMemory,
+    /// Random per process: tells two processes with one identity apart.
+    pub instance: u64,
     /// The process' credentials. The agent alone replaces them once it runs.
     pub credentials: Arc<watch::Sender<Arc<NodeCredentials>>>,
     pub dial: Arc<dyn Dial>,
@@ -76,7 +78,7 @@ impl AgentPorts {
         };
         let hello = AgentHello {
             protocol: AGENT_PROTOCOL,
-            instance: rand::random(),
+            instance: setup.instance,
             name: setup.name,
             advertise: setup.advertise,
             release: setup.release,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{Path, Query};
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
@@ -22,7 +22,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use muster_kernel::Clock;
-use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, Refusal, Request};
+use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, ListOf, Page, Refusal, Request};
 use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -32,7 +32,7 @@ use tokio::time::timeout;
 use tower_service::Service as _;
 
 use self::paced::{Paced, Pause};
-use crate::core::NO_IDENTITY;
+use crate::core::{self, NO_IDENTITY};
 use crate::kube;
 use crate::service::{Service, refusal_error};
 
@@ -94,7 +94,7 @@ fn routes() -> Router {
         .route("/livez", get(|| async { "ok\n" }))
         .route("/v1/openapi.json", get(openapi))
         .route("/v1/status", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::Status { fresh: q.fresh })))
-        .route("/v1/nodes", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::NodeList { fresh: q.fresh })))
+        .route("/v1/nodes", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Nodes)))
         .route("/v1/nodes/{node}", get(node_inspect).delete(node_remove).patch(node_update))
         .route(
             "/v1/nodes/{node}/promote",
@@ -104,17 +104,14 @@ fn routes() -> Router {
             "/v1/nodes/{node}/demote",
             post(|p: Extension<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Worker)),
         )
-        .route("/v1/tokens", get(|p: Extension<Peer>| ask(p, Request::TokenList)).post(token_create))
+        .route("/v1/tokens", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Tokens)).post(token_create))
         .route("/v1/tokens/{id}", delete(token_revoke))
-        .route("/v1/certificates", get(|p: Extension<Peer>| ask(p, Request::CertList)))
+        .route("/v1/certificates", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Certificates)))
         .route("/v1/certificates/{node}/rotate", post(cert_rotate))
         .route("/v1/ca", get(|p: Extension<Peer>| ask(p, Request::CaShow)))
-        .route("/v1/users", get(|p: Extension<Peer>| ask(p, Request::UserList)))
+        .route("/v1/users", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Users)))
         .route("/v1/users/{name}", delete(user_revoke))
-        .route(
-            "/v1/blocklist",
-            get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::BlocklistList { fresh: q.fresh })),
-        )
+        .route("/v1/blocklist", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Blocklist)))
         .route("/v1/raft", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::RaftStatus { fresh: q.fresh })))
         .route("/v1/raft/transfer-leader", post(transfer_leader))
         .route("/v1/actors", get(actors))
@@ -122,9 +119,7 @@ fn routes() -> Router {
         .route("/v1/events", get(events))
         .route("/v1/backup", get(crate::backup::backup))
         .merge(reconcilers::routes())
-        .fallback(|| async {
-            error_response(&ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"))
-        })
+        .fallback(|uri: Uri| async move { error_response(&no_such_path(uri.path())) })
         .layer(from_fn(admit))
 }
 
@@ -161,6 +156,15 @@ async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Re
 struct Fresh {
     #[serde(default)]
     fresh: bool,
+}
+/// A list: all of it, or the portion that `limit` or `continue` asks for.
+#[derive(Deserialize)]
+struct Listing {
+    #[serde(default)]
+    fresh: bool,
+    limit: Option<u32>,
+    #[serde(rename = "continue")]
+    after: Option<String>,
 }
 #[derive(Deserialize)]
 struct Force {
@@ -266,6 +270,27 @@ async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Respons
         Ok(text) => json_response(StatusCode::OK, text),
         Err(error) => error_response(&error),
     }
+}
+
+/// A path in which a node's name is missing is not one that does not exist.
+fn no_such_path(path: &str) -> ErrorBody {
+    let nodes = ["/v1/nodes/", "/v1/certificates/"];
+    match nodes.iter().find_map(|before| path.strip_prefix(before)) {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => {
+            core::node_ref_is_sane("").err().unwrap_or_else(|| ErrorBody::invalid("a node's name is missing"))
+        }
+        _ => ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"),
+    }
+}
+
+async fn list(Extension(peer): Extension<Peer>, Query(q): Query<Listing>, of: ListOf) -> Response {
+    let Listing { fresh, limit, after } = q;
+    let request = if limit.is_some() || after.is_some() {
+        Request::Portion { of, page: Page { limit: limit.unwrap_or(0), after }, fresh }
+    } else {
+        of.whole(fresh)
+    };
+    answer(&peer, RequestId(0), request).await
 }
 
 /// One that grows with the cluster: so many of one caller may be unread at once.
@@ -420,3 +445,6 @@ async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Res
 async fn openapi() -> Response {
     json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
 }
+
+#[cfg(test)]
+mod node_refs_tests;

@@ -104,6 +104,7 @@ fn may_be_long(request: &Request) -> bool {
     matches!(
         request,
         Request::NodeList { .. }
+            | Request::Portion { .. }
             | Request::TokenList
             | Request::CertList
             | Request::UserList
@@ -131,7 +132,8 @@ fn feed<W: tokio::io::AsyncWrite + Unpin>(
 ) -> Result<(), FrameError> {
     let id = answer.id;
     writer.feed(&answer).or_else(|_| {
-        let error = ErrorBody::new(ErrorCode::TooLarge, "the answer is larger than one frame (1 MiB); ask for less");
+        let error =
+            ErrorBody::new(ErrorCode::TooLarge, "the answer is larger than one frame (1 MiB); ask for it in portions");
         writer.feed(&ApiAnswer { id, result: Err(error) })
     })
 }

@@ -10,7 +10,7 @@ use muster_kernel::{Recipient, Tree};
 use muster_messages::protocol::{
     CertAuthorityMsg, DispatcherMsg, ElectionsMsg, MeshMsg, RaftMemberMsg, RoleManagerMsg, SessionsMsg,
 };
-use muster_messages::{Name, NodeId, Principal, Replica, Role, RoleView};
+use muster_messages::{Name, NodeDoubts, NodeId, Principal, Replica, Role, RoleView};
 use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
 
@@ -121,6 +121,6 @@ pub struct LeaderPorts {
     pub elections: Recipient<ElectionsMsg>,
     /// What is pending, as the role manager last published it.
     pub view: watch::Receiver<Arc<RoleView>>,
-    /// Nodes whose recorded liveness nobody has confirmed to this leader yet.
-    pub stale: watch::Receiver<Arc<BTreeSet<NodeId>>>,
+    /// What the leader doubts of nodes.
+    pub doubts: watch::Receiver<Arc<NodeDoubts>>,
 }

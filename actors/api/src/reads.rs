@@ -1,13 +1,12 @@
 //! Reads: linearizable from the local copy after a read index; with the leader's conditions where they matter; from
 //! the local copy, marked stale, where there is no quorum and the contract allows it.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::protocol::{RaftMemberMsg, ReadError};
-use muster_messages::wire::Request;
-use muster_messages::{ErrorBody, ErrorCode, Replica, RoleView, SelfView, millis};
+use muster_messages::wire::{ListOf, Request};
+use muster_messages::{ErrorBody, ErrorCode, NodeDoubts, Replica, RoleView, SelfView, millis};
 use serde_json::{Value, json};
 
 use crate::core::{self, Source, resolve};
@@ -40,16 +39,17 @@ impl Service {
             return self.events(manager, asked, *since, Duration::from_millis(*wait_ms)).await;
         }
         let replica = self.copy(manager, asked.left()).await?;
-        let (roles, peers, unconfirmed) = (RoleView::default(), (manager.peers)(), BTreeSet::new());
+        let (roles, peers, doubts) = (RoleView::default(), (manager.peers)(), NodeDoubts::default());
         let source = Source {
             replica: &replica,
             roles: &roles,
             this: manager.node,
             peers: &peers,
-            unconfirmed: &unconfirmed,
+            doubts: &doubts,
             stale: None,
         };
         let answer = match &asked.request {
+            Request::Portion { of, page, .. } => return core::portion(&source, *of, page),
             Request::CertList => source.certificates(),
             Request::CaShow => ca(&replica)?,
             Request::UserList => users(&replica),
@@ -69,7 +69,8 @@ impl Service {
         let leading = manager.replica.borrow().raft.leading;
         let fresh = wants_fresh(&asked.request);
         let patience = if fresh { asked.left() } else { asked.left().min(PATIENCE) };
-        let local = matches!(asked.request, Request::BlocklistList { .. });
+        let local =
+            matches!(asked.request, Request::BlocklistList { .. } | Request::Portion { of: ListOf::Blocklist, .. });
         if leading || (local && !relayed) {
             return match self.copy(manager, patience).await {
                 Ok(replica) => self.render(manager, asked, &replica, None),
@@ -111,10 +112,11 @@ impl Service {
         let none = RoleView::default();
         let peers = (manager.peers)();
         let roles: &RoleView = if replica.raft.leading { &roles } else { &none };
-        let unconfirmed = if replica.raft.leading { manager.leader.stale.borrow().clone() } else { Arc::default() };
-        let source = Source { replica, roles, this: manager.node, peers: &peers, unconfirmed: &unconfirmed, stale };
+        let doubts = if replica.raft.leading { manager.leader.doubts.borrow().clone() } else { Arc::default() };
+        let source = Source { replica, roles, this: manager.node, peers: &peers, doubts: &doubts, stale };
         match &asked.request {
             Request::Status { .. } => to_text(&source.status(self.this())),
+            Request::Portion { of, page, .. } => core::portion(&source, *of, page),
             Request::NodeList { .. } => to_text(&source.node_list()),
             Request::NodeInspect { node, .. } => to_text(&source.node(resolve(&replica.tables, node)?)),
             Request::BlocklistList { .. } => Ok(source.blocklist().to_string()),
@@ -183,7 +185,8 @@ fn wants_fresh(request: &Request) -> bool {
         | Request::NodeList { fresh }
         | Request::NodeInspect { fresh, .. }
         | Request::BlocklistList { fresh }
-        | Request::RaftStatus { fresh } => *fresh,
+        | Request::RaftStatus { fresh }
+        | Request::Portion { fresh, .. } => *fresh,
         _ => true,
     }
 }
@@ -219,14 +222,6 @@ fn ca(replica: &Replica) -> Result<Value, ErrorBody> {
 }
 
 fn users(replica: &Replica) -> Value {
-    let items: Vec<Value> = replica
-        .tables
-        .users
-        .values()
-        .map(|u| {
-            json!({"name": u.name, "admin": u.admin, "namespaces": u.namespaces, "serial": u.serial,
-                   "created_at": u.created_at, "not_after": u.not_after})
-        })
-        .collect();
+    let items: Vec<Value> = replica.tables.users.values().map(core::user).collect();
     json!({"items": items})
 }

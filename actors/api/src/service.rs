@@ -190,6 +190,7 @@ impl Service {
             _ => asked,
         };
         authorize(&asked.caller, &asked.request, &facts.managers)?;
+        crate::core::node_of(&asked.request).map_or(Ok(()), crate::core::node_ref_is_sane)?;
         match &asked.request {
             Request::Contact => {
                 let answer = serde_json::json!({"managers": facts.managers, "root_pem": facts.root_pem, "cluster": facts.cluster});
@@ -243,13 +244,13 @@ impl Service {
     pub(crate) fn no_quorum(&self, manager: &ManagerPorts, why: &str) -> ErrorBody {
         let replica = manager.replica.borrow().clone();
         let peers = (manager.peers)();
-        let (roles, unconfirmed) = (muster_messages::RoleView::default(), std::collections::BTreeSet::new());
+        let (roles, doubts) = (muster_messages::RoleView::default(), muster_messages::NodeDoubts::default());
         let source = crate::core::Source {
             replica: &replica,
             roles: &roles,
             this: manager.node,
             peers: &peers,
-            unconfirmed: &unconfirmed,
+            doubts: &doubts,
             stale: None,
         };
         let missing = source.missing();

@@ -28,7 +28,7 @@ pub fn half(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMemberMs
         dispatcher: nobody_there(),
         elections: nobody_there(),
         view: watch::channel(Arc::new(RoleView::default())).1,
-        stale: watch::channel(Arc::default()).1,
+        doubts: watch::channel(Arc::default()).1,
     };
     Arc::new(ManagerPorts {
         node: NodeId::from_entropy(1),

@@ -1,15 +1,16 @@
 //! Writes: done by the leader on its own applied copy; passed to it by everyone else, again and again until the
 //! caller's deadline, under the caller's request id.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{AskError, Clock};
 use muster_messages::protocol::{CertAuthorityMsg, MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg};
-use muster_messages::wire::{PeerCall, Request};
+use muster_messages::wire::{ListOf, PeerCall, Request};
 use muster_messages::{
-    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, NodeId, NodeRecord, Replica, RequestId, Revision,
-    Role, Tables, Token,
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, NodeDoubts, NodeId, NodeRecord, Replica, RequestId,
+    Revision, Role, RoleView, Tables, Token,
 };
 use serde_json::{Value, json};
 
@@ -150,13 +151,13 @@ impl Service {
                 let change = Change::UpdateLabels { node: id, add: add.clone(), remove: remove.clone() };
                 let replica = self.propose(manager, asked, command.change(change)).await?;
                 let roles = manager.leader.view.borrow().clone();
-                let (peers, unconfirmed) = ((manager.peers)(), manager.leader.stale.borrow().clone());
+                let (peers, doubts) = ((manager.peers)(), manager.leader.doubts.borrow().clone());
                 let source = Source {
                     replica: &replica,
                     roles: &roles,
                     this: manager.node,
                     peers: &peers,
-                    unconfirmed: &unconfirmed,
+                    doubts: &doubts,
                     stale: None,
                 };
                 let record = replica.tables.nodes.get(&id);
@@ -167,6 +168,20 @@ impl Service {
             Request::TokenList => {
                 let replica = self.copy(manager, asked.left()).await?;
                 json!({"items": replica.tables.tokens.values().map(core::token_listed).collect::<Vec<_>>()})
+            }
+            Request::Portion { of: ListOf::Tokens, page, .. } => {
+                let replica = self.copy(manager, asked.left()).await?;
+                let (roles, doubts) = (RoleView::default(), NodeDoubts::default());
+                let peers = BTreeSet::new();
+                let source = Source {
+                    replica: &replica,
+                    roles: &roles,
+                    this: manager.node,
+                    peers: &peers,
+                    doubts: &doubts,
+                    stale: None,
+                };
+                return core::portion(&source, ListOf::Tokens, page);
             }
             Request::TokenShow { role } => {
                 let replica = self.copy(manager, asked.left()).await?;

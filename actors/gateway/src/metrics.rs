@@ -59,6 +59,7 @@ pub(crate) fn word(reason: RefusalReason) -> &'static str {
         RefusalReason::TooManyRequests => "too_many_requests",
         RefusalReason::Protocol => "protocol",
         RefusalReason::ShuttingDown => "shutting_down",
+        RefusalReason::Duplicate => "duplicate",
     }
 }
 

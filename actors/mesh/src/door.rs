@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use muster_kernel::{Clock, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{IncomingCall, Named, RaftMemberMsg};
-use muster_messages::wire::{self, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket};
-use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica};
+use muster_messages::wire::{self, Claim, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica};
 use ractor::message::{BoxedDowncastErr, SerializedMessage};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 use serde_json::{Value, json};
@@ -111,6 +111,8 @@ pub struct Hall {
     pub snapshot_limit: u64,
     pub counters: Counters,
     pub offences: Arc<Offences>,
+    /// Hears what peers claim.
+    pub news: Recipient<DoorNews>,
 }
 
 impl Hall {
@@ -133,6 +135,7 @@ impl Hall {
                 refused => refused,
             },
             Ok(PeerEnvelope { message: PeerMessage::Seat(claimed), .. }) => self.seat(&session, claimed),
+            Ok(PeerEnvelope { message: PeerMessage::Claims(claims), .. }) => self.claims(&session, claims),
             Ok(PeerEnvelope { message: PeerMessage::SnapshotChunk { head, from, offset, data, last }, .. }) => {
                 self.piece(&session, Piece { head, from, offset, data, last })
             }
@@ -186,6 +189,16 @@ impl Hall {
             Err(foreign) => {
                 self.dropped_for_their_seat(session, 1, 0);
                 PeerReply::Refused { reason: foreign.to_string() }
+            }
+        }
+    }
+
+    fn claims(&self, session: &Session, claims: Vec<Claim>) -> PeerReply {
+        match self.news.tell(DoorNews::Claimed { by: session.node, claims }) {
+            Ok(()) => PeerReply::Taken,
+            Err(why) => {
+                add(&self.counters.busy, 1);
+                PeerReply::Refused { reason: why.to_string() }
             }
         }
     }
@@ -356,6 +369,8 @@ pub enum DoorNews {
     Opened(u64),
     /// It is gone: what named it is void.
     Closed(u64),
+    /// The processes that another manager takes for its peers, all of them.
+    Claimed { by: NodeId, claims: Vec<Claim> },
 }
 
 /// What the door's shell hears.

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::core::hello::Own;
 use crate::dial::{Dial, DialFailure};
 use crate::handshake::{Agreed, HELLO_DEADLINE, HelloError, exchange};
+use crate::register::Register;
 
 /// A dial, its greeting and its hello; each stage has a shorter limit of its own.
 const DIAL_DEADLINE: Duration = Duration::from_secs(20);
@@ -79,6 +80,7 @@ pub struct Greeter {
     pub said: watch::Receiver<Option<Own>>,
     pub replica: watch::Receiver<Arc<Replica>>,
     pub dialer: Arc<dyn Dial>,
+    pub register: Register,
 }
 
 impl Greeter {
@@ -88,8 +90,9 @@ impl Greeter {
             let dialed = self.dialer.dial(&addr, node).await?;
             let own = current(self.said).await?;
             let copy = self.replica.borrow().tables.clone();
-            let (agreed, stream) = exchange(dialed.stream, own, &dialed.identity, copy, probe).await?;
             let (identity, remote) = (dialed.identity, dialed.remote);
+            let with = (&identity, remote.clone());
+            let (agreed, stream) = exchange(dialed.stream, own, with, copy, probe, &self.register).await?;
             Ok(Opened { own, agreed, stream, identity, remote, kill: None, permit: None })
         };
         tokio::time::timeout(DIAL_DEADLINE, opening).await.unwrap_or(Err(NotOpened::TimedOut))
@@ -101,14 +104,16 @@ impl Greeter {
         let identity = identity.ok_or(HelloError::Closed)?;
         let own = current(self.said).await?;
         let copy = self.replica.borrow().tables.clone();
-        let (agreed, stream) = exchange(stream, own, &identity, copy, false).await?;
-        let (kill, permit, remote) = (Some(kill), Some(permit), remote.to_string());
+        let remote = remote.to_string();
+        let with = (&identity, remote.clone());
+        let (agreed, stream) = exchange(stream, own, with, copy, false, &self.register).await?;
+        let (kill, permit) = (Some(kill), Some(permit));
         Ok(Opened { own, agreed, stream, identity, remote, kill, permit })
     }
 }
 
 /// What this side says of itself, once its door is open.
-async fn current(mut said: watch::Receiver<Option<Own>>) -> Result<Own, HelloError> {
+pub(crate) async fn current(mut said: watch::Receiver<Option<Own>>) -> Result<Own, HelloError> {
     let opening = said.wait_for(Option::is_some);
     let own = tokio::time::timeout(HELLO_DEADLINE, opening).await.ok().and_then(Result::ok);
     own.and_then(|own| *own).ok_or(HelloError::Starting)

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::msg::Msg;
 use crate::peer::{PeerMsg, no_session};
+use crate::register::Book;
 
 /// Where each peer's actor is reached, and which peers have a session.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +61,8 @@ pub struct MeshHandle {
     pub(crate) raft: Recipient<RaftMemberMsg>,
     /// What the raft member said last: it outlives the mesh's restarts.
     pub(crate) seats: Slot<Seats>,
+    /// Which process is heard for each peer: outlives the mesh's restarts, too.
+    pub(crate) book: Book,
 }
 
 /// The members and the own seat, as the raft member knows them.

@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use muster_gateway::{BoxStream, FrameError, Framed};
-use muster_messages::wire::{HelloVerdict, MeshHello, Refusal};
+use muster_messages::wire::{HelloVerdict, MeshHello, Refusal, StartId};
 use muster_messages::{CertIdentity, NodeId, RaftId, Tables};
 
+use crate::core::claims::Newcomer;
 use crate::core::hello::Own;
+use crate::register::Register;
 
 /// For all of it (5 s): four small frames; the rest is room for a busy machine.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
@@ -24,6 +26,10 @@ pub struct Agreed {
     pub own_tag: u128,
     /// Either side only wanted to know who answers.
     pub probe: bool,
+    /// The process at the other end.
+    pub peer: Newcomer,
+    /// Another process of that node, which was asked because of this one and did not answer.
+    pub asked: Option<StartId>,
 }
 
 /// Why there is no session.
@@ -53,25 +59,32 @@ impl From<FrameError> for HelloError {
 pub async fn exchange(
     stream: BoxStream,
     own: Own,
-    certificate: &CertIdentity,
+    with: (&CertIdentity, String),
     copy: Tables,
     probe: bool,
+    register: &Register,
 ) -> Result<(Agreed, BoxStream), HelloError> {
-    let talking = talk(Framed::new(stream), own, certificate, copy, probe);
+    let talking = talk(Framed::new(stream), own, with, copy, probe, register);
     tokio::time::timeout(HELLO_DEADLINE, talking).await.map_err(|_| HelloError::TimedOut)?
 }
 
 async fn talk(
     mut stream: Framed<BoxStream>,
     own: Own,
-    certificate: &CertIdentity,
+    (certificate, remote): (&CertIdentity, String),
     copy: Tables,
     probe: bool,
+    register: &Register,
 ) -> Result<(Agreed, BoxStream), HelloError> {
-    let ours = own.hello(rand::random(), probe);
+    let ours = register.sign(own.hello(rand::random(), probe));
     stream.send(&ours).await?;
     let theirs: MeshHello = stream.recv().await?.ok_or(HelloError::Closed)?;
-    let judged = own.judge(&theirs, certificate, &copy);
+    let MeshHello { node, raft_id: seat, starts, advertise: addr, .. } = theirs.clone();
+    let peer = Newcomer { node, starts, seat, addr, remote };
+    let judged = match own.judge(&theirs, certificate, &copy) {
+        Ok(seat) => register.judge(&peer).await.map(|asked| (seat, asked)),
+        Err(refusal) => Err(refusal),
+    };
     let verdict = match &judged {
         Ok(_) => HelloVerdict::Accepted,
         Err(refusal) => HelloVerdict::Refused(refusal.clone()),
@@ -86,14 +99,17 @@ async fn talk(
             return Err(other.err().map_or(HelloError::Closed, HelloError::Broken));
         }
     }
+    let (seat, asked) = judged.map_err(HelloError::RefusedByUs)?;
     let agreed = Agreed {
         node: theirs.node,
-        seat: judged.map_err(HelloError::RefusedByUs)?,
+        seat,
         peer_door: theirs.door_pid,
         own_door: ours.door_pid,
         peer_tag: theirs.tag,
         own_tag: ours.tag,
         probe: ours.probe || theirs.probe,
+        peer,
+        asked,
     };
     Ok((agreed, stream.into_inner()))
 }
@@ -101,9 +117,16 @@ async fn talk(
 #[cfg(test)]
 mod tests {
     use muster_messages::{ClusterId, Incarnation, Revision, Role, Subject, WallTime};
+    use std::sync::Arc;
+
+    use muster_messages::wire::Starts;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::sync::watch;
 
     use super::*;
+    use crate::dial::{Dial, DialFailure, Dialing};
+    use crate::register::Book;
+    use crate::session::Sessions;
 
     fn own(n: u128) -> Own {
         Own {
@@ -113,6 +136,21 @@ mod tests {
             seat: Some(RaftId(n as u64)),
             door_pid: 10 + n as u64,
         }
+    }
+    struct NobodyThere;
+    impl Dial for NobodyThere {
+        fn dial<'a>(&'a self, _addr: &'a str, _expect: NodeId) -> Dialing<'a> {
+            let nobody = DialFailure { text: "nobody".to_owned(), refused_at_once: true, refusal: None };
+            Box::pin(async { Err(nobody) })
+        }
+    }
+    fn register(n: u128) -> Register {
+        let (book, said) = (Book::new(NodeId::from_entropy(n)), watch::Sender::new(Some(own(n))).subscribe());
+        let this = (Starts::first(n as u64), format!("n{n}:4400"));
+        Register::new(this, book, Sessions::default(), Arc::new(NobodyThere), said)
+    }
+    fn with(certificate: &CertIdentity) -> (&CertIdentity, String) {
+        (certificate, "somewhere".to_owned())
     }
     fn certificate(n: u128, role: Role) -> CertIdentity {
         CertIdentity {
@@ -129,12 +167,14 @@ mod tests {
     async fn both_sides_learn_door_tag_and_seat_and_the_stream_goes_on() {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Manager), certificate(2, Role::Manager));
+        let (first, second) = (register(1), register(2));
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), &of_b, Tables::default(), false),
-            exchange(Box::pin(b), own(2), &of_a, Tables::default(), true),
+            exchange(Box::pin(a), own(1), with(&of_b), Tables::default(), false, &first),
+            exchange(Box::pin(b), own(2), with(&of_a), Tables::default(), true, &second),
         );
         let ((a, mut to_b), (b, mut to_a)) = (a.unwrap(), b.unwrap());
         assert_eq!((a.seat, a.peer_door, b.peer_door), (Some(RaftId(2)), 12, 11));
+        assert_eq!((&a.peer.starts, &*b.peer.addr), (&Starts::first(2), "n1:4400"));
         assert_eq!((a.own_tag, a.peer_tag), (b.peer_tag, b.own_tag));
         assert!(a.probe && b.probe);
         to_b.write_all(b"next").await.unwrap();
@@ -147,9 +187,10 @@ mod tests {
     async fn a_refusal_reaches_the_other_side_with_its_reason() {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Worker), certificate(2, Role::Manager));
+        let (first, second) = (register(1), register(2));
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), &of_b, Tables::default(), false),
-            exchange(Box::pin(b), own(2), &of_a, Tables::default(), false),
+            exchange(Box::pin(a), own(1), with(&of_b), Tables::default(), false, &first),
+            exchange(Box::pin(b), own(2), with(&of_a), Tables::default(), false, &second),
         );
         assert!(
             matches!(a, Err(HelloError::RefusedByPeer(r)) if r.reason == muster_messages::RefusalReason::NotAManager)
@@ -160,7 +201,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_mute_peer_is_given_up() {
         let (a, _b) = duplex(4096);
-        let got = exchange(Box::pin(a), own(1), &certificate(2, Role::Manager), Tables::default(), false).await;
+        let theirs = certificate(2, Role::Manager);
+        let got = exchange(Box::pin(a), own(1), with(&theirs), Tables::default(), false, &register(1)).await;
         assert!(matches!(got, Err(HelloError::TimedOut)));
     }
 }

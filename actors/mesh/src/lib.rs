@@ -12,6 +12,7 @@ mod mesh;
 mod msg;
 mod offences;
 mod peer;
+mod register;
 mod session;
 mod session_server;
 mod stream;

@@ -5,7 +5,7 @@
 //! Says   dials; `PeerSession`, `LeaderGone`; the link that is up to each peer actor; a refusal to the agent.
 //! Keeps  at most one session of a node up (MESH-12); no session outlives the door that its hello named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use ractor::{Actor, ActorRef};
 use ractor_cluster::NodeServerMessage;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::core::filter::Side;
 use crate::core::hello::Own;
@@ -27,11 +27,15 @@ use crate::greeting::{Greeted, Greeter, NotOpened, Opened, Who};
 use crate::handle::MeshHandle;
 use crate::msg::Msg;
 use crate::offences::Offences;
-use crate::peer::{Link, PeerMsg, PeerShell, no_session};
+use crate::peer::{Link, PeerMsg, PeerShell, PeerStarted, no_session};
+use crate::register::Register;
 use crate::session::{Ending, Facts, Session, Sessions};
 use crate::session_server::{SessionEvent, SessionServer};
 use crate::stream::Guarded;
 use crate::wiring::{MeshConfig, MeshWiring};
+
+mod hearing;
+mod shown;
 
 /// From the hello to both doors known: a few frames.
 const READY_DEADLINE: Duration = Duration::from_secs(5);
@@ -60,6 +64,7 @@ pub(crate) struct MeshShell {
     hall: Arc<Hall>,
     links: Links,
     sessions: Sessions,
+    register: Register,
     server: Option<Server>,
     registration: Option<Registration>,
     door: Option<u64>,
@@ -72,6 +77,8 @@ pub(crate) struct MeshShell {
     doors: BTreeMap<SessionNumber, ActorRef<DoorMsg>>,
     alarm: Alarm,
     last_errors: BTreeMap<NodeId, String>,
+    /// Managers that hear another process of this node.
+    refused_by: BTreeSet<NodeId>,
     endings: BTreeMap<&'static str, u64>,
 }
 
@@ -86,25 +93,31 @@ impl MeshShell {
             snapshot_limit: config.snapshot_limit,
             counters: Counters::default(),
             offences: Arc::new(Offences::default()),
+            news: handle.mesh.recipient(),
         };
         let own = wiring.credentials.borrow().identity.node().map(|(node, _)| node);
         // Peer actors of an earlier incarnation went with it.
         handle.peers.clear();
+        let said = watch::Sender::new(None);
+        let (this, dialer) = ((wiring.starts.clone(), wiring.advertise.clone()), Arc::clone(&wiring.dialer));
+        let register = Register::new(this, handle.book.clone(), sessions.clone(), dialer, said.subscribe());
         Self {
             config,
             handle,
             hall: Arc::new(hall),
             links: Links::new(own.unwrap_or(NodeId::from_entropy(0)), rand::random(), wiring.hints.clone()),
             sessions,
+            register,
             server: None,
             registration: None,
             door: None,
-            said: watch::Sender::new(None),
+            said,
             next_session: 1,
             greeting: BTreeMap::new(),
             doors: BTreeMap::new(),
             alarm: Alarm::default(),
             last_errors: BTreeMap::new(),
+            refused_by: BTreeSet::new(),
             endings: BTreeMap::new(),
             wiring,
         }
@@ -157,6 +170,7 @@ impl MeshShell {
             Effect::Forget { node } => {
                 self.handle.peers.remove(node);
                 self.last_errors.remove(&node);
+                self.register.forget(node);
                 cx.children().stop(&peer_name(node));
             }
             Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Woke),
@@ -172,6 +186,7 @@ impl MeshShell {
         let Some(session) = self.sessions.get(number) else { return };
         info!(%node, session = number, remote = %session.remote, side = ?session.side, "mesh session up");
         self.last_errors.remove(&node);
+        self.refused_by.remove(&node);
         self.peer(cx, node);
         self.link(node);
     }
@@ -183,6 +198,7 @@ impl MeshShell {
         let door = session.as_ref().and_then(|s| self.doors.get(&s.number).cloned());
         let (Some(peer), Some(session), Some(door)) = (self.handle.peers.get(node), session, door) else { return };
         if peer.tell(PeerMsg::Link(Some(Box::new(Link { session, door })))).is_ok() {
+            let _down = peer.tell(PeerMsg::Claims(self.register.all()));
             self.handle.peers.set_up(node, true);
             self.tell_raft(RaftMemberMsg::PeerSession { node, up: true });
         }
@@ -231,7 +247,7 @@ impl MeshShell {
                 use RefusalReason as R;
                 if let Some(R::Blocked | R::Removed | R::Demoted | R::OldIncarnation) = why.refusal().map(|r| r.reason)
                 {
-                    self.tell_refusal(why);
+                    self.tell_agent(why);
                 }
             }
         }
@@ -243,6 +259,7 @@ impl MeshShell {
             said: self.said.subscribe(),
             replica: self.wiring.replica.clone(),
             dialer: Arc::clone(&self.wiring.dialer),
+            register: self.register.clone(),
         }
     }
 
@@ -294,11 +311,18 @@ impl MeshShell {
         if let Who::Dialed(node) = who {
             self.last_errors.insert(node, why.to_string());
         }
-        self.tell_refusal(why);
+        if let Some(refusal) = why.refusal().filter(|refusal| refusal.reason == RefusalReason::Duplicate) {
+            // It dials again and again, and each time it is told: once in the log.
+            if self.refused_by.insert(node) {
+                warn!(by = %node, message = %refusal.message, "this process is not heard: another one has this node's identity");
+            }
+        } else {
+            self.tell_agent(why);
+        }
     }
 
     /// What the other side said may concern this whole node: the agent judges.
-    fn tell_refusal(&self, why: &NotOpened) {
+    fn tell_agent(&self, why: &NotOpened) {
         if let Some(refusal) = why.refusal() {
             let serial = Some(self.wiring.credentials.borrow().identity.serial.clone());
             let msg = AgentMsg::RefusedByPeer { refusal: refusal.clone(), serial };
@@ -307,13 +331,22 @@ impl MeshShell {
     }
 
     fn open(&mut self, cx: &Cx<Msg>, dialed: bool, opened: Opened) {
+        let agreed = opened.agreed;
+        let Some(start) = agreed.peer.starts.this().filter(|_| self.server.is_some()) else { return };
+        let Some(news) = self.register.take(agreed.peer, agreed.asked) else {
+            return debug!(node = %agreed.node, "another process of this node was taken meanwhile");
+        };
+        self.hear_only(agreed.node, start);
+        if news {
+            self.tell_claims();
+        }
         let Some(server) = &self.server else { return };
         let number = self.next_session;
         self.next_session += 1;
-        let agreed = opened.agreed;
         let session = Session::new(Facts {
             number,
             node: agreed.node,
+            start,
             seat: agreed.seat,
             own_seat: opened.own.seat,
             side: if dialed { Side::Dialed } else { Side::Accepted },
@@ -439,30 +472,6 @@ impl MeshShell {
             let _gone = reply.send(answered.map_err(|why| NotOpened::from(why).body(&addr)));
         });
     }
-
-    fn peer_view(&self, node: NodeId, wanted: bool, addr: &str, dialing: bool, failures: u32) -> Value {
-        let up = self.links.up(node).and_then(|n| self.sessions.get(n));
-        let state = match (&up, dialing) {
-            (Some(_), _) => "up",
-            (None, true) => "dialing",
-            (None, false) => "down",
-        };
-        json!({
-            "node": node, "wanted": wanted, "addr": addr, "state": state, "failed_dials": failures,
-            "last_error": self.last_errors.get(&node),
-            "session": up.map(|s| session_view(&s)),
-        })
-    }
-}
-
-fn session_view(session: &Session) -> Value {
-    json!({
-        "number": session.number, "side": format!("{:?}", session.side).to_lowercase(), "remote": session.remote,
-        "since": session.since, "seat": session.seat(),
-        "bytes_read": session.meter.read(), "bytes_written": session.meter.written(),
-        "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
-        "gated": session.meter.gated(),
-    })
 }
 
 fn peer_name(node: NodeId) -> String {
@@ -527,8 +536,11 @@ impl Shell for MeshShell {
             Msg::Protocol(msg) => self.protocol(cx, msg),
             Msg::Members | Msg::Replica => self.look(cx),
             Msg::Connection(connection) => self.accept(cx, *connection),
+            Msg::Door(DoorNews::Claimed { by, claims }) => self.claimed(cx, by, claims),
+            Msg::Lives { claim, because, lives } => self.lives(&claim, because, lives),
             Msg::Door(news) => {
                 match news {
+                    DoorNews::Claimed { .. } => {}
                     DoorNews::Opened(pid) => self.door = Some(pid),
                     DoorNews::Closed(pid) => self.door = self.door.filter(|open| *open != pid),
                 }
@@ -567,6 +579,7 @@ impl Shell for MeshShell {
             "offences": self.hall.offences.view(),
             "door": self.hall.counters.view(),
             "hellos_under_way": self.greeting.values().sum::<usize>(),
+            "identity": self.register.view(),
         })
     }
 }

@@ -3,6 +3,7 @@
 use muster_gateway::Connection;
 use muster_messages::NodeId;
 use muster_messages::protocol::{MeshMsg, Named};
+use muster_messages::wire::{Claim, StartId};
 
 use crate::core::links::SessionNumber;
 use crate::door::DoorNews;
@@ -31,6 +32,12 @@ pub enum Msg {
         result: Box<Result<NodeId, NotOpened>>,
     },
     Session(SessionEvent),
+    /// Whether this process still lives, which another manager has replaced by `because`.
+    Lives {
+        claim: Box<Claim>,
+        because: StartId,
+        lives: bool,
+    },
     /// It should be ready by now.
     ReadyBy(SessionNumber),
     ServerEnded,
@@ -66,6 +73,7 @@ impl Named for Msg {
             Msg::Asked { .. } => "asked",
             Msg::Session(SessionEvent::Ready { .. }) => "session_ready",
             Msg::Session(SessionEvent::Ended { .. }) => "session_ended",
+            Msg::Lives { .. } => "lives",
             Msg::ReadyBy(_) => "ready_by",
             Msg::ServerEnded => "server_ended",
             Msg::Woke => "woke",

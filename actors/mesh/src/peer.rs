@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{Named, RaftMemberMsg, Reply};
-use muster_messages::wire::{self, CHUNK, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket, SnapshotHead};
+use muster_messages::wire::{
+    self, CHUNK, Claim, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket, SnapshotHead,
+};
 use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, RaftId};
 use ractor::ActorRef;
 use serde_json::{Value, json};
@@ -61,6 +63,8 @@ pub enum PeerMsg {
         call: Box<PeerCall>,
         reply: Reply<Result<Vec<u8>, ErrorBody>>,
     },
+    /// The processes that this manager takes for its peers, all of them. Lost: the session ends.
+    Claims(Vec<Claim>),
     /// Another session is up, or none.
     Link(Option<Box<Link>>),
     /// A call that went through session `number` ended.
@@ -79,6 +83,7 @@ impl Named for PeerMsg {
             Self::Send(_) => "send",
             Self::Snapshot { .. } => "snapshot",
             Self::Call { .. } => "call",
+            Self::Claims(_) => "claims",
             Self::Link(_) => "link",
             Self::Done { .. } => "done",
             Self::Overdue => "overdue",
@@ -90,6 +95,7 @@ impl Named for PeerMsg {
 pub enum What {
     Raft(Vec<RaftId>),
     Seat,
+    Claims,
     Piece,
     Call(Reply<Result<Vec<u8>, ErrorBody>>),
 }
@@ -285,7 +291,13 @@ impl PeerShell {
                     link.session.end(Ending::Unseated);
                 }
             }
-            What::Seat => {}
+            // The peer might hear a process that this manager does not: the next session begins with the claims.
+            What::Claims if current && !taken => {
+                if let Some(link) = &self.link {
+                    link.session.end(Ending::Unanswered);
+                }
+            }
+            What::Seat | What::Claims => {}
             What::Piece => {
                 self.pieces -= usize::from(current);
                 if current && !taken {
@@ -305,7 +317,7 @@ impl PeerShell {
     /// to a service may rightly take long.)
     fn overdue(&mut self, cx: &Cx<PeerMsg>, what: &What) {
         let limit = match what {
-            What::Raft(_) | What::Seat => RAFT_DEADLINE,
+            What::Raft(_) | What::Seat | What::Claims => RAFT_DEADLINE,
             What::Piece => PIECE_DEADLINE,
             What::Call(_) => return,
         };
@@ -379,6 +391,13 @@ impl Shell for PeerShell {
                     let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: packet.to, ok: false });
                 } else {
                     self.outgoing = Some(Outgoing { head, data, packet, offset: 0, complete: false });
+                }
+            }
+            PeerMsg::Claims(claims) => {
+                if let Some(link) = &self.link
+                    && send(cx, link, PeerMessage::Claims(claims), RAFT_DEADLINE, What::Claims).is_err()
+                {
+                    link.session.end(Ending::Closed);
                 }
             }
             PeerMsg::Call { deadline, call, reply } => self.ask(cx, deadline, call, reply),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use futures_util::task::AtomicWaker;
 use muster_gateway::{ConnectionPermit, Kill};
+use muster_messages::wire::StartId;
 use muster_messages::{NodeId, RaftId, RefusalReason, WallTime};
 use ractor::RpcReplyPort;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +43,8 @@ pub enum Ending {
     NotReady,
     #[error("a newer session took over")]
     Superseded,
+    #[error("another process of this node is heard")]
+    Duplicate,
     #[error("the peer is no member")]
     NotWanted,
     #[error("this manager's hello changed")]
@@ -75,6 +78,7 @@ impl Ending {
             Ending::Unseated => "unseated",
             Ending::NotReady => "not_ready",
             Ending::Superseded => "superseded",
+            Ending::Duplicate => "duplicate",
             Ending::NotWanted => "not_wanted",
             Ending::Renewed => "renewed",
             Ending::Expired => "expired",
@@ -169,6 +173,8 @@ fn take(from: &AtomicU64, amount: u64) {
 pub struct Session {
     pub number: SessionNumber,
     pub node: NodeId,
+    /// The process at the other end.
+    pub start: StartId,
     /// The seat that the peer may speak for; 0: none.
     seat: AtomicU64,
     /// The seat that our hello named.
@@ -200,6 +206,7 @@ pub struct Session {
 pub struct Facts {
     pub number: SessionNumber,
     pub node: NodeId,
+    pub start: StartId,
     pub seat: Option<RaftId>,
     pub own_seat: Option<RaftId>,
     pub side: Side,
@@ -218,6 +225,7 @@ impl Session {
         Arc::new(Self {
             number: facts.number,
             node: facts.node,
+            start: facts.start,
             seat: AtomicU64::new(facts.seat.map_or(0, |s| s.0)),
             own_seat: facts.own_seat,
             side: facts.side,

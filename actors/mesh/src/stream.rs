@@ -240,6 +240,7 @@ mod tests {
         let (near, far) = duplex(1 << 20);
         let session = Session::new(Facts {
             number: 1,
+            start: muster_messages::wire::StartId { number: 1, nonce: 1 },
             node: NodeId::from_entropy(2),
             seat: None,
             own_seat: None,

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use muster_gateway::Services;
 use muster_kernel::{Address, Recipient, Slot, Spec};
-use muster_messages::Replica;
 use muster_messages::protocol::{AgentMsg, IncomingCall, NodeCredentials, RaftMemberMsg};
+use muster_messages::wire::Starts;
+use muster_messages::{NodeId, Replica};
 use tokio::sync::{mpsc, watch};
 
 use crate::dial::Dial;
 use crate::handle::{MeshHandle, Peers};
 use crate::mesh::MeshShell;
+use crate::register::Book;
 use crate::stream::IDLE;
 
 /// Messages that wait for the mesh: sessions come and go, calls go to the peers directly.
@@ -35,6 +37,10 @@ impl Default for MeshConfig {
 /// What the mesh is connected to.
 #[derive(Clone)]
 pub struct MeshWiring {
+    /// This process among the starts of its data directory.
+    pub starts: Starts,
+    /// `host:port` where others dial it.
+    pub advertise: String,
     /// Who this node is; renewals included.
     pub credentials: watch::Receiver<Arc<NodeCredentials>>,
     pub replica: watch::Receiver<Arc<Replica>>,
@@ -59,11 +65,13 @@ pub struct Mesh {
 
 impl Mesh {
     pub fn new(config: MeshConfig, wiring: MeshWiring) -> Self {
+        let own = wiring.credentials.borrow().identity.node();
         let handle = MeshHandle {
             mesh: Address::new(MAILBOX),
             peers: Peers::default(),
             raft: wiring.raft.clone(),
             seats: Slot::new(),
+            book: Book::new(own.map_or(NodeId::from_entropy(0), |(node, _)| node)),
         };
         Self { config, wiring, handle }
     }

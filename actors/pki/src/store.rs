@@ -2,8 +2,8 @@
 //!
 //! Owns   `credentials.pem` (private key, certificate and root in one file, so that they change together), `node.json`
 //!        (what a node remembers beside them), `join.json` (an attempt to join, while it lasts), `founding.json`
-//!        (a cluster being founded, until its first entry is applied), `recovery.json` (a recovery under way). All 0600,
-//!        all written whole or not at all.
+//!        (a cluster being founded, until its first entry is applied), `recovery.json` (a recovery under way), `starts.json`
+//!        (the processes that ran on this directory). All 0600, all written whole or not at all.
 //! Keeps  PKI-6: whatever the moment of a crash, either the old or the new credentials are there, and they fit.
 //! A damaged file is named and never half believed: an identity made up anew would be a second node.
 
@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use muster_messages::protocol::NodeCredentials;
+use muster_messages::wire::Starts;
 use muster_messages::{CertIdentity, RaftId, RefusalReason, Secret, WallTime};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub enum IdentityFault {
 
 const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
      directory and join again";
+const HELP_STARTS: &str =
+    "delete the file, and `raft` beside its folder if the managers then take this directory for a copy";
 const HELP_NODE: &str = "delete the file: the node then starts without remembering managers and seat";
 pub(crate) const HELP_JOIN: &str = "delete the file and join again";
 pub(crate) const HELP_FOUNDING: &str = "the founding did not finish: empty the data directory and found again";
@@ -102,6 +105,21 @@ impl IdentityStore {
     /// Replaces what the node remembers.
     pub fn save_node(&self, node: &LocalNode) -> Result<(), IdentityFault> {
         self.write_json(&self.path("node.json"), node)
+    }
+
+    /// The starts of this directory so far; `None`: there was none, or by builds that did not count them.
+    pub fn load_starts(&self) -> Result<Option<Starts>, IdentityFault> {
+        self.read_json(&self.path("starts.json"), HELP_STARTS)
+    }
+
+    /// Another process begins on this directory. What it is called is on disk before anybody hears of it.
+    pub fn begin_start(&self, nonce: u64) -> Result<Starts, IdentityFault> {
+        let starts = match self.load_starts()?.filter(|old| old.this().is_some()) {
+            Some(old) => old.next(nonce),
+            None => Starts::first(nonce),
+        };
+        self.write_json(&self.path("starts.json"), &starts)?;
+        Ok(starts)
     }
 
     pub(crate) fn path(&self, file: &str) -> PathBuf {

@@ -45,7 +45,8 @@ pub struct SessionsConfig {
     pub digest_retry: Duration,
     /// About this many bytes of facts travel in one digest, well under the frame limit; more follow as changes.
     pub digest_bytes: usize,
-    /// Two processes with one identity are reported this often.
+    /// What is remembered of processes with one identity is looked through this often; those that took no turns for twice as
+    /// long are no longer shown.
     pub warn_every: Duration,
     /// Messages that may wait for the host of the sessions: news of every session at once.
     pub mailbox: usize,
@@ -111,8 +112,8 @@ pub struct DispatcherConfig {
     pub propose_deadline: Duration,
     /// The pause after a proposal that failed.
     pub retry: Duration,
-    /// Two processes with one identity are reported this often.
-    pub warn_every: Duration,
+    /// Two processes with one identity are shown until there was no sign of them for so long.
+    pub quiet: Duration,
     pub mailbox: usize,
 }
 
@@ -126,7 +127,7 @@ impl Default for DispatcherConfig {
             in_flight: 4,
             propose_deadline: Duration::from_secs(5),
             retry: Duration::from_millis(200),
-            warn_every: Duration::from_secs(60),
+            quiet: Duration::from_secs(60),
             mailbox: 1024,
         }
     }

@@ -1,14 +1,13 @@
 //! The dispatcher's shell: digests in, proposals out. Decisions are [`crate::core::dispatcher`]'s.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_kernel::{Address, Alarm, AskError, Cx, Fault, Recipient, Shell, Spec};
 use muster_messages::protocol::{Applied, DispatcherMsg, Named, ProposeError, RaftMemberMsg};
-use muster_messages::{Command, ErrorBody, ErrorCode, NodeId, Replica, millis};
+use muster_messages::{Command, Duplicated, ErrorBody, ErrorCode, NodeDoubts, Replica, millis};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::config::DispatcherConfig;
 use crate::core::dispatcher::{BatchId, Dispatcher, Effect, Input, Outcome, Verdict};
@@ -44,8 +43,8 @@ pub struct DispatcherPorts {
     pub config: DispatcherConfig,
     pub replica: watch::Receiver<Arc<Replica>>,
     pub raft: Recipient<RaftMemberMsg>,
-    /// Nodes whose recorded liveness nobody has confirmed to this leader: shown as stale.
-    pub stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
+    /// What people should be told with what is recorded of nodes.
+    pub doubts: Arc<watch::Sender<Arc<NodeDoubts>>>,
 }
 
 /// An address for a dispatcher that does not exist yet.
@@ -79,19 +78,20 @@ impl DispatcherShell {
         for effect in effects {
             match effect {
                 Effect::Propose { batch, command } => self.propose(cx, batch, command),
-                Effect::Warn(duplicate) => {
-                    let named: Vec<String> =
-                        duplicate.instances.iter().map(|i| format!("{:016x} at {}", i.instance, i.remote)).collect();
-                    warn!(node = %duplicate.node, processes = named.join(", "),
-                        "two processes use the identity of one node on two managers");
+                Effect::Warn(node) => {
+                    let named = self.core.doubts().duplicates.get(&node).map(Duplicated::named).unwrap_or_default();
+                    warn!(%node, processes = named,
+                        "two processes use the identity of one node; stop the one on the copied data directory, empty that, \
+                         and join it as a node of its own");
                 }
+                Effect::Over(node) => info!(%node, "one process uses the identity of this node again"),
             }
         }
-        let stale = self.core.stale();
-        self.ports.stale.send_if_modified(|old| {
-            let differs = **old != stale;
+        let doubts = self.core.doubts();
+        self.ports.doubts.send_if_modified(|old| {
+            let differs = **old != doubts;
             if differs {
-                *old = Arc::new(stale);
+                *old = Arc::new(doubts);
             }
             differs
         });
@@ -187,16 +187,22 @@ impl Shell for DispatcherShell {
                 json!({"host": host, "sequence": sequence, "sessions": sessions, "heard_ms_ago": ago})
             })
             .collect();
+        let doubts = self.core.doubts();
+        let duplicates: Vec<Value> = doubts
+            .duplicates
+            .iter()
+            .map(|(node, what)| json!({"node": node, "since": what.since, "processes": what.processes}))
+            .collect();
         json!({
             "hosts": hosts,
-            "stale": self.core.stale().len(),
+            "stale": doubts.unconfirmed.len(),
             "in_flight": self.core.in_flight(),
             "waiting": self.core.waiting(),
-            "duplicate_identities": self.core.duplicates(now),
+            "duplicate_identities": duplicates,
         })
     }
 
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
-        self.ports.stale.send_replace(Arc::default());
+        self.ports.doubts.send_replace(Arc::default());
     }
 }

@@ -12,7 +12,7 @@ use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, Tables};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::config::SessionsConfig;
 use crate::core::host::{Effect, Host, Input};
@@ -31,7 +31,6 @@ pub enum Msg {
     Reported {
         node: NodeId,
         fact: Option<Box<SessionFact>>,
-        remote: String,
         connected: bool,
     },
     /// A session that has seen all connections up to this one has nothing left to remember.
@@ -171,6 +170,7 @@ impl SessionsShell {
             }
             Effect::Digest(digest) => self.send_digest(cx, digest),
             Effect::Warn(duplicate) => warn_of(&duplicate),
+            Effect::Over(node) => info!(%node, "one process uses the identity of this node again"),
         }
     }
 
@@ -294,10 +294,10 @@ impl SessionsShell {
 }
 
 fn warn_of(duplicate: &Duplicate) {
-    let named: Vec<String> =
-        duplicate.instances.iter().map(|i| format!("{:016x} at {}", i.instance, i.remote)).collect();
+    let named: Vec<String> = duplicate.instances.iter().map(|i| i.shown().to_string()).collect();
     warn!(node = %duplicate.node, processes = named.join(", "),
-        "two processes use the identity of one node; remove the copy of its data directory and join it as a node of its own");
+        "two processes use the identity of one node; stop the one on the copied data directory, empty that, and join it as a \
+         node of its own");
 }
 
 impl Shell for SessionsShell {
@@ -317,9 +317,7 @@ impl Shell for SessionsShell {
             }
             Msg::Arrived(arrival) => self.arrived(cx, arrival.connection),
             Msg::Replica => self.replica(cx),
-            Msg::Reported { node, fact, remote, connected } => {
-                self.step(cx, Input::Reported { node, fact, remote, connected });
-            }
+            Msg::Reported { node, fact, connected } => self.step(cx, Input::Reported { node, fact, connected }),
             Msg::Forget { node, seen } => self.forget(cx, node, seen),
             Msg::DigestAnswered { sequence, ok } => self.step(cx, Input::DigestAnswered { sequence, ok }),
             Msg::Wake => {
@@ -337,7 +335,7 @@ impl Shell for SessionsShell {
             "leader": self.core.leader_node(),
             "digest_sequence": self.core.sequence(),
             "refused": self.core.refused(),
-            "duplicate_identities": self.core.duplicates(muster_kernel::Clock.now()),
+            "duplicate_identities": self.core.duplicates(),
             "revision": self.copy.revision,
         })
     }

@@ -218,13 +218,13 @@ impl SessionShell {
                     let _gone = reply.send(result);
                 }
             }
-            Effect::Report { fact, remote, connected } => {
+            Effect::Report { fact, connected } => {
                 if let Some(fact) = &fact {
                     self.ports.memory.set((**fact).clone());
                 }
                 let node = self.ports.node;
                 // The host's mailbox takes news of every session at once; full or down, the host itself has failed.
-                self.ports.host.tell(host::Msg::Reported { node, fact, remote, connected })?;
+                self.ports.host.tell(host::Msg::Reported { node, fact, connected })?;
             }
             Effect::Forget => {
                 let node = self.ports.node;

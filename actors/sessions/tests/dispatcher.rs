@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ struct Stage {
     dispatcher: Address<DispatcherMailbox>,
     tables: Tables,
     publish: watch::Sender<Arc<Replica>>,
-    stale: watch::Receiver<Arc<BTreeSet<NodeId>>>,
+    doubts: watch::Receiver<Arc<NodeDoubts>>,
 }
 
 impl Stage {
@@ -39,11 +38,11 @@ impl Stage {
             NodeRecord { liveness, ..NodeRecord::new(id(1), Name::sanitized("n1"), Role::Worker, WallTime(0)) };
         tables.nodes.insert(id(1), Arc::new(record));
         let (publish, replica) = watch::channel(Arc::default());
-        let (stale, unconfirmed) = watch::channel(Arc::default());
+        let (doubts, seen) = watch::channel(Arc::default());
         let config = DispatcherConfig::default();
         let dispatcher = dispatcher_address(&config);
-        let ports = DispatcherPorts { config, replica, raft: raft.recipient(), stale: Arc::new(stale) };
-        let stage = Self { universe, raft, dispatcher, tables, publish, stale: unconfirmed };
+        let ports = DispatcherPorts { config, replica, raft: raft.recipient(), doubts: Arc::new(doubts) };
+        let stage = Self { universe, raft, dispatcher, tables, publish, doubts: seen };
         stage.show();
         stage.universe.start_actor(dispatcher_spec(stage.dispatcher.clone(), ports));
         stage.universe.healthy(PATH, 1).await;
@@ -64,6 +63,8 @@ impl Stage {
             labels: Default::default(),
             serial: "aa".to_owned(),
             instance: 1,
+            remote: "192.0.2.7:55555".to_owned(),
+            turns: Vec::new(),
         };
         let digest = SessionDigest { sequence, full, sessions: vec![fact] };
         let make = |reply| DispatcherMsg::Digest { host: id(100), digest, reply }.into();
@@ -107,10 +108,10 @@ async fn what_a_host_reports_is_written_once_however_often_it_says_so() {
 async fn after_a_crash_a_node_is_in_doubt_until_a_host_has_told_everything() {
     let mut stage = Stage::set(Liveness::Ready).await;
     for incarnation in 1..=2 {
-        stage.stale.wait_for(|nodes| nodes.contains(&id(1))).await.unwrap();
+        stage.doubts.wait_for(|doubts| doubts.unconfirmed.contains(&id(1))).await.unwrap();
         assert_eq!(stage.digest(7, false, Liveness::Ready).await, Err(ErrorCode::Conflict));
         assert_eq!(stage.digest(8, true, Liveness::Ready).await, Ok(()));
-        stage.stale.wait_for(|nodes| nodes.is_empty()).await.unwrap();
+        stage.doubts.wait_for(|doubts| doubts.unconfirmed.is_empty()).await.unwrap();
         if incarnation == 1 {
             stage.universe.crash(PATH, CrashHow::Panic);
             stage.universe.healthy(PATH, 2).await;

@@ -116,6 +116,7 @@ pub(crate) fn make(
             Ok(())
         }
         Change::Reconciler(change) => reconcilers::make(tables, stamp, change),
+        Change::NoteDuplicate { node, processes } => nodes::duplicate(tables, stamp, *node, processes),
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use muster_gateway::Dialer;
 use muster_kernel::Clock;
-use muster_messages::wire::Request;
+use muster_messages::wire::{ListOf, Page, Request};
 use muster_messages::{ErrorBody, ErrorCode, RequestId};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::args::Global;
 use super::connection::{CallError, Connection};
@@ -121,6 +122,23 @@ impl Client {
         parse(&self.call(request).await?)
     }
 
+    /// All of a list as one document, however many portions it takes.
+    pub async fn list(&mut self, of: ListOf, fresh: bool) -> Outcome<Value> {
+        let (mut whole, mut page): (Option<Value>, _) = (None, Page::default());
+        loop {
+            let mut portion: Value = self.ask(Request::Portion { of, page: page.clone(), fresh }).await?;
+            let next = portion.as_object_mut().and_then(|p| p.remove("continue"));
+            match &mut whole {
+                None => whole = Some(portion),
+                Some(whole) => append(whole, portion),
+            }
+            match next {
+                Some(Value::String(next)) if page.after.as_ref() != Some(&next) => page.after = Some(next),
+                _ => return Ok(whole.unwrap_or_default()),
+            }
+        }
+    }
+
     /// Turns to the next manager when one has become a worker since its address was written down. False: all were asked.
     fn pass_over(&mut self, passed: &mut usize) -> bool {
         let Target::Managers { managers, .. } = &mut self.target else {
@@ -206,6 +224,17 @@ async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: D
             contact.managers
         }
         _ => identity.managers.clone(),
+    }
+}
+
+/// What is around the list is that of the first portion, but that one that is stale makes all of it stale.
+fn append(whole: &mut Value, mut portion: Value) {
+    if let (Some(items), Some(more)) = (whole["items"].as_array_mut(), portion["items"].as_array_mut()) {
+        items.append(more);
+    }
+    if portion["stale"] == true && whole["stale"] != true {
+        whole["stale"] = true.into();
+        whole["as_of"] = portion["as_of"].take();
     }
 }
 

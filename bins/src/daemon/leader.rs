@@ -1,7 +1,6 @@
 //! The leader's subtree: role manager, certificate authority, dispatcher, elections. It runs while this member leads and has
 //! applied an entry of its own term; another term is another subtree.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use muster_kernel::{Address, Backoff, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{
-    Change, ClusterRecord, Command, Guard, NodeId, NodeRecord, Principal, Replica, Revision, Role, RoleView, Term,
+    Change, ClusterRecord, Command, Guard, NodeDoubts, NodeRecord, Principal, Replica, Revision, Role, RoleView, Term,
     Token,
 };
 use muster_role_manager::RoleManagerShell;
@@ -51,7 +50,7 @@ pub struct LeaderPlan {
     ports: Arc<ManagerPorts>,
     mesh: MeshHandle,
     view: Arc<watch::Sender<Arc<RoleView>>>,
-    stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
+    doubts: Arc<watch::Sender<Arc<NodeDoubts>>>,
     kept: PerTerm<(Slot<Checkpoint>, ElectionsPorts)>,
 }
 
@@ -81,9 +80,9 @@ impl LeaderPlan {
         ports: Arc<ManagerPorts>,
         mesh: MeshHandle,
         view: Arc<watch::Sender<Arc<RoleView>>>,
-        stale: Arc<watch::Sender<Arc<BTreeSet<NodeId>>>>,
+        doubts: Arc<watch::Sender<Arc<NodeDoubts>>>,
     ) -> Self {
-        Self { shared, addresses, ports, mesh, view, stale, kept: PerTerm::default() }
+        Self { shared, addresses, ports, mesh, view, doubts, kept: PerTerm::default() }
     }
 }
 
@@ -103,7 +102,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             (settings.certificates(), settings.dispatcher(), settings.roles(), settings.intensity());
         let (addresses, ports, mesh, me) =
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
-        let (view, stale) = (Arc::clone(&self.view), Arc::clone(&self.stale));
+        let (view, doubts) = (Arc::clone(&self.view), Arc::clone(&self.doubts));
         let (slot, elections) = self.kept.of(level.raft.term, || {
             let (replica, raft) = (ports.replica.clone(), ports.raft.clone());
             (Slot::new(), ElectionsPorts::new(settings.elections(), level.raft.term, replica, raft))
@@ -125,7 +124,8 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             children.start(Spec::actor("cert-authority", addresses.authority.clone(), move || {
                 Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()))
             }));
-            let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, stale: Arc::clone(&stale) };
+            let doubts = Arc::clone(&doubts);
+            let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, doubts };
             children.start(dispatcher_spec(addresses.dispatcher.clone(), ports));
             children.start(elections_spec(addresses.elections.clone(), elections.clone()));
             Ok(())

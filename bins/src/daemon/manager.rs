@@ -123,6 +123,8 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let mesh = Mesh::new(
         shared.config.settings.mesh(),
         MeshWiring {
+            starts: shared.starts.clone(),
+            advertise: shared.advertise.clone(),
             credentials: shared.credentials.clone(),
             replica: replica.subscribe(),
             raft: raft.recipient(),
@@ -138,7 +140,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let leader = super::leader::addresses(&shared.config.settings);
     let sessions_config = shared.config.settings.sessions();
     let sessions = sessions_address(&sessions_config);
-    let stale = Arc::new(watch::Sender::new(Arc::new(std::collections::BTreeSet::new())));
+    let doubts = Arc::new(watch::Sender::new(Arc::default()));
     let ports = Arc::new(ManagerPorts {
         node: shared.me,
         replica: replica.subscribe(),
@@ -153,7 +155,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             dispatcher: leader.dispatcher.recipient(),
             elections: leader.elections.recipient(),
             view: view.subscribe(),
-            stale: stale.subscribe(),
+            doubts: doubts.subscribe(),
         },
     });
     let router = Router::new(shared.api.clone(), Arc::clone(&ports), peer_calls(&handle));
@@ -182,7 +184,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     };
     children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
     children.start(router.spec(incoming));
-    let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, view, stale);
+    let plan = LeaderPlan::new(shared.clone(), leader, Arc::clone(&ports), handle, view, doubts);
     let (plan, siblings, levels) = (Arc::new(plan), children.clone(), replica.subscribe());
     let switch: Address<SwitchMsg<Arc<Replica>>> = Address::new(64);
     children.start(Spec::actor("leader-switch", switch, move || {

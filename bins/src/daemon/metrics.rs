@@ -12,7 +12,7 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use muster_messages::Liveness;
+use muster_messages::{Liveness, NodeDoubts};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -114,7 +114,31 @@ fn replica(registry: &mut Registry, shared: &Shared) {
     registry.register("nodes", "Nodes by state", nodes);
     if replica.raft.leading {
         registry.register_collector(Box::new(Roles(Arc::clone(&manager.leader.view.borrow()))));
+        duplicates(registry, &manager.leader.doubts.borrow());
     }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Process {
+    node: String,
+    address: String,
+    process: String,
+}
+
+/// One series for each process of a node that has more than one.
+fn duplicates(registry: &mut Registry, doubts: &NodeDoubts) {
+    let family: Family<Process, Number> = Family::default();
+    for (node, what) in &doubts.duplicates {
+        for process in &what.processes {
+            let (address, process) = (process.addr.clone(), process.instance.clone());
+            family.get_or_create(&Process { node: node.to_string(), address, process }).set(1);
+        }
+    }
+    registry.register(
+        "duplicate_identity",
+        "Processes that use the identity of one node, where there are several",
+        family,
+    );
 }
 
 async fn disk(registry: &mut Registry, shared: &Shared) {
@@ -184,7 +208,7 @@ async fn elections(registry: &mut Registry, shared: &Shared) {
 }
 
 /// What comes in from outside and is turned away, or taken: whose view, where in it, the name, and what it counts.
-const INGRESS: [(&str, &str, &str, &str); 7] = [
+const INGRESS: [(&str, &str, &str, &str); 8] = [
     ("node/api", "/answered", "api_requests_answered", "Requests answered with what was asked"),
     ("node/api", "/refused", "api_requests_refused", "Requests answered with an error"),
     ("node/api", "/overloaded", "api_requests_turned_away", "Requests that found no place, and were told to retry"),
@@ -197,6 +221,12 @@ const INGRESS: [(&str, &str, &str, &str); 7] = [
     ("node/gateway", "/evicted", "gateway_evicted", "Strangers whose connection was ended for a newer one"),
     ("node/manager/join", "/refused", "join_requests_refused", "Requests to join that were refused"),
     ("node/manager/mesh", "/door/dropped/busy", "mesh_calls_turned_away", "Messages of managers that found no place"),
+    (
+        "node/manager/mesh",
+        "/identity/duplicates_refused",
+        "mesh_duplicates_refused",
+        "Sessions refused to a second process of a manager",
+    ),
 ];
 
 async fn ingress(registry: &mut Registry, shared: &Shared) {

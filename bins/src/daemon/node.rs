@@ -9,7 +9,7 @@ use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Servi
 use muster_gateway::{Dialer, Gateway, KnownManagers, LocalCopy, Port, Services};
 use muster_kernel::{Address, Fault, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
-use muster_messages::wire::ActorsAsk;
+use muster_messages::wire::{ActorsAsk, Starts};
 use muster_messages::{NodeId, Principal, Role};
 use muster_pki::IdentityStore;
 use muster_reconciler::Reconcilers;
@@ -39,6 +39,8 @@ pub struct Shared {
     pub managers: KnownManagers,
     pub agent: Recipient<AgentMsg>,
     pub memory: muster_agent::NodeMemory,
+    /// This process among those that ran on its directory.
+    pub starts: Starts,
     pub gateway: Recipient<GatewayMsg>,
     pub api: Api,
     /// The manager half's ports while it runs.
@@ -151,6 +153,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
     let local = memory.load()?;
     let booted_in = credentials.identity.incarnation;
+    let starts = memory.store().begin_start(rand::random())?;
     let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
     let config = Arc::new(config);
     let dialer = Dialer::new(credentials.subscribe()).with_timeouts(config.settings.dial());
@@ -209,6 +212,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let agent_ports = AgentPorts::new(AgentSetup {
         config: config.settings.agent(),
         memory: memory.clone(),
+        instance: starts.this().map_or(0, |start| start.nonce),
         credentials: Arc::clone(&credentials),
         dial: Arc::new(dialer.clone()),
         inspector,
@@ -231,6 +235,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         managers,
         agent: agent.recipient(),
         memory,
+        starts,
         gateway: gateway.recipient(),
         api,
         manager,

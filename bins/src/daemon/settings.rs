@@ -305,7 +305,7 @@ section! {
         in_flight: usize = in_flight,
         propose_deadline: Span = propose_deadline,
         retry: Span = retry,
-        warn_every: Span = warn_every,
+        quiet: Span = quiet,
         mailbox: usize = mailbox,
     }
     derived {

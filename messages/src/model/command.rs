@@ -260,6 +260,11 @@ pub enum Change {
     /// Absent: nothing happens.
     DeleteAccessToken(String),
     Reconciler(ReconcilerChange),
+    /// For the event log alone: these processes use the identity of one node. None: they do not any more.
+    NoteDuplicate {
+        node: NodeId,
+        processes: Vec<String>,
+    },
 }
 
 impl Change {

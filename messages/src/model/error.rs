@@ -128,6 +128,8 @@ pub enum RefusalReason {
     Protocol,
     /// This process is shutting down.
     ShuttingDown,
+    /// Another process has this identity.
+    Duplicate,
 }
 
 impl RefusalReason {
@@ -144,6 +146,7 @@ impl RefusalReason {
             RefusalReason::TooManyRequests => ErrorCode::TooManyRequests,
             RefusalReason::Protocol => ErrorCode::Invalid,
             RefusalReason::ShuttingDown => ErrorCode::Unreachable,
+            RefusalReason::Duplicate => ErrorCode::Conflict,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A node and the four facts about its role.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -156,4 +156,45 @@ pub struct Member {
     /// Where the other managers dial it.
     pub addr: String,
     pub voter: bool,
+}
+
+/// One of the processes that use the identity of one node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NodeProcess {
+    /// Random per process, in hexadecimal.
+    pub instance: String,
+    /// `host:port` that it advertises.
+    pub addr: String,
+    /// Where its connection came from.
+    pub remote: String,
+}
+
+impl fmt::Display for NodeProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (from {}, process {})", self.addr, self.remote, self.instance)
+    }
+}
+
+/// Two or more processes that use the identity of one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Duplicated {
+    /// When the leader saw it first.
+    pub since: WallTime,
+    pub processes: Vec<NodeProcess>,
+}
+
+impl Duplicated {
+    /// The processes, for a sentence.
+    pub fn named(&self) -> String {
+        self.processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+    }
+}
+
+/// What the leader doubts of nodes. A level.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeDoubts {
+    /// Their recorded liveness was confirmed to this leader by nobody yet: shown as stale.
+    pub unconfirmed: BTreeSet<NodeId>,
+    /// A copy of their data directory runs beside them.
+    pub duplicates: BTreeMap<NodeId, Duplicated>,
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CertificateState, FencingToken, Generation, Lease, Liveness, Membership, MicroTime, Name, NodeId, Object, RaftId,
-    Revision, Role, Term, WallTime,
+    CertificateState, FencingToken, Generation, Lease, Liveness, Membership, MicroTime, Name, NodeId, NodeProcess,
+    Object, RaftId, Revision, Role, Term, WallTime,
 };
 
 /// The contract's word for one of its fixed values, as JSON has it; empty for what is no word there.
@@ -32,6 +32,8 @@ pub enum WaitReason {
     RemovingSeat,
     RaftDataMissing,
     RaftDataDamaged,
+    /// Two processes use the node's identity.
+    DuplicateIdentity,
 }
 
 /// What a pending node is on its way to.
@@ -127,6 +129,21 @@ pub struct StatusView {
     pub quorum: QuorumView,
     pub nodes: NodeCounts,
     pub pending: Vec<PendingView>,
+    /// Nodes whose identity two processes use, at most [`MOST_DUPLICATES`] of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub duplicates: Vec<DuplicateView>,
+}
+
+/// Duplicates that `status` names.
+pub const MOST_DUPLICATES: usize = 100;
+
+/// A node whose data directory runs twice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuplicateView {
+    pub node: NodeId,
+    pub name: Name,
+    pub since: WallTime,
+    pub processes: Vec<NodeProcess>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

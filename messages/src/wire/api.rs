@@ -122,6 +122,45 @@ pub enum Request {
     /// Managers' addresses and the root: what a client with an identity of its own needs to connect over TLS.
     Contact,
     Reconciler(super::ReconcilerRequest),
+    /// A portion of a list: what the list's own request answers, with so many of its items. `continue` is there while there
+    /// are more; an item that comes or goes meanwhile may be missed, the others are told once.
+    Portion {
+        of: ListOf,
+        page: Page,
+        fresh: bool,
+    },
+}
+
+/// A list that may be too long for one answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ListOf {
+    Nodes,
+    Blocklist,
+    Certificates,
+    Tokens,
+    Users,
+}
+
+impl ListOf {
+    /// The request for all of it.
+    pub fn whole(self, fresh: bool) -> Request {
+        match self {
+            ListOf::Nodes => Request::NodeList { fresh },
+            ListOf::Blocklist => Request::BlocklistList { fresh },
+            ListOf::Certificates => Request::CertList,
+            ListOf::Tokens => Request::TokenList,
+            ListOf::Users => Request::UserList,
+        }
+    }
+}
+
+/// Which portion.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Page {
+    /// Items at most; 0: as many as fit. An answer may always hold fewer.
+    pub limit: u32,
+    /// `continue` of the portion before. `None`: from the start.
+    pub after: Option<String>,
 }
 
 /// A request to the Kubernetes subset as it came in over HTTP, without what only its connection needs.

@@ -27,7 +27,78 @@ pub struct MeshHello {
     pub tag: u128,
     /// True when the dialer only wants to know who answers (dial-back): the stream closes after the hellos.
     pub probe: bool,
+    /// This process among the starts of its data directory: tells it from one on a copy of that directory.
+    pub starts: Starts,
+    /// `host:port` where it wants to be dialled. For people, and to ask there whether it still lives.
+    pub advertise: String,
 }
+
+/// The starts of one data directory, of which the newest is the process that says so. Each start draws a number at random and
+/// writes it down before it says a word, so that of two copies of a directory each knows only the starts before it was copied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Starts {
+    /// How many starts were before the first of `nonces`.
+    pub before: u64,
+    /// One for each start, oldest first: at most [`MOST_STARTS`], never none.
+    pub nonces: Vec<u64>,
+}
+
+/// Starts of a directory that are remembered. Chosen so that a hello stays small; of an older one nothing can be said.
+pub const MOST_STARTS: usize = 64;
+
+/// One start of a data directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct StartId {
+    /// The how many-th start it is.
+    pub number: u64,
+    pub nonce: u64,
+}
+
+impl Starts {
+    /// The first start of a new directory.
+    pub fn first(nonce: u64) -> Self {
+        Self { before: 0, nonces: vec![nonce] }
+    }
+    /// The next start of the same directory.
+    #[must_use]
+    pub fn next(mut self, nonce: u64) -> Self {
+        self.nonces.push(nonce);
+        let over = self.nonces.len().saturating_sub(MOST_STARTS);
+        self.nonces.drain(..over);
+        self.before = self.before.saturating_add(over as u64);
+        self
+    }
+    /// This process; `None`: it names none, or more than there may be.
+    pub fn this(&self) -> Option<StartId> {
+        let nonce = *self.nonces.last().filter(|_| self.nonces.len() <= MOST_STARTS)?;
+        Some(StartId { number: self.before.checked_add(self.nonces.len() as u64)?, nonce })
+    }
+    /// Whether the directory had this start, or had so many since that nobody can say.
+    pub fn had(&self, start: StartId) -> bool {
+        let Some(place) = start.number.checked_sub(self.before.saturating_add(1)) else { return true };
+        usize::try_from(place).ok().and_then(|place| self.nonces.get(place)) == Some(&start.nonce)
+    }
+}
+
+/// A process that a manager takes for a node, told to the other managers so that all take the same one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    pub node: NodeId,
+    pub starts: Starts,
+    /// The seat that its hello named.
+    pub seat: Option<RaftId>,
+    /// Where it wants to be dialled.
+    pub addr: String,
+    /// Where its connection came from.
+    pub remote: String,
+    /// When the first manager took it, by that one's clock: of two claims the older one counts.
+    pub since: WallTime,
+    /// Asked because of this other process, it has answered: that one must give way.
+    pub insists: Option<StartId>,
+}
+
+/// Claims of one message: more managers than anyone has.
+pub const MOST_CLAIMS: usize = 128;
 
 /// The last word of the hello.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +128,9 @@ pub enum PeerMessage {
     /// The sender holds this seat now: judged like the seat of a hello, sent before the first Raft message that comes
     /// from it. Lost: those messages are dropped, and the session ends. Repeated: same answer.
     Seat(RaftId),
+    /// The processes that the sender takes for its peers, all of them. Lost: the session ends, and the next one begins with
+    /// them. Repeated: same answer.
+    Claims(Vec<Claim>),
 }
 
 /// Calls between managers. Each is safe to repeat.
@@ -127,6 +201,10 @@ pub struct SessionFact {
     pub serial: String,
     /// Random per process of the agent: two of them for one node are two processes with one identity.
     pub instance: u64,
+    /// Where the connection comes from.
+    pub remote: String,
+    /// The processes that take turns on this host, this one among them; none: there is one only.
+    pub turns: Vec<crate::model::NodeProcess>,
 }
 
 /// Reading or poking the actor tree of a node.

@@ -10,6 +10,7 @@ use muster::cli::dev::process::{ProcessId, Ready, free_address};
 use muster::cli::failure::{Failure, Outcome};
 use muster::cli::parent;
 use muster_messages::protocol::NodeCredentials;
+use muster_messages::wire::Starts;
 use muster_pki::IdentityStore;
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
@@ -141,5 +142,12 @@ impl Daemon {
         let found = IdentityStore::open(&self.folder).and_then(|store| store.load_credentials());
         let found = found.map_err(|e| Failure::internal(e.to_string()))?;
         found.ok_or_else(|| Failure::internal(format!("{} has no identity yet", self.name)))
+    }
+
+    /// The starts of its data directory.
+    pub fn starts(&self) -> Outcome<Starts> {
+        let found = IdentityStore::open(&self.folder).and_then(|store| store.load_starts());
+        let found = found.map_err(|e| Failure::internal(e.to_string()))?;
+        found.ok_or_else(|| Failure::internal(format!("{} was never started", self.name)))
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_gateway::{BoxStream, DialError, Dialer, Framed};
 use muster_messages::protocol::Service;
-use muster_messages::wire::{self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerReply};
+use muster_messages::wire::{self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerReply, Starts};
 use muster_messages::{CertIdentity, NodeId, RaftId};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -48,8 +48,14 @@ pub struct Lies {
 
 impl BadManager {
     /// A session like any other, until it misbehaves.
-    pub async fn join(dialer: &Dialer, own: &CertIdentity, seat: Option<RaftId>, addr: &str) -> Result<Self, Turned> {
-        let mut manager = Self::greet(dialer, own, addr, Lies { node: None, seat }).await?;
+    pub async fn join(
+        dialer: &Dialer,
+        own: &CertIdentity,
+        starts: &Starts,
+        seat: Option<RaftId>,
+        addr: &str,
+    ) -> Result<Self, Turned> {
+        let mut manager = Self::greet(dialer, own, addr, starts, Lies { node: None, seat }).await?;
         let name = manager.own;
         manager.authenticate(name).await;
         manager.send(&announce([DOOR])).await;
@@ -58,7 +64,13 @@ impl BadManager {
     }
 
     /// As far as the hello, with these lies in it.
-    pub async fn greet(dialer: &Dialer, own: &CertIdentity, addr: &str, lies: Lies) -> Result<Self, Turned> {
+    pub async fn greet(
+        dialer: &Dialer,
+        own: &CertIdentity,
+        addr: &str,
+        starts: &Starts,
+        lies: Lies,
+    ) -> Result<Self, Turned> {
         let node = own.node().expect("a node's certificate").0;
         let mut framed = dialer.dial(addr, Service::Mesh, None).await.map_err(Turned::Away)?.stream;
         let hello = MeshHello {
@@ -70,6 +82,8 @@ impl BadManager {
             door_pid: DOOR,
             tag: 1,
             probe: false,
+            starts: starts.clone(),
+            advertise: String::new(),
         };
         framed.send(&hello).await.map_err(|_| Turned::Closed)?;
         let victim = heard(&mut framed).await?;

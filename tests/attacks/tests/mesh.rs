@@ -10,7 +10,7 @@ use muster_attacks::manager::{BadManager, DOOR, Lies, Turned};
 use muster_attacks::watch::rss_kib;
 use muster_gateway::Dialer;
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::wire::{PacketKind, PeerCall, PeerMessage, PeerReply, RaftPacket, Request};
+use muster_messages::wire::{PacketKind, PeerCall, PeerMessage, PeerReply, RaftPacket, Request, Starts};
 use muster_messages::{Principal, RaftId, RefusalReason, RequestId, Revision, Role};
 use serde_json::Value;
 
@@ -20,6 +20,8 @@ struct Scene {
     leader: String,
     thief: NodeCredentials,
     dialer: Dialer,
+    /// Whoever has the directory has its starts.
+    starts: Starts,
     seat: RaftId,
 }
 
@@ -30,13 +32,14 @@ impl Scene {
         let (leader, _) = cluster.leader("n1").await.expect("a leader");
         let name = cluster.names().into_iter().rev().find(|name| *name != leader).expect("three managers");
         let thief = cluster.node(&name).credentials().expect("an identity");
+        let starts = cluster.node(&name).starts().expect("starts").next(7);
         cluster.node_mut(&name).kill().await;
         let status = cluster.ask(&leader, Request::RaftStatus { fresh: false }).await.expect("it answers");
         let own = thief.identity.node().expect("a node's").0.to_string();
         let members = status["members"].as_array().expect("members").clone();
         let seat = members.iter().find(|m| m["node"] == own.as_str()).and_then(|m| m["raft_id"].as_u64());
         let (dialer, seat) = (dialer(&thief), RaftId(seat.expect("it had a seat")));
-        Self { cluster, leader, thief, dialer, seat }
+        Self { cluster, leader, thief, dialer, starts, seat }
     }
     fn addr(&self) -> String {
         self.cluster.node(&self.leader).listen.to_string()
@@ -44,7 +47,8 @@ impl Scene {
     /// A session, as soon as the pause after the last offence is over.
     async fn join(&self) -> BadManager {
         until("a session", async || {
-            let joined = BadManager::join(&self.dialer, &self.thief.identity, Some(self.seat), &self.addr()).await;
+            let joined =
+                BadManager::join(&self.dialer, &self.thief.identity, &self.starts, Some(self.seat), &self.addr()).await;
             Ok(joined.ok())
         })
         .await
@@ -138,7 +142,7 @@ async fn a_manager_gone_bad_harms_its_own_sessions_alone() {
     let lies = Lies { node: Some(manager.victim.node), seat: Some(scene.seat) };
     for lies in [lies, Lies { node: None, seat: Some(RaftId(victim_seat)) }] {
         let turned = until("an answer to the lie", async || {
-            match BadManager::greet(&scene.dialer, identity, &scene.addr(), lies).await {
+            match BadManager::greet(&scene.dialer, identity, &scene.addr(), &scene.starts, lies).await {
                 Err(Turned::Refused(refusal)) => Ok(Some(refusal.reason)),
                 Ok(_) => panic!("{lies:?} was believed"),
                 Err(_) => Ok(None), // a pause after an offence
@@ -150,7 +154,7 @@ async fn a_manager_gone_bad_harms_its_own_sessions_alone() {
     // A good hello, and another's name in ractor_cluster's own handshake.
     let greeted = until("a hello", async || {
         let lies = Lies { node: None, seat: Some(scene.seat) };
-        Ok(BadManager::greet(&scene.dialer, identity, &scene.addr(), lies).await.ok())
+        Ok(BadManager::greet(&scene.dialer, identity, &scene.addr(), &scene.starts, lies).await.ok())
     });
     let mut manager = greeted.await.expect("it gets in");
     let name = manager.victim.node;

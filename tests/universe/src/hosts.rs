@@ -135,7 +135,7 @@ impl Universe {
                 self.session_step(place, node, session::Input::Move { reason });
             }
             host::Effect::Digest(digest) => self.send_digest(place, half, digest),
-            host::Effect::Warn(_) => {}
+            host::Effect::Warn(_) | host::Effect::Over(_) => {}
         }
     }
 
@@ -184,8 +184,8 @@ impl Universe {
             session::Effect::Send { conn, frame } => self.host_sends(conn, frame),
             session::Effect::Close { conn } => self.host_hangs_up(conn.0),
             session::Effect::CallLeader { conn, id, call } => self.call_leader(place, half, (node, conn, id), *call),
-            session::Effect::Report { fact, remote, connected } => {
-                self.host_step(place, host::Input::Reported { node, fact, remote, connected });
+            session::Effect::Report { fact, connected } => {
+                self.host_step(place, host::Input::Reported { node, fact, connected });
             }
             session::Effect::Forget => {
                 if let Some(half) = self.machines[place].half_mut(half) {

@@ -30,6 +30,7 @@ pub enum Kind {
 /// The kind of a request.
 pub fn kind_of(request: &Request) -> Kind {
     match request {
+        Request::Portion { of, fresh, .. } => kind_of(&of.whole(*fresh)),
         Request::Status { .. }
         | Request::NodeList { .. }
         | Request::NodeInspect { .. }

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use muster_messages::{
-    CertificateView, ClusterView, Condition, Event, Liveness, Membership, NodeCounts, NodeId, NodeListView,
-    NodeManagerView, NodeRecord, NodeView, PeerProgress, QuorumView, RaftMemberView, RaftRole, RaftStatusView,
-    RaftView, Replica, Role, RoleView, SelfView, StatusView, Tables, Token, WallTime,
+    CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, Liveness, MOST_DUPLICATES, Membership,
+    Name, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord, NodeView, PeerProgress,
+    QuorumView, RaftMemberView, RaftRole, RaftStatusView, RaftView, Replica, Role, RoleView, SelfView, StatusView,
+    Tables, Token, WaitReason, WallTime,
 };
 use serde_json::{Value, json};
+
+use super::portions::{blocked, certificate};
 
 /// A peer that acknowledged within this long counts as reachable: two and a half election timeouts, so that a
 /// busy machine is not shown as a lost one.
@@ -23,8 +26,8 @@ pub struct Source<'a> {
     pub this: NodeId,
     /// Managers with a live mesh session, for copies without a leader.
     pub peers: &'a BTreeSet<NodeId>,
-    /// Nodes whose recorded liveness nobody has confirmed to this leader yet.
-    pub unconfirmed: &'a BTreeSet<NodeId>,
+    /// From the dispatcher; empty where this process does not lead.
+    pub doubts: &'a NodeDoubts,
     /// `Some`: answered from the local copy without quorum; the time it was last known good.
     pub stale: Option<WallTime>,
 }
@@ -64,7 +67,7 @@ impl Source<'_> {
             role: record.role,
             state: record.liveness,
             state_since: record.liveness_since,
-            stale: self.stale.is_some() || self.unconfirmed.contains(&record.id),
+            stale: self.stale.is_some() || self.doubts.unconfirmed.contains(&record.id),
             membership: self.tables().membership_of(record.id),
             manager: seat.map(|seat| NodeManagerView {
                 raft_id: seat.raft_id,
@@ -84,7 +87,33 @@ impl Source<'_> {
     }
 
     fn conditions(&self, node: NodeId) -> Vec<Condition> {
-        self.roles.conditions.get(&node).cloned().unwrap_or_default()
+        let mut conditions = self.roles.conditions.get(&node).cloned().unwrap_or_default();
+        conditions.extend(self.doubts.duplicates.get(&node).map(|duplicated| Condition {
+            kind: "duplicate_identity".to_owned(),
+            reason: WaitReason::DuplicateIdentity,
+            message: format!(
+                "these processes use its identity: {}; stop the one on the copied data directory, empty that, and join it as a \
+                 node of its own",
+                duplicated.named()
+            ),
+            since: duplicated.since,
+            retry_at: None,
+        }));
+        conditions
+    }
+
+    fn duplicates(&self) -> Vec<DuplicateView> {
+        let view = |(node, what): (&NodeId, &Duplicated)| DuplicateView {
+            node: *node,
+            name: self.name(*node),
+            since: what.since,
+            processes: what.processes.clone(),
+        };
+        self.doubts.duplicates.iter().take(MOST_DUPLICATES).map(view).collect()
+    }
+
+    fn name(&self, id: NodeId) -> Name {
+        self.tables().nodes.get(&id).map_or_else(|| Name::sanitized(id.as_str()), |node| node.name.clone())
     }
 
     /// `muster node ls`.
@@ -103,14 +132,10 @@ impl Source<'_> {
     fn quorum(&self) -> QuorumView {
         let voters = self.tables().members.values().filter(|m| m.voter).count();
         let missing = self.missing();
-        let name = |id: &NodeId| match self.tables().nodes.get(id) {
-            Some(node) => node.name.clone(),
-            None => muster_messages::Name::sanitized(id.as_str()),
-        };
         QuorumView {
             needed: voters / 2 + 1,
             reachable: voters - missing.len(),
-            missing: missing.iter().map(name).collect(),
+            missing: missing.iter().map(|id| self.name(*id)).collect(),
         }
     }
 
@@ -148,6 +173,7 @@ impl Source<'_> {
                 down: count(&|n| n.liveness == Liveness::Down),
             },
             pending: self.roles.pending.clone(),
+            duplicates: self.duplicates(),
         }
     }
 
@@ -180,29 +206,13 @@ impl Source<'_> {
 
     /// `muster blocklist ls`.
     pub fn blocklist(&self) -> Value {
-        let items: Vec<Value> = self
-            .tables()
-            .blocklist
-            .values()
-            .map(|b| json!({"node_id": b.node, "blocked_at": b.blocked_at, "expires_at": b.expires_at}))
-            .collect();
+        let items: Vec<Value> = self.tables().blocklist.values().map(blocked).collect();
         json!({"stale": self.stale.is_some(), "as_of": self.stale, "items": items})
     }
 
     /// `muster cert ls`.
     pub fn certificates(&self) -> Value {
-        let items: Vec<Value> = self
-            .tables()
-            .nodes
-            .values()
-            .map(|n| {
-                let c = n.certificate.as_ref();
-                json!({
-                    "node": n.id, "name": n.name, "role": c.map(|c| c.role), "state": n.certificate_state(),
-                    "serial": c.map(|c| &c.serial), "granted": c.and_then(|c| c.granted), "not_after": c.map(|c| c.not_after),
-                })
-            })
-            .collect();
+        let items: Vec<Value> = self.tables().nodes.values().map(|n| certificate(n)).collect();
         json!({"items": items})
     }
 }

@@ -7,7 +7,7 @@
 //! Why an old seat of its own is no refusal: a manager that was restored from an older disk must be able to ask for a
 //! seat again. It gets a session that speaks for no seat, so its Raft messages are dropped.
 
-use muster_messages::wire::{MESH_PROTOCOL, MeshHello, Refusal};
+use muster_messages::wire::{MESH_PROTOCOL, MeshHello, Refusal, Starts};
 use muster_messages::{CertIdentity, ClusterId, Incarnation, NodeId, RaftId, RefusalReason, Role, Tables};
 
 /// What this side says of itself in every hello.
@@ -32,6 +32,9 @@ impl Own {
             door_pid: self.door_pid,
             tag,
             probe,
+            // Whoever sends it fills in which process it is.
+            starts: Starts::first(0),
+            advertise: String::new(),
         }
     }
 
@@ -63,6 +66,9 @@ impl Own {
         }
         if hello.incarnation != self.incarnation || certificate.incarnation != self.incarnation {
             return Err(no(RefusalReason::Protocol, "another incarnation of the cluster"));
+        }
+        if hello.starts.this().is_none() {
+            return Err(no(RefusalReason::Protocol, "the hello names no start of its process"));
         }
         if hello.node == self.node {
             return Err(no(RefusalReason::Protocol, "this node itself"));

@@ -3,7 +3,7 @@
 //!
 //! Owns   the addresses that this process was started with, and whose turn it is.
 //! Hears  how many members have a session; that an address was asked.     Says  which address to ask who is there.
-//! Keeps  MESH-22  nobody is asked while a majority of the members is in session, or was a moment ago: an address that
+//! Keeps  MESH-25  nobody is asked while a majority of the members is in session, or was a moment ago: an address that
 //!                 outlived its use costs nothing.
 //! Why only asked: who answers shows a certificate, and is then dialled like any member at an address of its own.
 
@@ -116,7 +116,7 @@ mod tests {
         assert!((20..40).contains(&asked.len()), "{} questions in two minutes", asked.len());
     }
 
-    /// MESH-22.
+    /// MESH-25.
     #[test]
     fn nobody_is_asked_with_a_majority_nor_before_it_was_missed_for_a_while() {
         let mut hints = Hints::new(vec!["a:1".into()]);

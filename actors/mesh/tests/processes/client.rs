@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use muster_gateway::{BoxStream, Framed};
-use muster_messages::wire::{self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply};
+use muster_messages::wire::{
+    self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Starts,
+};
 use muster_messages::{ClusterId, Incarnation, RaftId};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -46,6 +48,8 @@ impl Client {
             door_pid: DOOR,
             tag: 1,
             probe: false,
+            starts: Starts::first(own.into()),
+            advertise: String::new(),
         };
         framed.send(&hello).await.ok()?;
         let victim = framed.recv().await.ok()??;

@@ -10,7 +10,9 @@ use muster_gateway::{Connection, Services};
 use muster_kernel::Recipient;
 use muster_mesh::{Dial, DialFailure, DialedPeer, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
 use muster_messages::protocol::{IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service};
-use muster_messages::wire::{EntryKind, PacketKind, PeerCall, RaftEntry, RaftPacket, SeatRequest, SnapshotHead};
+use muster_messages::wire::{
+    EntryKind, PacketKind, PeerCall, RaftEntry, RaftPacket, SeatRequest, SnapshotHead, Starts,
+};
 use muster_messages::*;
 use muster_tests::Universe;
 use sha2::{Digest, Sha256};
@@ -180,6 +182,8 @@ async fn serve(own: u8, idle: Duration, hints: Vec<String>) {
     let (universe, mut around) = (Universe::start().await, JoinSet::new());
     around.spawn(answer(incoming));
     let wiring = MeshWiring {
+        starts: Starts::first(own.into()),
+        advertise: String::new(),
         credentials,
         replica: replica_rx,
         raft: raft_probe(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use muster_gateway::{Connection, Services};
 use muster_mesh::{Dial, DialFailure, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
 use muster_messages::protocol::{AgentMsg, IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service};
-use muster_messages::wire::{PeerMessage, PeerReply};
+use muster_messages::wire::{PeerMessage, PeerReply, Starts};
 use muster_messages::*;
 use muster_tests::{PATIENCE, Probe, Universe};
 use tokio::sync::{mpsc, watch};
@@ -54,6 +54,8 @@ impl Stage {
         let (to_services, calls) = mpsc::channel(8);
         let services = Services::new();
         let wiring = MeshWiring {
+            starts: Starts::first(1),
+            advertise: "n1".to_owned(),
             credentials,
             replica,
             raft: raft.recipient(),

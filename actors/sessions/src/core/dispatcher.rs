@@ -9,15 +9,19 @@
 //!                another one does, or the grace has passed.
 //!        DISP-4  a host that falls silent is one that says nothing: its nodes get the grace, counted from its last word.
 //!        DISP-5  of a node without a record nothing is written.
+//!        DISP-7  that two processes use the identity of one node is told in the event log once, and once that it is over; the
+//!                record does not follow them from one address to the other meanwhile.
 //!        DISP-6  time during which this process stood still counts against nobody.
 //! Why not by wall time: `since` comes from the hosts' clocks. It orders what a node reports of itself, never its liveness.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::wire::{SessionDigest, SessionFact};
-use muster_messages::{Change, Command, Liveness, Moment, NodeId, NodeRecord, Principal, Revision, Tables, WallTime};
+use muster_messages::{
+    Change, Command, Liveness, Moment, NodeDoubts, NodeId, NodeRecord, Principal, Revision, Tables, WallTime,
+};
 
-use super::instances::{Duplicate, Instance};
+use self::duplicates::Duplicates;
 use super::news;
 use crate::config::DispatcherConfig;
 
@@ -45,8 +49,14 @@ pub enum Input {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    Propose { batch: BatchId, command: Command },
-    Warn(Duplicate),
+    Propose {
+        batch: BatchId,
+        command: Command,
+    },
+    /// Two processes use the identity of this node, for the first time.
+    Warn(NodeId),
+    /// They do not any more.
+    Over(NodeId),
 }
 
 /// Whether a digest was taken.
@@ -71,12 +81,6 @@ struct HostSight {
     sessions: BTreeMap<NodeId, Sight>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Overlap {
-    since: Moment,
-    warned: Option<Moment>,
-}
-
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Dispatcher {
@@ -96,7 +100,7 @@ pub struct Dispatcher {
     alone: BTreeMap<NodeId, Moment>,
     retry_at: Option<Moment>,
     next_batch: u64,
-    overlaps: BTreeMap<NodeId, Overlap>,
+    duplicates: Duplicates,
     /// The process whose labels were taken over: an operator's later change of them stays.
     labelled: BTreeMap<NodeId, u64>,
 }
@@ -116,7 +120,7 @@ impl Dispatcher {
             alone: BTreeMap::new(),
             retry_at: None,
             next_batch: 0,
-            overlaps: BTreeMap::new(),
+            duplicates: Duplicates::default(),
             labelled: BTreeMap::new(),
         }
     }
@@ -139,17 +143,14 @@ impl Dispatcher {
         let grace = self.grace.values().copied();
         let hosts = self.hosts.values().map(|h| h.heard + self.config.grace);
         let alone = self.alone.values().copied();
-        let overlaps = self.overlaps.values().map(|o| match o.warned {
-            None => o.since + self.config.overlap,
-            Some(at) => at + self.config.warn_every,
-        });
-        let times = grace.chain(hosts).chain(alone).chain(overlaps).chain(self.retry_at);
+        let duplicates = self.duplicates.times(&self.config);
+        let times = grace.chain(hosts).chain(alone).chain(duplicates).chain(self.retry_at);
         times.filter(|at| *at > now).min()
     }
 
-    /// Nodes whose recorded liveness nobody has confirmed: shown as stale.
-    pub fn stale(&self) -> BTreeSet<NodeId> {
-        self.grace.keys().copied().collect()
+    /// What people should be told with what is recorded.
+    pub fn doubts(&self) -> NodeDoubts {
+        NodeDoubts { unconfirmed: self.grace.keys().copied().collect(), duplicates: self.duplicates.shown() }
     }
     /// For the view: host, sequence, sessions, when heard.
     pub fn hosts(&self) -> impl Iterator<Item = (NodeId, u64, usize, Moment)> + '_ {
@@ -160,11 +161,6 @@ impl Dispatcher {
     }
     pub fn waiting(&self) -> usize {
         self.dirty.len()
-    }
-    pub fn duplicates(&self, now: Moment) -> Vec<Duplicate> {
-        let lasting = |o: &Overlap| now >= o.since + self.config.overlap;
-        let shown = self.overlaps.iter().filter(|(_, o)| lasting(o));
-        shown.map(|(node, _)| self.duplicate(*node)).collect()
     }
 
     /// DISP-6. Digests come far more often than this; a longer gap means that nobody here was listening.
@@ -194,6 +190,7 @@ impl Dispatcher {
         let mut before = if digest.full { std::mem::take(&mut sight.sessions) } else { BTreeMap::new() };
         for fact in digest.sessions {
             let node = fact.node;
+            self.duplicates.look_at(node);
             let old = if digest.full { before.remove(&node) } else { sight.sessions.remove(&node) };
             let same = old.as_ref().is_some_and(|old| old.fact == fact);
             let void = same && old.is_some_and(|old| old.void);
@@ -223,6 +220,7 @@ impl Dispatcher {
 
     fn proposed(&mut self, now: Moment, batch: BatchId, outcome: Outcome) {
         let nodes = self.batches.remove(&batch).unwrap_or_default();
+        self.duplicates.noted(batch, outcome != Outcome::Failed);
         match outcome {
             Outcome::Applied(revision) if revision > self.tables.revision => {
                 self.settling.extend(nodes.into_iter().map(|node| (node, revision)));
@@ -244,11 +242,12 @@ impl Dispatcher {
         self.forget_silent_hosts(now);
         let over: Vec<NodeId> = self.grace.iter().filter(|(_, at)| now >= **at).map(|(n, _)| *n).collect();
         self.dirty.extend(over);
-        self.warn(now, out);
+        self.judge_duplicates(now, wall, out);
         if self.retry_at.is_some_and(|at| now < at) {
             return;
         }
         self.retry_at = None;
+        self.note_duplicates(wall, out);
         self.propose_singly(now, wall, out);
         self.propose(now, wall, out);
     }
@@ -319,7 +318,6 @@ impl Dispatcher {
 
     /// What should be written of one node, given what its hosts say. Level-triggered: the record against the facts.
     fn look(&mut self, now: Moment, node: NodeId) -> Vec<Change> {
-        self.judge_overlap(now, node);
         let record = self.tables.nodes.get(&node).cloned();
         let Some(record) = record.filter(|_| !self.tables.blocklist.contains_key(&node)) else {
             self.grace.remove(&node); // DISP-5
@@ -340,6 +338,9 @@ impl Dispatcher {
 
     fn ready(&mut self, record: &NodeRecord, fact: &SessionFact) -> Vec<Change> {
         let mut changes = set(record, Liveness::Ready);
+        if self.duplicates.is_shown(record.id) {
+            return changes; // DISP-7
+        }
         let name = self.free_name(record, fact);
         let labels = self.labels(record, fact);
         if name != record.name || fact.addr != record.addr || fact.release != record.release || !labels.is_empty() {
@@ -405,43 +406,6 @@ impl Dispatcher {
         let new = fact.labels.iter().filter(differs);
         new.map(|(k, v)| (k.clone(), v.clone())).collect()
     }
-
-    /// Two hosts that call one node ready under different instances. One of them may be a session that is dead and not
-    /// yet known to be; that cannot last.
-    fn judge_overlap(&mut self, now: Moment, node: NodeId) {
-        let ready = |h: &&HostSight| h.sessions.get(&node).is_some_and(|s| s.fact.liveness == Liveness::Ready);
-        let instances: BTreeSet<u64> =
-            self.hosts.values().filter(ready).filter_map(|h| h.sessions.get(&node)).map(|s| s.fact.instance).collect();
-        if instances.len() < 2 {
-            self.overlaps.remove(&node);
-        } else {
-            self.overlaps.entry(node).or_insert(Overlap { since: now, warned: None });
-        }
-    }
-
-    fn warn(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        let (overlap, every) = (self.config.overlap, self.config.warn_every);
-        let mut named = Vec::new();
-        for (node, o) in &mut self.overlaps {
-            let due = now >= o.since + overlap && o.warned.is_none_or(|at| now >= at + every);
-            if due {
-                o.warned = Some(now);
-                named.push(*node);
-            }
-        }
-        out.extend(named.into_iter().map(|node| Effect::Warn(self.duplicate(node))));
-    }
-
-    fn duplicate(&self, node: NodeId) -> Duplicate {
-        let mut instances = Vec::new();
-        for (host, sight) in &self.hosts {
-            if let Some(s) = sight.sessions.get(&node) {
-                let remote = format!("{} through manager {host}", s.fact.addr);
-                instances.push(Instance { instance: s.fact.instance, remote });
-            }
-        }
-        Duplicate { node, instances }
-    }
 }
 
 /// DISP-1.
@@ -452,6 +416,7 @@ fn set(record: &NodeRecord, liveness: Liveness) -> Vec<Change> {
     vec![Change::SetLiveness { node: record.id, liveness }]
 }
 
+mod duplicates;
 #[cfg(test)]
 #[path = "dispatcher_tests.rs"]
 mod tests;

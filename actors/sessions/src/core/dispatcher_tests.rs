@@ -7,6 +7,7 @@ use muster_messages::{Blocked, Name, Role};
 
 use super::super::testing::{fact, node};
 use super::*;
+use crate::core::instances::Instance;
 
 /// A leader with a state that applies what is proposed, when the test lets it.
 struct World {
@@ -16,7 +17,10 @@ struct World {
     out: Vec<Effect>,
     sequences: BTreeMap<NodeId, u64>,
     commands: usize,
-    warned: Vec<Duplicate>,
+    warned: Vec<NodeId>,
+    over: Vec<NodeId>,
+    /// What the event log was told.
+    notes: Vec<Vec<String>>,
 }
 
 type Edit = Box<dyn Fn(&mut NodeRecord)>;
@@ -41,8 +45,17 @@ impl World {
         }
         let now = Moment(1_000_000);
         let dispatcher = Dispatcher::new(DispatcherConfig::default(), now, WallTime(0));
-        let mut world =
-            World { dispatcher, tables, now, out: vec![], sequences: BTreeMap::new(), commands: 0, warned: vec![] };
+        let mut world = World {
+            dispatcher,
+            tables,
+            now,
+            out: vec![],
+            sequences: BTreeMap::new(),
+            commands: 0,
+            warned: vec![],
+            over: vec![],
+            notes: vec![],
+        };
         world.publish();
         world
     }
@@ -59,7 +72,8 @@ impl World {
         while !self.out.is_empty() {
             for effect in std::mem::take(&mut self.out) {
                 match effect {
-                    Effect::Warn(duplicate) => self.warned.push(duplicate),
+                    Effect::Warn(node) => self.warned.push(node),
+                    Effect::Over(node) => self.over.push(node),
                     Effect::Propose { batch, command } => {
                         self.commands += 1;
                         assert!(command.changes.len() <= 100);
@@ -87,6 +101,10 @@ impl World {
                         r.labels.extend(labels.clone());
                     }),
                 ),
+                Change::NoteDuplicate { node, processes } => {
+                    self.notes.push(processes);
+                    (node, Box::new(|_| ()))
+                }
                 other => panic!("the dispatcher writes no {other:?}"),
             };
             let Some(old) = next.nodes.get(&id) else {
@@ -122,7 +140,7 @@ impl World {
         self.tables.nodes[&node(n)].liveness
     }
     fn is_stale(&self, n: u128) -> bool {
-        self.dispatcher.stale().contains(&node(n))
+        self.dispatcher.doubts().unconfirmed.contains(&node(n))
     }
 }
 
@@ -327,11 +345,41 @@ fn two_hosts_that_hear_two_processes_of_one_node_for_long_name_both() {
     w.run(20, &[(100, vec![ready(1)]), (101, vec![other.clone()])]);
     assert!(w.warned.is_empty(), "the first may be a session that is dead and not yet known to be");
     w.run(70, &[(100, vec![ready(1)]), (101, vec![other.clone()])]);
-    assert_eq!(w.warned.len(), 2);
-    assert_eq!(w.warned[0].instances.len(), 2);
-    assert_eq!(w.dispatcher.duplicates(w.now).len(), 1);
-    w.run(2, &[(100, vec![]), (101, vec![other])]);
-    assert!(w.dispatcher.duplicates(w.now).is_empty());
+    assert_eq!(w.warned, [node(1)], "once");
+    let doubts = w.dispatcher.doubts();
+    let named = doubts.duplicates[&node(1)].named();
+    assert!(named.contains("10.1.0.1:4400") && named.contains("10.2.0.1:1"), "{named}");
+    assert_eq!(w.notes.len(), 1);
+    assert!(w.notes[0].iter().any(|p| p.contains("10.1.0.1:4400")), "{:?}", w.notes);
+    w.run(30, &[(100, vec![]), (101, vec![other.clone()])]);
+    assert_eq!(w.dispatcher.doubts().duplicates.len(), 1, "it may be on its way from one host to another");
+    w.run(40, &[(100, vec![]), (101, vec![other])]);
+    assert!(w.dispatcher.doubts().duplicates.is_empty());
+    assert_eq!((w.over.len(), w.notes.len()), (1, 2));
+    assert!(w.notes[1].is_empty(), "it is over");
+}
+
+/// The record does not follow them from one address to the other, and the event log has it once.
+#[test]
+fn processes_that_take_turns_on_one_host_are_shown_until_they_do_not() {
+    let mut w = World::new([(1, Ready)]);
+    let process = |n: u64| Instance { instance: n, addr: format!("10.{n}.0.1:4400"), remote: format!("10.{n}.0.1:5") };
+    let fact = |n: u64| SessionFact {
+        instance: n,
+        addr: process(n).addr,
+        turns: vec![process(1).shown(), process(2).shown()],
+        ..ready(1)
+    };
+    w.run(1, &[(100, vec![fact(1)])]);
+    let commands = w.commands;
+    for n in 0..100 {
+        w.run(1, &[(100, vec![fact(1 + n % 2)])]);
+    }
+    assert_eq!((w.warned.len(), w.notes.len(), w.commands), (1, 1, commands));
+    assert_eq!(w.dispatcher.doubts().duplicates[&node(1)].processes.len(), 2);
+    w.run(61, &[(100, vec![SessionFact { turns: vec![], ..fact(2) }])]);
+    assert!(w.dispatcher.doubts().duplicates.is_empty());
+    assert_eq!(w.tables.nodes[&node(1)].addr, fact(2).addr);
 }
 
 #[test]

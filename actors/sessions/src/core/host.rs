@@ -31,7 +31,6 @@ pub enum Input {
     Reported {
         node: NodeId,
         fact: Option<Box<SessionFact>>,
-        remote: String,
         connected: bool,
     },
     /// The leader as the local copy knows it.
@@ -61,8 +60,10 @@ pub enum Effect {
         node: NodeId,
     },
     Digest(SessionDigest),
-    /// Two processes with one identity.
+    /// Two processes with one identity, for the first time.
     Warn(Duplicate),
+    /// They do not take turns any more.
+    Over(NodeId),
 }
 
 /// See the module.
@@ -107,9 +108,7 @@ impl Host {
     pub fn step(&mut self, now: Moment, input: Input, out: &mut Vec<Effect>) {
         match input {
             Input::Arrived { node, conn } => self.arrived(now, node, conn, out),
-            Input::Reported { node, fact, remote, connected } => {
-                self.reported(now, node, fact, remote, connected, out);
-            }
+            Input::Reported { node, fact, connected } => self.reported(now, node, fact, connected, out),
             Input::Leader { term, leader } => self.leader(now, term, leader),
             Input::DigestAnswered { sequence, ok } => self.digests.answered(now, sequence, ok, &self.config),
             Input::Woke => {}
@@ -143,8 +142,8 @@ impl Host {
     pub fn leader_node(&self) -> Option<NodeId> {
         self.leader.map(|(_, node)| node)
     }
-    pub fn duplicates(&self, now: Moment) -> Vec<Duplicate> {
-        self.instances.current(now)
+    pub fn duplicates(&self) -> Vec<Duplicate> {
+        self.instances.current()
     }
 
     fn leaderless(&self, now: Moment) -> bool {
@@ -172,7 +171,6 @@ impl Host {
         now: Moment,
         node: NodeId,
         fact: Option<Box<SessionFact>>,
-        remote: String,
         connected: bool,
         out: &mut Vec<Effect>,
     ) {
@@ -185,17 +183,18 @@ impl Host {
             self.connected.remove(&node);
             self.moving.remove(&node);
         }
-        let instance = fact.as_ref().map(|f| f.instance);
-        let old = self.digests.set(node, fact.map(|f| *f));
-        if let (Some(old), Some(instance)) = (old, instance)
-            && old.instance != instance
+        let old = self.digests.facts().get(&node);
+        let mut fact = fact.map(|f| *f);
+        if let (Some(old), Some(new)) = (old, &fact)
+            && old.instance != new.instance
         {
-            // Where the older one came from is known by the address it announced.
-            let old = Instance { instance: old.instance, remote: old.addr };
-            let new = Instance { instance, remote };
-            let every = self.config.warn_every;
-            out.extend(self.instances.changed(now, node, old, new, every).map(Effect::Warn));
+            let (old, new) = (Instance::of(old), Instance::of(new));
+            out.extend(self.instances.changed(now, node, old, new).map(Effect::Warn));
         }
+        if let Some(fact) = &mut fact {
+            fact.turns = self.instances.turns(node);
+        }
+        self.digests.set(node, fact);
     }
 
     fn leader(&mut self, now: Moment, term: Term, leader: Option<NodeId>) {
@@ -214,14 +213,18 @@ impl Host {
     }
 
     fn advance(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        if now.since(self.swept) >= self.config.warn_every {
+            self.swept = now;
+            for node in self.instances.sweep(now, 2 * self.config.warn_every) {
+                let fact = self.digests.facts().get(&node).cloned();
+                self.digests.set(node, fact.map(|fact| SessionFact { turns: Vec::new(), ..fact }));
+                out.push(Effect::Over(node));
+            }
+        }
         if self.leader.is_some() {
             out.extend(self.digests.due(now, &self.config).map(Effect::Digest));
         } else if self.leaderless(now) {
             self.send_away(now, out);
-        }
-        if now.since(self.swept) >= self.config.warn_every {
-            self.swept = now;
-            self.instances.sweep(now);
         }
     }
 
@@ -260,8 +263,7 @@ mod tests {
     fn report(host: &mut Host, now: Moment, n: u128, instance: u64) -> Vec<Effect> {
         let mut out = vec![];
         let fact = SessionFact { instance, ..fact(n) };
-        let remote = format!("10.0.0.{instance}:1");
-        let input = Input::Reported { node: node(n), fact: Some(Box::new(fact)), remote, connected: true };
+        let input = Input::Reported { node: node(n), fact: Some(Box::new(fact)), connected: true };
         host.step(now, input, &mut out);
         out
     }
@@ -333,7 +335,7 @@ mod tests {
             for effect in std::mem::take(&mut left) {
                 if let Effect::Move { node } = effect {
                     gone += 1;
-                    let input = Input::Reported { node, fact: None, remote: String::new(), connected: false };
+                    let input = Input::Reported { node, fact: None, connected: false };
                     host.step(at(ms), input, &mut left);
                 }
             }
@@ -354,8 +356,15 @@ mod tests {
                 _ => None,
             }));
         }
-        assert_eq!(warned.len(), 2);
+        assert_eq!(warned.len(), 1);
         assert_eq!(warned[0].instances.len(), 2);
-        assert_eq!(host.duplicates(at(100_000)).len(), 1);
+        assert_eq!(host.duplicates().len(), 1);
+        let turns = |host: &Host| host.digests.facts()[&node(1)].turns.len();
+        assert_eq!(turns(&host), 2, "the leader is told");
+        let mut out = vec![];
+        for ms in [200_000, 300_000] {
+            host.step(at(ms), Input::Woke, &mut out);
+        }
+        assert!(out.contains(&Effect::Over(node(1))) && turns(&host) == 0 && host.duplicates().is_empty());
     }
 }

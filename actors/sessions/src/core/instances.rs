@@ -7,15 +7,29 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_messages::{Moment, NodeId};
+use muster_messages::wire::SessionFact;
+use muster_messages::{Moment, NodeId, NodeProcess};
 use serde::Serialize;
 
 /// A process of a node, as a host sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Instance {
     pub instance: u64,
+    /// Where it wants to be dialled.
+    pub addr: String,
     /// Where its connection comes from.
     pub remote: String,
+}
+
+impl Instance {
+    pub fn of(fact: &SessionFact) -> Self {
+        Self { instance: fact.instance, addr: fact.addr.clone(), remote: fact.remote.clone() }
+    }
+    /// As people see it.
+    pub fn shown(&self) -> NodeProcess {
+        let instance = format!("{:016x}", self.instance);
+        NodeProcess { instance, addr: self.addr.clone(), remote: self.remote.clone() }
+    }
 }
 
 /// Two or more processes of one node.
@@ -28,15 +42,12 @@ pub struct Duplicate {
 /// The most displaced processes remembered per node, and how long.
 const MOST: usize = 4;
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// Two processes that stopped taking turns this long ago are no longer shown.
-const SETTLED: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Debug, Default)]
 struct History {
     displaced: Vec<(Instance, Moment)>,
-    /// When one came back last.
+    /// When one came back last, while they take turns.
     returned: Option<Moment>,
-    warned: Option<Moment>,
     newest: Option<Instance>,
 }
 
@@ -47,16 +58,9 @@ pub struct Instances {
 }
 
 impl Instances {
-    /// The session of `node` went from one process to another. Returns what should be said aloud, at most once per
-    /// `warn_every`.
-    pub fn changed(
-        &mut self,
-        now: Moment,
-        node: NodeId,
-        old: Instance,
-        new: Instance,
-        warn_every: Duration,
-    ) -> Option<Duplicate> {
+    /// The session of `node` went from one process to another. Returns what should be said aloud: that they take turns,
+    /// when they begin to.
+    pub fn changed(&mut self, now: Moment, node: NodeId, old: Instance, new: Instance) -> Option<Duplicate> {
         let history = self.nodes.entry(node).or_default();
         history.displaced.retain(|(i, at)| i.instance != old.instance && now.since(*at) < REMEMBERED);
         history.displaced.push((old, now));
@@ -68,27 +72,37 @@ impl Instances {
         if !returned {
             return None;
         }
-        history.returned = Some(now);
-        if history.warned.is_some_and(|at| now.since(at) < warn_every) {
-            return None;
-        }
-        history.warned = Some(now);
-        Some(history.duplicate(node))
+        let begins = history.returned.replace(now).is_none();
+        begins.then(|| history.duplicate(node))
     }
 
-    /// Those that still take turns, for the view.
-    pub fn current(&self, now: Moment) -> Vec<Duplicate> {
-        let fresh = |h: &History| h.returned.is_some_and(|at| now.since(at) < SETTLED);
-        let shown = self.nodes.iter().filter(|(_, h)| fresh(h));
+    /// The processes that take turns as this node; none: it has one.
+    pub fn turns(&self, node: NodeId) -> Vec<NodeProcess> {
+        let history = self.nodes.get(&node).filter(|history| history.returned.is_some());
+        let mut turns: Vec<NodeProcess> =
+            history.into_iter().flat_map(|h| h.duplicate(node).instances).map(|i| i.shown()).collect();
+        turns.sort();
+        turns
+    }
+
+    /// Those that take turns, for the view.
+    pub fn current(&self) -> Vec<Duplicate> {
+        let shown = self.nodes.iter().filter(|(_, h)| h.returned.is_some());
         shown.map(|(node, h)| h.duplicate(*node)).collect()
     }
 
-    /// Forgets what no longer matters.
-    pub fn sweep(&mut self, now: Moment) {
-        self.nodes.retain(|_, history| {
+    /// Forgets what no longer matters. Returns the nodes whose processes have taken no turns for so long.
+    pub fn sweep(&mut self, now: Moment, settled: Duration) -> Vec<NodeId> {
+        let (long, mut settled) = (settled, Vec::new());
+        self.nodes.retain(|node, history| {
+            if history.returned.is_some_and(|at| now.since(at) >= long) {
+                history.returned = None;
+                settled.push(*node);
+            }
             history.displaced.retain(|(_, at)| now.since(*at) < REMEMBERED);
             !history.displaced.is_empty()
         });
+        settled
     }
 }
 
@@ -109,31 +123,37 @@ mod tests {
     use super::*;
 
     fn process(instance: u64) -> Instance {
-        Instance { instance, remote: format!("10.0.0.{instance}:1") }
+        let (addr, remote) = (format!("10.0.0.{instance}:4400"), format!("10.0.0.{instance}:1"));
+        Instance { instance, addr, remote }
     }
+    const SETTLED: Duration = Duration::from_secs(120);
     fn at(secs: u64) -> Moment {
         Moment(secs * 1_000_000)
     }
-    const MINUTE: Duration = Duration::from_secs(60);
 
     /// E45: cloned machines took one session from each other for ever, and nothing said so.
     #[test]
-    fn two_processes_with_one_identity_are_named_once_a_minute() {
+    fn two_processes_with_one_identity_are_named_once_for_as_long_as_they_take_turns() {
         let mut instances = Instances::default();
         let node = NodeId::from_entropy(1);
         let (mut old, mut new) = (process(1), process(2));
-        let mut warnings = vec![];
-        for second in 0..180 {
-            warnings.extend(instances.changed(at(second), node, old.clone(), new.clone(), MINUTE));
-            std::mem::swap(&mut old, &mut new);
+        for round in [0, 1000] {
+            let mut said = vec![];
+            for second in round..round + 180 {
+                said.extend(instances.changed(at(second), node, old.clone(), new.clone()));
+                std::mem::swap(&mut old, &mut new);
+                assert_eq!(instances.sweep(at(second), SETTLED), []);
+            }
+            assert_eq!(said.len(), 1, "not at every turn");
+            let mut named: Vec<u64> = said[0].instances.iter().map(|i| i.instance).collect();
+            named.sort_unstable();
+            assert_eq!(named, [1, 2]);
+            assert_eq!(instances.turns(node), [process(1).shown(), process(2).shown()]);
+            assert_eq!(instances.sweep(at(round + 290), SETTLED), []);
+            assert_eq!(instances.sweep(at(round + 300), SETTLED), [node], "it was quiet for two minutes");
+            assert!(instances.current().is_empty() && instances.turns(node).is_empty());
         }
-        assert_eq!(warnings.len(), 3);
-        let mut named: Vec<u64> = warnings[0].instances.iter().map(|i| i.instance).collect();
-        named.sort_unstable();
-        assert_eq!(named, [1, 2]);
-        assert_eq!(instances.current(at(181)).len(), 1);
-        assert!(instances.current(at(400)).is_empty());
-        instances.sweep(at(2000));
+        instances.sweep(at(3000), SETTLED);
         assert!(instances.nodes.is_empty());
     }
 
@@ -142,7 +162,7 @@ mod tests {
         let mut instances = Instances::default();
         let node = NodeId::from_entropy(1);
         for n in 0..100 {
-            let warning = instances.changed(at(n), node, process(n), process(n + 1), MINUTE);
+            let warning = instances.changed(at(n), node, process(n), process(n + 1));
             assert_eq!(warning, None);
         }
         assert!(instances.nodes[&node].displaced.len() <= MOST);

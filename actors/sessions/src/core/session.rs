@@ -90,7 +90,6 @@ pub enum Effect {
     /// What the host of the sessions should know of this node now.
     Report {
         fact: Option<Box<SessionFact>>,
-        remote: String,
         connected: bool,
     },
     /// Nothing is left to remember: this session may end.
@@ -317,6 +316,8 @@ impl AgentSession {
             labels: hello.labels,
             serial,
             instance,
+            remote: peer.remote.to_string(),
+            turns: Vec::new(),
         }));
         self.down_at = None;
         self.phase = Phase::Live { conn };
@@ -407,11 +408,7 @@ impl AgentSession {
     }
 
     fn report(&self, out: &mut Vec<Effect>) {
-        out.push(Effect::Report {
-            fact: self.fact.clone(),
-            remote: self.peer.as_ref().map(|p| p.remote.to_string()).unwrap_or_default(),
-            connected: self.conn().is_some(),
-        });
+        out.push(Effect::Report { fact: self.fact.clone(), connected: self.conn().is_some() });
     }
 
     /// The only place that acts on time and on the node's standing.

@@ -20,5 +20,7 @@ pub fn fact(n: u128) -> SessionFact {
         labels: BTreeMap::new(),
         serial: "aa".to_owned(),
         instance: 1,
+        remote: format!("10.1.0.{n}:55555"),
+        turns: Vec::new(),
     }
 }

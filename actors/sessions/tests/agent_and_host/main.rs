@@ -221,9 +221,9 @@ async fn the_dispatcher_writes_what_hosts_report_and_only_that() {
         config: DispatcherConfig::default(),
         replica: cluster.state.subscribe(),
         raft: raft.recipient(),
-        stale: Arc::default(),
+        doubts: Arc::default(),
     };
-    let stale = ports.stale.subscribe();
+    let doubts = ports.doubts.subscribe();
     let address = dispatcher_address(&ports.config);
     stage.universe.start_actor(dispatcher_spec(address.clone(), ports));
     *cluster.dispatcher.lock().unwrap() = Some(address);
@@ -234,7 +234,10 @@ async fn the_dispatcher_writes_what_hosts_report_and_only_that() {
     let before = raft.heard().len();
     // The leader's dispatcher crashes: the record is believed until the next full digest confirms it.
     stage.universe.crash("node/dispatcher", CrashHow::Panic);
-    eventually("confirmed again", || stale.borrow().is_empty() && cluster.liveness_heard(node(1)).is_some()).await;
+    eventually("confirmed again", || {
+        doubts.borrow().unconfirmed.is_empty() && cluster.liveness_heard(node(1)).is_some()
+    })
+    .await;
     assert_eq!(raft.heard().len(), before);
     agent.process.stop().await;
     eventually("down", || cluster.record(node(1)).liveness == Liveness::Down).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +23,9 @@ use muster_sessions::{
 };
 use muster_tests::{Host, Universe, eventually};
 use tokio::sync::watch;
+
+/// Of each its own number.
+static PROCESSES: AtomicU64 = AtomicU64::new(1);
 
 pub fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
@@ -302,6 +305,7 @@ impl Stage {
         let ports = AgentPorts::new(AgentSetup {
             config: AgentConfig::default(),
             memory: memory.clone(),
+            instance: PROCESSES.fetch_add(1, Ordering::Relaxed),
             dial: Arc::new(Pipes { cluster: Arc::clone(cluster), credentials: credentials.subscribe() }),
             credentials,
             inspector,

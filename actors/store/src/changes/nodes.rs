@@ -179,6 +179,22 @@ pub(super) fn live(
     Ok(())
 }
 
+/// Of a node that is gone there is nothing to tell.
+pub(super) fn duplicate(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    processes: &[String],
+) -> Result<(), CommandRefusal> {
+    node(tables, id)?;
+    let after = match processes {
+        [] => "one process uses its identity".to_owned(),
+        several => several.join(" and "),
+    };
+    stamp.log(tables, EventKind::Node, Some(id), None, Some(after));
+    Ok(())
+}
+
 pub(super) fn certify(
     tables: &mut Tables,
     stamp: &Stamp<'_>,

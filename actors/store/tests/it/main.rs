@@ -8,6 +8,7 @@ mod feature_level;
 mod gates;
 mod history;
 mod invariants;
+mod many;
 mod objects;
 mod properties;
 mod records;

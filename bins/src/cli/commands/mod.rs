@@ -12,7 +12,10 @@ mod security;
 mod token;
 pub(super) mod user;
 
-use muster_messages::wire::Request;
+use std::collections::BTreeMap;
+
+use muster_messages::NodeView;
+use muster_messages::wire::{ListOf, Request};
 
 use super::args::{Cli, Command, FreshArg};
 use super::client::{Client, parse};
@@ -37,6 +40,19 @@ impl Asking {
         let text = self.client.call(request).await?;
         let document: serde_json::Value = parse(&text)?;
         self.out.document(&text, || brief(&document), || table(&document));
+        Ok(0)
+    }
+
+    /// The same for a list, which may take several answers.
+    async fn show_list(
+        &mut self,
+        of: ListOf,
+        fresh: bool,
+        key: &str,
+        table: impl FnOnce(&serde_json::Value) -> String,
+    ) -> Outcome<u8> {
+        let document = self.client.list(of, fresh).await?;
+        self.out.document(&document.to_string(), || node::ids(&document["items"], key), || table(&document));
         Ok(0)
     }
 }
@@ -84,8 +100,15 @@ async fn status(asking: &mut Asking, FreshArg { fresh }: FreshArg) -> Outcome<u8
         asking.out.document(&text, brief, String::new);
         return Ok(0);
     }
-    // Names read better than ids. A daemon that cannot list the nodes still has a status.
-    let nodes = asking.client.ask(Request::NodeList { fresh: false }).await.ok();
-    asking.out.document(&text, String::new, || render::status(&status, nodes.as_ref()));
+    // Names read better than ids. A daemon that cannot tell them still has a status.
+    let mut names = BTreeMap::new();
+    for id in status.raft.voters.iter().chain(&status.raft.learners) {
+        let request = Request::NodeInspect { node: id.to_string(), fresh: false };
+        match asking.client.ask::<NodeView>(request).await {
+            Ok(node) => names.insert(*id, node.name),
+            Err(_) => break,
+        };
+    }
+    asking.out.document(&text, String::new, || render::status(&status, &names));
     Ok(0)
 }

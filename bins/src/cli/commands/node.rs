@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use muster_messages::wire::Request;
+use muster_messages::wire::{ListOf, Request};
 use muster_messages::{Generation, Role};
 use serde_json::{Value, json};
 
@@ -17,10 +17,7 @@ use crate::cli::waiting::wait_until_settled;
 
 pub async fn run(asking: &mut Asking, command: NodeCommand) -> Outcome<u8> {
     match command {
-        NodeCommand::Ls(fresh) => {
-            let ids = |d: &Value| ids(&d["items"], "id");
-            asking.show(Request::NodeList { fresh: fresh.fresh }, ids, render::nodes).await
-        }
+        NodeCommand::Ls(fresh) => asking.show_list(ListOf::Nodes, fresh.fresh, "id", render::nodes).await,
         NodeCommand::Inspect { node, fresh } => {
             let request = Request::NodeInspect { node, fresh: fresh.fresh };
             asking.show(request, |d| cell(&d["id"]), render::node).await

@@ -1,9 +1,9 @@
 //! `muster cert …`, `muster ca show`, `muster blocklist ls`
 
-use muster_messages::wire::Request;
+use muster_messages::wire::{ListOf, Request};
 
 use super::Asking;
-use super::node::{each, ids};
+use super::node::each;
 use crate::cli::args::{BlocklistCommand, CaCommand, CertCommand};
 use crate::cli::failure::Outcome;
 use crate::cli::output::cell;
@@ -11,7 +11,7 @@ use crate::cli::render;
 
 pub async fn cert(asking: &mut Asking, command: CertCommand) -> Outcome<u8> {
     match command {
-        CertCommand::Ls => asking.show(Request::CertList, |d| ids(&d["items"], "node"), render::certs).await,
+        CertCommand::Ls => asking.show_list(ListOf::Certificates, true, "node", render::certs).await,
         CertCommand::Rotate { nodes } => {
             let sentence = |d: &serde_json::Value| {
                 let name = if d["name"].is_null() { &d["node"] } else { &d["name"] };
@@ -31,8 +31,7 @@ pub async fn ca(asking: &mut Asking, command: CaCommand) -> Outcome<u8> {
 pub async fn blocklist(asking: &mut Asking, command: BlocklistCommand) -> Outcome<u8> {
     match command {
         BlocklistCommand::Ls(fresh) => {
-            let request = Request::BlocklistList { fresh: fresh.fresh };
-            asking.show(request, |d| ids(&d["items"], "node_id"), render::blocklist).await
+            asking.show_list(ListOf::Blocklist, fresh.fresh, "node_id", render::blocklist).await
         }
     }
 }

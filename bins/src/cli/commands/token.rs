@@ -1,9 +1,8 @@
 //! `muster token …`
 
-use muster_messages::wire::Request;
+use muster_messages::wire::{ListOf, Request};
 
 use super::Asking;
-use super::node::ids;
 use crate::cli::args::TokenCommand;
 use crate::cli::duration::millis;
 use crate::cli::failure::Outcome;
@@ -13,7 +12,7 @@ use crate::cli::render;
 pub async fn run(asking: &mut Asking, command: TokenCommand) -> Outcome<u8> {
     let request = match command {
         TokenCommand::Ls => {
-            return asking.show(Request::TokenList, |d| ids(&d["items"], "id"), render::tokens).await;
+            return asking.show_list(ListOf::Tokens, true, "id", render::tokens).await;
         }
         TokenCommand::Revoke { id } => {
             let sentence = format!("token {id} is revoked");

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use muster_messages::wire::Request;
+use muster_messages::wire::{ListOf, Request};
 use muster_messages::{ErrorCode, Name};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Asking;
-use super::node::ids;
 use crate::cli::args::UserCommand;
 use crate::cli::client::{Client, parse};
 use crate::cli::duration::millis;
@@ -19,7 +18,7 @@ use crate::cli::render;
 
 pub async fn run(asking: &mut Asking, command: UserCommand) -> Outcome<u8> {
     match command {
-        UserCommand::Ls => asking.show(Request::UserList, |d| ids(&d["items"], "name"), render::users).await,
+        UserCommand::Ls => asking.show_list(ListOf::Users, true, "name", render::users).await,
         UserCommand::Revoke { name } => {
             let sentence = format!("{name} is revoked");
             asking.show(Request::UserRevoke { name }, |_| String::new(), |_| sentence).await

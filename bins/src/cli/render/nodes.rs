@@ -1,6 +1,8 @@
 //! Nodes and the cluster at a glance.
 
-use muster_messages::{NodeId, NodeListView, StatusView};
+use std::collections::BTreeMap;
+
+use muster_messages::{Name, NodeId, StatusView};
 use serde_json::Value;
 
 use super::{items, stale_note, when};
@@ -88,19 +90,14 @@ pub fn node(node: &Value) -> String {
             at => format!(", next try {}", when(at)),
         };
         let since = when(&condition["since"]);
-        row(
-            "pending",
-            format!("{}: {} (since {since}{retry})", cell(&condition["reason"]), cell(&condition["message"])),
-        );
+        let kind = if condition["type"] == "duplicate_identity" { "duplicate" } else { "pending" };
+        row(kind, format!("{}: {} (since {since}{retry})", cell(&condition["reason"]), cell(&condition["message"])));
     }
     table.render()
 }
 
-pub fn status(status: &StatusView, nodes: Option<&NodeListView>) -> String {
-    let name = |id: &NodeId| {
-        let node = nodes.and_then(|list| list.items.iter().find(|node| node.id == *id));
-        node.map_or_else(|| short(id.as_str()), |node| node.name.to_string())
-    };
+pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
+    let name = |id: &NodeId| names.get(id).map_or_else(|| short(id.as_str()), Name::to_string);
     let mut table = Table::bare();
     let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
     let cluster = &status.cluster;
@@ -141,6 +138,11 @@ pub fn status(status: &StatusView, nodes: Option<&NodeListView>) -> String {
             ),
         );
     }
+    for d in &status.duplicates {
+        let processes = d.processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+        let since = to_the_second(&d.since.to_string());
+        row("duplicate", format!("{} runs twice: {processes} (since {since})", d.name));
+    }
     let stale = status.as_of.map(|at| to_the_second(&at.to_string()));
     let note = match (status.stale, stale) {
         (false, _) => String::new(),
@@ -168,7 +170,7 @@ mod tests {
                 "message": "not heard of", "since": "2024-01-01T00:00:00Z", "retry_at": null}]
         }))
         .unwrap();
-        let text = status(&view, None);
+        let text = status(&view, &BTreeMap::new());
         assert!(text.contains("LOST: 1 of 2 needed are reachable; missing: n2"), "{text}");
         assert!(text.contains("n2 wants manager: waiting_for_node: not heard of"), "{text}");
     }

@@ -75,7 +75,7 @@ impl World {
                 dispatcher: no_such_actor(),
                 elections: no_such_actor(),
                 view: watch::channel(Arc::new(RoleView::default())).1,
-                stale: watch::channel(Arc::default()).1,
+                doubts: watch::channel(Arc::default()).1,
             },
         });
         let api = Api::new(ApiPorts {

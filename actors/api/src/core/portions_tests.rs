@@ -1,0 +1,104 @@
+//! Portions of long lists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use muster_messages::wire::MAX_FRAME;
+use muster_messages::{NodeDoubts, Principal, Replica, Role, RoleView, WallTime};
+
+use super::*;
+
+fn node(n: u128) -> NodeId {
+    NodeId::from_entropy(n * 7919)
+}
+
+fn replica(nodes: u128, blocks: u128) -> Replica {
+    let mut replica = Replica::default();
+    for n in 0..nodes {
+        let record = NodeRecord::new(node(n), Name::sanitized(&format!("n{n}")), Role::Worker, WallTime(0));
+        replica.tables.nodes.insert(record.id, Arc::new(record));
+    }
+    for n in nodes..nodes + blocks {
+        let blocked =
+            Blocked { node: node(n), by: Principal::Operator, blocked_at: WallTime(0), expires_at: WallTime(1) };
+        replica.tables.blocklist.insert(node(n), blocked);
+    }
+    replica
+}
+
+fn of(replica: &Replica, list: ListOf, page: &Page) -> Result<Value, ErrorBody> {
+    let (roles, peers, doubts) = (RoleView::default(), BTreeSet::new(), NodeDoubts::default());
+    let source = Source { replica, roles: &roles, this: node(0), peers: &peers, doubts: &doubts, stale: None };
+    let text = portion(&source, list, page)?;
+    assert!(text.len() < MAX_FRAME / 2, "{} bytes", text.len());
+    Ok(serde_json::from_str(&text).unwrap())
+}
+
+/// All items, and in how many portions.
+fn followed(replica: &Replica, list: ListOf, limit: u32) -> (Vec<Value>, usize) {
+    let (mut items, mut page, mut portions) = (vec![], Page { limit, after: None }, 0);
+    loop {
+        let mut document = of(replica, list, &page).unwrap();
+        portions += 1;
+        items.append(document["items"].as_array_mut().unwrap());
+        match document["continue"].as_str() {
+            Some(next) => page.after = Some(next.to_owned()),
+            None => return (items, portions),
+        }
+    }
+}
+
+/// E33.
+#[test]
+fn fifty_thousand_nodes_and_blocks_are_told_in_portions_that_fit_a_frame() {
+    let replica = replica(50_000, 50_000);
+    for (list, key, limit) in
+        [(ListOf::Nodes, "id", 0), (ListOf::Blocklist, "node_id", 0), (ListOf::Certificates, "node", 7_000)]
+    {
+        let (items, portions) = followed(&replica, list, limit);
+        let ids: BTreeSet<&str> = items.iter().filter_map(|item| item[key].as_str()).collect();
+        assert_eq!((items.len(), ids.len()), (50_000, 50_000), "{list:?}");
+        assert!(portions > 5, "{list:?}: {portions}");
+    }
+    let (nodes, _) = followed(&replica, ListOf::Nodes, 0);
+    assert!(nodes.is_sorted_by_key(|n| n["name"].as_str().unwrap().to_owned()), "as `node ls` prints them");
+}
+
+#[test]
+fn what_comes_and_goes_meanwhile_hides_nobody_who_stays() {
+    let mut replica = replica(100, 0);
+    let first = of(&replica, ListOf::Nodes, &Page { limit: 40, after: None }).unwrap();
+    let told: BTreeSet<String> = first["items"].as_array().unwrap().iter().map(|n| n["id"].to_string()).collect();
+    let gone: Vec<NodeId> = (0..100).map(node).filter(|id| told.contains(&json!(id).to_string())).take(30).collect();
+    for id in gone {
+        replica.tables.nodes.remove(&id);
+    }
+    let after = first["continue"].as_str().map(str::to_owned);
+    let rest = of(&replica, ListOf::Nodes, &Page { limit: 0, after }).unwrap();
+    assert_eq!(rest["items"].as_array().unwrap().len(), 60);
+    assert_eq!(rest["continue"], Value::Null);
+}
+
+#[test]
+fn a_portion_is_what_the_list_prints_and_an_invented_continue_is_refused() {
+    let replica = replica(3, 2);
+    let (roles, peers, doubts) = (RoleView::default(), BTreeSet::new(), NodeDoubts::default());
+    let source =
+        Source { replica: &replica, roles: &roles, this: node(0), peers: &peers, doubts: &doubts, stale: None };
+    let whole: BTreeMap<&str, Value> = [
+        ("nodes", serde_json::to_value(source.node_list()).unwrap()),
+        ("blocklist", source.blocklist()),
+        ("certificates", source.certificates()),
+    ]
+    .into();
+    for (name, list) in
+        [("nodes", ListOf::Nodes), ("blocklist", ListOf::Blocklist), ("certificates", ListOf::Certificates)]
+    {
+        assert_eq!(of(&replica, list, &Page::default()).unwrap(), whole[name], "{name}");
+        for after in ["", "x", "n1/", "/", "\n", "n1"] {
+            let page = Page { limit: 1, after: Some(after.to_owned()) };
+            let refused = of(&replica, list, &page).unwrap_err();
+            assert_eq!(refused.code, muster_messages::ErrorCode::Invalid, "{name} {after:?}");
+        }
+    }
+}

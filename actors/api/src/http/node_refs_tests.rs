@@ -1,0 +1,99 @@
+//! S10, S14: what cannot be the name of a node is called invalid, by every request that names one, and over every path.
+
+use axum::body::{Body, to_bytes};
+use axum::http::Request as HttpRequest;
+use muster_messages::wire::{ActorsAsk, ActorsOf};
+use serde_json::Value;
+use tower_service::Service as _;
+
+use super::paced::Pause;
+use super::*;
+use crate::tests::World;
+
+/// Every request about a node, with this as its name.
+fn requests(node: &str) -> Vec<Request> {
+    let node = || node.to_owned();
+    vec![
+        Request::NodeInspect { node: node(), fresh: true },
+        Request::NodeInspect { node: node(), fresh: false },
+        Request::SetRole { node: node(), role: Role::Manager },
+        Request::SetRole { node: node(), role: Role::Worker },
+        Request::NodeRemove { node: node(), force: false },
+        Request::NodeRemove { node: node(), force: true },
+        Request::NodeUpdate { node: node(), add: Default::default(), remove: vec![], generation: None },
+        Request::CertRotate { node: node() },
+        Request::TransferLeader { to: Some(node()) },
+        Request::Actors { node: ActorsOf::Node(node()), ask: ActorsAsk::Tree },
+        Request::Actors { node: ActorsOf::Node(node()), ask: ActorsAsk::Inspect { path: "node".to_owned() } },
+        Request::Actors { node: ActorsOf::Node(node()), ask: ActorsAsk::Restart { path: "node/api".to_owned() } },
+    ]
+}
+
+/// The same over HTTP: method, path, body. The name as it stands in a path.
+fn calls(node: &str) -> Vec<(&'static str, String, String)> {
+    let none = String::new;
+    vec![
+        ("GET", format!("/v1/nodes/{node}"), none()),
+        ("DELETE", format!("/v1/nodes/{node}"), none()),
+        ("PATCH", format!("/v1/nodes/{node}"), "{}".to_owned()),
+        ("POST", format!("/v1/nodes/{node}/promote"), none()),
+        ("POST", format!("/v1/nodes/{node}/demote"), none()),
+        ("POST", format!("/v1/certificates/{node}/rotate"), none()),
+        ("GET", format!("/v1/actors?node={node}"), none()),
+        ("GET", format!("/v1/actors/node?node={node}"), none()),
+        ("POST", format!("/v1/actors/node/api?action=restart&node={node}"), none()),
+    ]
+}
+
+impl World {
+    async fn asked_over_http(&self, method: &str, target: &str, body: &str) -> (u16, Value) {
+        let (service, pause) = (self.service.clone(), Pause::default());
+        let peer = Peer { service, caller: Principal::Operator, refused: None, reading: Arc::default(), pause };
+        let request = HttpRequest::builder().method(method).uri(target).extension(peer);
+        let response = routes().call(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
+        let status = response.status().as_u16();
+        let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        (status, serde_json::from_slice(&text).unwrap_or_default())
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_nodes_name_is_invalid_in_every_request_about_a_node() {
+    let world = World::new();
+    let long = "n".repeat(64);
+    let wrong = [
+        ("", ""),
+        (" ", "%20"),
+        ("\t", "%09"),
+        ("n1 ", "n1%20"),
+        ("n\u{0}1", "n%001"),
+        ("n\n1", "n%0A1"),
+        ("\u{a0}", "%C2%A0"),
+    ];
+    for (name, in_a_path) in wrong.into_iter().chain([(&*long, &*long)]) {
+        for request in requests(name) {
+            let (status, answer, proposed) = world.native(&Principal::Operator, request.clone()).await;
+            assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &"invalid".into()), "{request:?}: {answer}");
+            assert!(answer["error"]["message"].as_str().unwrap().contains("no node can be called this"), "{answer}");
+            assert_eq!(proposed, []);
+        }
+        for (method, target, body) in calls(in_a_path) {
+            let (status, answer) = world.asked_over_http(method, &target, &body).await;
+            assert_eq!((status, &answer["error"]["code"]), (400, &"invalid".into()), "{method} {target}: {answer}");
+        }
+        assert_eq!(world.proposed(), []);
+    }
+}
+
+#[tokio::test]
+async fn what_could_be_a_nodes_name_and_is_none_is_not_found() {
+    let world = World::new();
+    let longest = "n".repeat(63);
+    for name in ["nobody", "n-1.example", &longest] {
+        let inspect = Request::NodeInspect { node: name.to_owned(), fresh: true };
+        let (status, answer, _) = world.native(&Principal::Operator, inspect).await;
+        assert_eq!((status.as_u16(), &answer["error"]["code"]), (404, &"not_found".into()), "{name}: {answer}");
+    }
+    let (status, _) = world.asked_over_http("GET", "/v1/nothing", "").await;
+    assert_eq!(status, 404);
+}

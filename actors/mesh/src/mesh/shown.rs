@@ -1,0 +1,33 @@
+//! The mesh's peers, for the live tree.
+
+use muster_messages::NodeId;
+use serde_json::{Value, json};
+
+use super::MeshShell;
+use crate::session::Session;
+
+impl MeshShell {
+    pub(super) fn peer_view(&self, node: NodeId, wanted: bool, addr: &str, dialing: bool, failures: u32) -> Value {
+        let up = self.links.up(node).and_then(|n| self.sessions.get(n));
+        let state = match (&up, dialing) {
+            (Some(_), _) => "up",
+            (None, true) => "dialing",
+            (None, false) => "down",
+        };
+        json!({
+            "node": node, "wanted": wanted, "addr": addr, "state": state, "failed_dials": failures,
+            "last_error": self.last_errors.get(&node),
+            "session": up.map(|s| session_view(&s)),
+        })
+    }
+}
+
+fn session_view(session: &Session) -> Value {
+    json!({
+        "number": session.number, "side": format!("{:?}", session.side).to_lowercase(), "remote": session.remote,
+        "since": session.since, "seat": session.seat(),
+        "bytes_read": session.meter.read(), "bytes_written": session.meter.written(),
+        "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
+        "gated": session.meter.gated(),
+    })
+}

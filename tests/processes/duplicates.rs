@@ -1,0 +1,208 @@
+//! A data directory that was copied, and a second process that runs on the copy: what cloning a virtual machine does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use muster_messages::NodeId;
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{World, eventually, eventually_so};
+
+/// So that what is over is shown no longer than a test waits.
+const SHORT: &str = "[sessions]\nwarn_every = \"4s\"\n[dispatcher]\nquiet = \"3s\"\n";
+
+fn clone_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("the world's folder is writable");
+    for entry in std::fs::read_dir(from).expect("a folder") {
+        let entry = entry.expect("readable");
+        let (kind, target) = (entry.file_type().expect("a kind"), to.join(entry.file_name()));
+        if kind.is_dir() {
+            clone_folder(&entry.path(), &target);
+        } else if kind.is_file() {
+            // Of a daemon that runs, a temporary file may have gone meanwhile.
+            let _copied = std::fs::copy(entry.path(), target);
+        }
+    }
+}
+
+/// A copy of a node's directory, by the name `copy`, at an address of its own. Not started.
+fn copy(world: &mut World, name: &str) {
+    let from = world.node(name).folder.clone();
+    let to = world.node("copy").folder.clone();
+    clone_folder(&from, &to);
+}
+
+fn id_of(world: &World, name: &str) -> NodeId {
+    world.seen("n1", name).expect("it is a node").id
+}
+
+/// The addresses of the processes that `status` names for a node.
+fn named(world: &World, at: &str, node: NodeId) -> BTreeSet<String> {
+    let ran = world.muster_at(at, &["status"]);
+    let status = if ran.code == 0 { ran.json() } else { Value::Null };
+    let duplicates = status["duplicates"].as_array().into_iter().flatten();
+    let processes = duplicates.filter(|d| d["node"] == node.to_string()).filter_map(|d| d["processes"].as_array());
+    processes.flatten().filter_map(|p| p["addr"].as_str().map(str::to_owned)).collect()
+}
+
+/// `status`, `node inspect`, the event log and the leader's metrics name both.
+#[track_caller]
+fn both_are_named(world: &mut World, node: NodeId, both: &BTreeSet<String>) {
+    eventually_so("status names both", || named(world, "n1", node) == *both);
+    let inspected = world.muster(&["node", "inspect", node.as_str()]).ended(0).json();
+    let conditions = inspected["conditions"].as_array().expect("conditions");
+    let condition = conditions.iter().find(|c| c["reason"] == "duplicate_identity").expect("a condition");
+    assert!(condition["since"].is_string());
+    let message = condition["message"].as_str().unwrap_or_default();
+    assert!(both.iter().all(|addr| message.contains(addr)), "{message}");
+    let told = eventually("an event", || notes(world, node).into_iter().next());
+    assert!(both.iter().all(|addr| told.contains(addr)), "{told}");
+    let leader = world.leader_seen_by("n1");
+    let metrics = metrics(world, &leader);
+    let line = |addr: &String| {
+        let wanted = [format!("node=\"{node}\""), format!("address=\"{addr}\"")];
+        metrics.lines().any(|l| l.starts_with("muster_duplicate_identity{") && wanted.iter().all(|w| l.contains(w)))
+    };
+    assert!(both.iter().all(line), "{metrics}");
+}
+
+fn metrics(world: &mut World, name: &str) -> String {
+    use std::io::{Read, Write};
+    let address = world.node(name).metrics.clone().expect("it serves metrics");
+    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n").expect("it listens");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("it answers");
+    text
+}
+
+/// What the event log has of it.
+fn notes(world: &World, node: NodeId) -> Vec<String> {
+    let events = world.muster(&["events"]).ended(0).stdout;
+    let events: Value = serde_json::from_str(&events).expect("a document");
+    let items = events.as_array().or(events["items"].as_array()).expect("events").clone();
+    let about = items.iter().filter(|e| e["node"] == node.to_string() && e["reason"] == "duplicate identity");
+    about.filter_map(|e| e["after"].as_str().map(str::to_owned)).collect()
+}
+
+/// What a manager's mesh says of who is heard for a node.
+fn identity(world: &World, at: &str) -> Value {
+    let ask = ActorsAsk::Inspect { path: "node/manager/mesh".to_owned() };
+    let mesh = world.ask(at, Request::Actors { node: ActorsOf::Here, ask }).unwrap_or_default();
+    mesh["view"]["identity"].clone()
+}
+
+/// The addresses of those that this manager refuses to hear as that node.
+fn refused(world: &World, at: &str, node: NodeId) -> Vec<String> {
+    let identity = identity(world, at);
+    let duplicates = identity["duplicates"].as_array().into_iter().flatten();
+    let of_node = duplicates.filter(|d| d["node"] == node.to_string());
+    of_node.filter_map(|d| d["refused"]["addr"].as_str().map(str::to_owned)).collect()
+}
+
+/// Who led in which term, by everybody's log.
+fn leaders(world: &World, names: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut terms: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for name in names {
+        for line in world.nodes_log(name).lines() {
+            if let Some((_, rest)) = line.split_once("notice=Leads { term: ") {
+                let term = rest.split('}').next().unwrap_or_default().trim().to_owned();
+                terms.entry(term).or_default().insert((*name).to_owned());
+            }
+        }
+    }
+    terms
+}
+
+/// E45.
+#[test]
+fn a_copy_of_a_workers_directory_is_named_beside_its_original_until_it_ends() {
+    let mut world = World::new();
+    world.settings = SHORT.to_owned();
+    world.node("n1").start(&["--init"]).ready();
+    let workers = world.join_more(1, muster_messages::Role::Worker);
+    let (worker, node) = (workers[0].clone(), id_of(&world, &workers[0]));
+    copy(&mut world, &worker);
+    world.node("copy").start(&[]);
+    let both: BTreeSet<String> = [&*worker, "copy"].map(|name| world.node(name).listen.to_string()).into();
+    both_are_named(&mut world, node, &both);
+    let log = world.nodes_log("n1");
+    let said = log.lines().filter(|l| l.contains("two processes use the identity of one node")).count();
+    assert!((1..=2).contains(&said), "once for the host and once for the leader, not at every turn:\n{log}");
+
+    world.node("copy").kill();
+    eventually_so("it is over", || named(&world, "n1", node).is_empty());
+    let conditions = world.muster(&["node", "inspect", node.as_str()]).ended(0).json()["conditions"].clone();
+    assert_eq!(conditions, serde_json::json!([]));
+    assert_eq!(notes(&world, node).len(), 1, "one event, however often they took turns");
+}
+
+/// E45. The copy lacks the start of the original that the others have heard of: whatever becomes of that one, it has no vote.
+#[test]
+fn a_copy_of_a_managers_directory_never_votes_beside_its_original_nor_after_it() {
+    let mut world = World::with(3, 0);
+    let node = id_of(&world, "n3");
+    world.node("n3").stop();
+    copy(&mut world, "n3");
+    world.node("n3").start(&[]).ready();
+    world.all_settled();
+    world.node("copy").start(&[]);
+    let address = world.node("copy").listen.to_string();
+    for name in ["n1", "n2"] {
+        eventually_so("it is not heard", || refused(&world, name, node) == [address.clone()]);
+    }
+    assert!(world.node("copy").still_tries(), "it is no manager, and says why");
+    eventually_so("it says why", || world.nodes_log("copy").contains("this process is not heard"));
+    let both: BTreeSet<String> = ["n3", "copy"].map(|name| world.node(name).listen.to_string()).into();
+    both_are_named(&mut world, node, &both);
+
+    // Elections, with the original and without it.
+    for _ in 0..3 {
+        let leader = world.leader_seen_by("n1");
+        let heir = if leader == "n1" { "n2" } else { "n1" };
+        world.muster(&["raft", "transfer-leader", heir]).ended(0);
+        eventually_so("another one leads", || world.leader_seen_by("n1") == heir);
+    }
+    world.node("n3").kill();
+    let count = |world: &World| identity(world, "n1")["duplicates_refused"].as_u64().unwrap_or(0);
+    let before = count(&world);
+    eventually_so("it is refused again, now that the original is gone", || count(&world) >= before + 2);
+    assert!(world.node("copy").still_tries());
+    let text = world.nodes_log("n1");
+    assert!(text.contains("is a copy of an older state"), "{text}");
+    world.node("n3").start(&[]).ready();
+    world.all_settled();
+    let leaders = leaders(&world, &["n1", "n2", "n3", "copy"]);
+    assert!(leaders.values().all(|who| who.len() == 1 && !who.contains("copy")), "{leaders:?}");
+    assert!(leaders.len() >= 3, "the logs tell who led: {leaders:?}");
+}
+
+/// E45. A copy of a directory in use looks like a start of the same one: it waits for as long as the original answers, and no longer.
+#[test]
+fn a_copy_of_a_running_managers_directory_waits_for_as_long_as_the_original_answers() {
+    let mut world = World::with(3, 0);
+    let node = id_of(&world, "n3");
+    if world.leader_seen_by("n1") == "n3" {
+        world.muster(&["raft", "transfer-leader", "n1"]).ended(0);
+    }
+    copy(&mut world, "n3");
+    world.node("copy").start(&[]);
+    let address = world.node("copy").listen.to_string();
+    for name in ["n1", "n2"] {
+        eventually_so("it is not heard", || refused(&world, name, node) == [address.clone()]);
+    }
+    assert!(world.nodes_log("n1").contains("and answers"), "{}", world.nodes_log("n1"));
+    assert!(world.node("copy").still_tries());
+    // Whether this is a copy, or the same node started again elsewhere after its machine froze, nobody can tell.
+    world.node("n3").signal(Signal::STOP);
+    world.node("copy").ready();
+    let original = world.node("n3").listen.to_string();
+    world.node("n3").signal(Signal::CONT);
+    for name in ["n1", "n2"] {
+        eventually_so("now the original is not heard", || refused(&world, name, node) == [original.clone()]);
+    }
+    let leaders = leaders(&world, &["n1", "n2", "n3", "copy"]);
+    assert!(leaders.values().all(|who| who.len() == 1), "{leaders:?}");
+}

@@ -1,0 +1,69 @@
+//! E33: a cluster that knows tens of thousands of nodes and blocks, as it would after years.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_kernel::Clock;
+use muster_messages::{Blocked, Name, NodeId, NodeRecord, Principal, Role};
+use muster_store::backup;
+
+use crate::harness::World;
+
+const MANY: u128 = 50_000;
+/// A node is ten times as long as a block.
+const NODES: u128 = 10_000;
+
+/// They come in by a backup, to which they were added.
+#[test]
+fn thousands_of_nodes_and_blocks_are_listed_kept_and_taken_over() {
+    let mut world = World::new();
+    world.node("n1").start(&["--init"]).ready();
+    let file = world.folder().join("backup");
+    let path = file.to_str().expect("the path is text").to_owned();
+    world.muster(&["backup", &path]).ended(0);
+    world.node("n1").kill();
+    let (head, mut tables) = backup::decode(&std::fs::read(&file).expect("a backup")).expect("readable");
+    let now = Clock.wall();
+    let far = |n: u128| NodeId::from_entropy(1 << 64 | n);
+    for n in 0..MANY {
+        let expires_at = now.plus(std::time::Duration::from_secs(86_400));
+        let blocked = Blocked { node: far(n), by: Principal::Operator, blocked_at: now, expires_at };
+        tables.blocklist.insert(far(n), blocked);
+    }
+    for n in MANY..MANY + NODES {
+        let record = NodeRecord::new(far(n), Name::sanitized(&format!("w{n}")), Role::Worker, now);
+        tables.nodes.insert(record.id, Arc::new(record));
+    }
+    let bytes = backup::encode(&tables, head.term, now).expect("it has an encoding");
+    std::fs::write(&file, bytes).expect("the world's folder is writable");
+
+    world.node("m1").start(&["--restore", &path]).ready();
+    let ids = |name: &str, list: &[&str], key: &str| -> BTreeSet<String> {
+        let document = world.muster_at(name, list).ended(0).json();
+        assert!(document.get("continue").is_none(), "one document");
+        let items = document["items"].as_array().expect("items");
+        let ids: BTreeSet<String> = items.iter().filter_map(|i| i[key].as_str().map(str::to_owned)).collect();
+        assert_eq!(ids.len(), items.len(), "each once");
+        ids
+    };
+    let blocked = ids("m1", &["blocklist", "ls"], "node_id");
+    assert!(blocked.len() >= 50_000, "{}", blocked.len());
+    assert!(blocked.contains(far(7).as_str()));
+    let nodes = ids("m1", &["node", "ls"], "id");
+    assert!(nodes.len() > 10_000, "{}", nodes.len());
+    assert_eq!(ids("m1", &["cert", "ls"], "node"), nodes);
+    world.muster_at("m1", &["node", "update", "w50001", "--label-add", "kept=yes"]).ended(0);
+
+    // A snapshot with all of it travels to a new manager, which lists the same.
+    let seed = world.node("m1").listen.to_string();
+    let shown = world.muster_at("m1", &["token", "show", "manager"]).ended(0).json();
+    let token = shown["token"].as_str().expect("a token is text").to_owned();
+    world.node("m2").start(&["--join", &seed, "--token", &token]).ready();
+    let listed = |name: &str| {
+        let document = world.muster_at(name, &["blocklist", "ls"]).ended(0).json();
+        document["items"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!(listed("m2"), blocked.len());
+    assert_eq!(listed("m1"), blocked.len());
+    world.muster_at("m2", &["status"]).ended(0);
+}

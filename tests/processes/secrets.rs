@@ -1,0 +1,251 @@
+//! S37: what the cluster keeps secret is in no answer but those that are asked for it.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use muster_messages::wire::{
+    ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ListOf, Page, ReconcilerRequest, Request,
+};
+use muster_messages::{Revision, Role};
+use serde_json::Value;
+
+use crate::harness::World;
+
+/// One answer over the admin socket, whatever its status.
+fn http(socket: &Path, method: &str, target: &str, body: &str) -> String {
+    let mut stream = UnixStream::connect(socket).expect("the socket answers");
+    let length = body.len();
+    let request = format!(
+        "{method} {target} HTTP/1.1\r\nHost: muster\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).expect("it listens");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("it answers");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// The lines of the private keys in a text or a file.
+fn key_lines(bytes: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(bytes).replace("\\n", "\n");
+    let mut inside = false;
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        if line.contains("-----BEGIN") && line.contains("PRIVATE KEY") {
+            inside = true;
+        } else if line.contains("-----END") {
+            inside = false;
+        } else if inside {
+            lines.push(line.trim().to_owned());
+        }
+    }
+    lines.retain(|line| line.len() >= 20);
+    lines
+}
+
+fn secret_of(token: &Value) -> String {
+    token["token"].as_str().and_then(|t| t.rsplit('-').next()).expect("a token ends with its secret").to_owned()
+}
+
+/// The native requests, one of each kind and those that differ in what they tell. A kind that is missing here does not compile below.
+fn requests(token: &str) -> Vec<Request> {
+    let node = || "n3".to_owned();
+    let lists = [ListOf::Nodes, ListOf::Blocklist, ListOf::Certificates, ListOf::Tokens, ListOf::Users];
+    let lease = || LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() };
+    let kube = |method: &str, target: &str| {
+        Request::Kube(KubeCall {
+            method: method.to_owned(),
+            target: target.to_owned(),
+            content_type: None,
+            accept: None,
+            user_agent: None,
+            body: vec![],
+        })
+    };
+    let actors = |node, ask| Request::Actors { node, ask };
+    let inspect = |path: &str| ActorsAsk::Inspect { path: path.to_owned() };
+    let mut all = vec![
+        Request::Status { fresh: true },
+        Request::NodeList { fresh: true },
+        Request::NodeInspect { node: node(), fresh: true },
+        Request::TokenList,
+        Request::CertList,
+        Request::CertRotate { node: node() },
+        Request::CaShow,
+        Request::UserList,
+        Request::BlocklistList { fresh: true },
+        Request::RaftStatus { fresh: true },
+        Request::Events { since: Revision(0), wait_ms: 0 },
+        Request::Contact,
+        Request::NodeUpdate {
+            node: node(),
+            add: [("a".to_owned(), "b".to_owned())].into(),
+            remove: vec![],
+            generation: None,
+        },
+        Request::TransferLeader { to: None },
+        Request::SetRole { node: node(), role: Role::Worker },
+        Request::NodeRemove { node: node(), force: false },
+        Request::TokenRevoke { id: token.to_owned() },
+        Request::UserRevoke { name: "mallory".parse().expect("a name") },
+        Request::Lease(LeaseRequest::List { namespace: None }),
+        Request::Lease(LeaseRequest::Get { lease: lease() }),
+        Request::Lease(LeaseRequest::Guards),
+        Request::Reconciler(ReconcilerRequest::List),
+        Request::Reconciler(ReconcilerRequest::MemberList { scope: None }),
+        Request::Reconciler(ReconcilerRequest::ObjectList { kind: None, namespace: None }),
+        Request::Reconciler(ReconcilerRequest::History { name: "feature-level".to_owned() }),
+        kube("GET", "/apis/coordination.k8s.io/v1/leases"),
+        kube("GET", "/api/v1/configmaps"),
+        actors(ActorsOf::All, ActorsAsk::Tree),
+        actors(ActorsOf::Leader, ActorsAsk::Tree),
+        actors(ActorsOf::Here, inspect("node/manager/raft-member")),
+        actors(ActorsOf::Node(node()), inspect("node/agent")),
+    ];
+    all.extend(lists.map(|of| Request::Portion { of, page: Page::default(), fresh: true }));
+    all
+}
+
+/// Whether its answer is a secret. A new kind of request must be put into [`requests`], or be one of those.
+fn is_asked_for_a_secret(request: &Request) -> bool {
+    match request {
+        Request::TokenCreate { .. }
+        | Request::TokenRotate { .. }
+        | Request::TokenShow { .. }
+        | Request::AccessTokenCreate { .. } => true,
+        Request::Status { .. }
+        | Request::NodeList { .. }
+        | Request::NodeInspect { .. }
+        | Request::SetRole { .. }
+        | Request::NodeRemove { .. }
+        | Request::NodeUpdate { .. }
+        | Request::TokenList
+        | Request::TokenRevoke { .. }
+        | Request::CertList
+        | Request::CertRotate { .. }
+        | Request::CaShow
+        // Its key never leaves the client.
+        | Request::UserCreate { .. }
+        | Request::UserList
+        | Request::UserRevoke { .. }
+        | Request::BlocklistList { .. }
+        | Request::RaftStatus { .. }
+        | Request::TransferLeader { .. }
+        | Request::Actors { .. }
+        | Request::Events { .. }
+        | Request::Lease(_)
+        | Request::Kube(_)
+        | Request::Contact
+        | Request::Reconciler(_)
+        | Request::Portion { .. } => false,
+    }
+}
+
+/// Every path of `/v1` that is described, with something in the place of its parameters, and of the Kubernetes subset.
+fn calls(described: &Value, actors: &[String]) -> Vec<(String, String)> {
+    let mut calls = vec![];
+    for (path, methods) in described["paths"].as_object().expect("paths") {
+        for method in methods.as_object().expect("methods").keys() {
+            let method = method.to_uppercase();
+            if path == "/v1/actors/{path}" && method == "GET" {
+                calls.extend(actors.iter().map(|actor| (method.clone(), format!("/v1/actors/{actor}"))));
+                continue;
+            }
+            let fill = [
+                ("{node}", "n2"),
+                ("{id}", "nobody"),
+                ("{path}", "node/nobody"),
+                ("{scope}", "muster"),
+                ("{member}", "nobody"),
+                ("{kind}", "K"),
+                ("{namespace}", "default"),
+                ("{name}", "feature-level"),
+            ];
+            let path = fill.iter().fold(path.clone(), |path, (from, to)| path.replace(from, to));
+            calls.push((method, path));
+        }
+    }
+    let kube = ["/version", "/api", "/apis", "/api/v1", "/apis/coordination.k8s.io/v1", "/v1/openapi.json", "/livez"];
+    calls.extend(kube.map(|path| ("GET".to_owned(), path.to_owned())));
+    calls
+}
+
+fn paths(actor: &Value, into: &mut Vec<String>) {
+    into.extend(actor["path"].as_str().map(str::to_owned));
+    actor["children"].as_array().into_iter().flatten().for_each(|child| paths(child, into));
+}
+
+#[test]
+fn no_answer_holds_the_root_key_or_the_secret_of_a_token_but_those_that_are_asked_for_it() {
+    let mut world = World::with(2, 1);
+    let created = world.muster(&["token", "create", "--role", "worker"]).ended(0).json();
+    let mut secrets: Vec<String> = [Role::Worker, Role::Manager].map(|role| world.token(role)).into();
+    secrets = secrets.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
+    secrets.push(secret_of(&created));
+    let access = Request::AccessTokenCreate {
+        user: "mallory".parse().expect("a name"),
+        namespace: "default".to_owned(),
+        ttl_ms: None,
+    };
+    assert!(is_asked_for_a_secret(&access));
+    secrets.push(secret_of(&world.answer("n1", access)));
+    let backup = world.folder().join("backup");
+    world.muster(&["backup", backup.to_str().expect("a path")]).ended(0);
+    let root = key_lines(&std::fs::read(&backup).expect("a backup"));
+    assert!(!root.is_empty(), "a backup holds the root key");
+    secrets.extend(root);
+    for name in ["n1", "n2", "n3"] {
+        let file = world.node(name).folder.join("identity").join("credentials.pem");
+        let own = key_lines(&std::fs::read(file).expect("credentials"));
+        assert!(!own.is_empty());
+        secrets.extend(own);
+    }
+    secrets.push("PRIVATE KEY".to_owned());
+
+    let shown = world.answer("n1", Request::TokenShow { role: Role::Worker }).to_string();
+    assert!(secrets.iter().any(|secret| shown.contains(secret.as_str())), "the search finds what is there");
+
+    let mut answers = 0;
+    let mut search = |what: &str, answer: &str| {
+        answers += 1;
+        let found = secrets.iter().position(|secret| answer.contains(secret.as_str()));
+        assert_eq!(found, None, "{what} holds one of {} secrets", secrets.len());
+    };
+    let described: Value = serde_json::from_str(include_str!("../../actors/api/src/openapi.json")).expect("a document");
+    for at in ["n1", "n2", "n3"] {
+        let tree = world.answer(at, Request::Actors { node: ActorsOf::Here, ask: ActorsAsk::Tree });
+        let mut actors = vec![];
+        paths(&tree, &mut actors);
+        assert!(actors.len() > 5, "{actors:?}");
+        for (method, target) in calls(&described, &actors) {
+            // What they answer is the secret. `DELETE /v1/nodes/n2` comes without force: it is refused.
+            if target == "/v1/backup" || (method == "POST" && target == "/v1/tokens") {
+                continue;
+            }
+            let answer = http(&world.socket(at), &method, &target, if method == "GET" { "" } else { "{}" });
+            assert!(answer.starts_with("HTTP/1.1 "), "{method} {target}: {answer}");
+            search(&format!("{at}: {method} {target}"), &answer);
+        }
+        for request in requests(created["id"].as_str().expect("an id")) {
+            assert!(!is_asked_for_a_secret(&request));
+            let what = format!("{at}: {request:?}");
+            let answer = match world.ask(at, request) {
+                Ok(answer) => answer.to_string(),
+                Err(failure) => format!("{failure:?}"),
+            };
+            search(&what, &answer);
+        }
+        let address = world.node(at).metrics.clone().expect("it serves metrics");
+        for path in ["/metrics", "/livez", "/readyz"] {
+            let mut stream = std::net::TcpStream::connect(&address).expect("it listens");
+            let request = format!("GET {path} HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).expect("it listens");
+            let mut text = String::new();
+            stream.read_to_string(&mut text).expect("it answers");
+            search(&format!("{at}: {path}"), &text);
+        }
+        search(&format!("{at}: its log"), &world.node(at).log());
+    }
+    assert!(answers > 150, "{answers}");
+}
