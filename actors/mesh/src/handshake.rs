@@ -139,7 +139,7 @@ mod tests {
     }
     struct NobodyThere;
     impl Dial for NobodyThere {
-        fn dial<'a>(&'a self, _addr: &'a str, _expect: NodeId) -> Dialing<'a> {
+        fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
             let nobody = DialFailure { text: "nobody".to_owned(), refused_at_once: true, refusal: None };
             Box::pin(async { Err(nobody) })
         }

@@ -27,7 +27,7 @@ use crate::greeting::{Greeted, Greeter, NotOpened, Opened, Who};
 use crate::handle::MeshHandle;
 use crate::msg::Msg;
 use crate::offences::Offences;
-use crate::peer::{Link, PeerMsg, PeerShell, PeerStarted, no_session};
+use crate::peer::{Link, PeerMsg, PeerShell, no_session};
 use crate::register::Register;
 use crate::session::{Ending, Facts, Session, Sessions};
 use crate::session_server::{SessionEvent, SessionServer};

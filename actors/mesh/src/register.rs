@@ -144,7 +144,7 @@ impl Register {
 
     /// Which process answers there as this node.
     async fn who(&self, addr: &str, node: NodeId) -> Option<StartId> {
-        let dialed = self.dialer.dial(addr, node).await.ok()?;
+        let dialed = self.dialer.dial(addr, Some(node)).await.ok()?;
         let own = current(self.said.clone()).await.ok()?;
         let mut stream = Framed::new(dialed.stream);
         stream.send(&self.sign(own.hello(rand::random(), true))).await.ok()?;

@@ -17,8 +17,8 @@ enum There {
 struct Network(There);
 
 impl Dial for Network {
-    fn dial<'a>(&'a self, _addr: &'a str, node: NodeId) -> Dialing<'a> {
-        let there = self.0.clone();
+    fn dial<'a>(&'a self, _addr: &'a str, expect: Option<NodeId>) -> Dialing<'a> {
+        let (there, node) = (self.0.clone(), expect.expect("the register asks for somebody"));
         Box::pin(async move {
             let starts = match there {
                 There::Nobody => {
