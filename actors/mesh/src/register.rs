@@ -217,7 +217,3 @@ fn refusal_text(newcomer: &Newcomer, claim: &Claim, lives: bool) -> String {
         )
     }
 }
-
-#[cfg(test)]
-#[path = "register_tests.rs"]
-mod tests;
