@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::{NodeId, RaftId, Revision, Role, SeatChangeKind, Tables};
+use muster_messages::{NodeId, RaftId, Revision, Role, SeatChangeKind, Tables, WallTime};
 use muster_store::invariants::{self, Broken, CERT_1, RAFTID_1};
 
+use crate::blocks;
 use crate::fleet;
 use crate::machine::Place;
 use crate::model::Model;
@@ -39,6 +40,8 @@ pub struct Checks {
     seats: BTreeMap<RaftId, NodeId>,
     /// Which role was written at which revision.
     grants: BTreeMap<(NodeId, Revision), Role>,
+    /// How long the newest certificate lives that was ever handed out to a node.
+    signed: BTreeMap<NodeId, WallTime>,
     /// Membership changes seen.
     pub changes: Vec<SeatChangeKind>,
 }
@@ -59,7 +62,7 @@ impl Checks {
     }
 
     /// A member has applied up to here.
-    pub fn applied(&mut self, tables: &Tables, model: &Model) -> Verdict {
+    pub fn applied(&mut self, tables: &Tables, model: &Model, today: WallTime) -> Verdict {
         let at = tables.revision;
         if let Some(known) = self.states.get(&at) {
             return same(known, tables);
@@ -69,6 +72,7 @@ impl Checks {
         let after = self.states.range(at..).next().map(|(_, t)| t);
         if let Some(before) = before {
             step(before, tables, model)?;
+            blocks::outlives(before, tables, &self.signed, today)?;
         }
         if let Some(after) = after {
             step(tables, after, model)?;
@@ -111,6 +115,12 @@ impl Checks {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// A certificate is handed out.
+    pub fn signed(&mut self, node: NodeId, not_after: WallTime) {
+        let newest = self.signed.entry(node).or_insert(not_after);
+        *newest = not_after.max(*newest);
     }
 
     /// TOLD-1: nobody is told that it is demoted or removed unless it is so in some applied state newer than its grant.

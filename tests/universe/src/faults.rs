@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{Moment, RaftId};
+use muster_messages::{Moment, RaftId, Role};
 use muster_raft_member::core::Input;
 use muster_role_manager::core::Sent;
 
@@ -121,12 +121,31 @@ impl Universe {
             let port = 4401 + self.dice.below(200);
             machine.addr = format!("10.0.0.{}:{port}", place + 1);
         }
+        self.returns(place);
+        let machine = &self.machines[place];
         let life = machine.life;
         let name = machine.name.clone();
         self.say(format!("{name} starts{}", if moves { " at another address" } else { "" }));
         let soon = self.dice.millis(1, 30);
         self.time.after(soon, Event::Agent { place, life });
         self.start_agent(place);
+    }
+
+    /// E23: somebody who was removed meanwhile comes back, with its log or with an empty directory.
+    fn returns(&mut self, place: Place) {
+        let machine = &self.machines[place];
+        let removed = self.checks.newest().is_some_and(|t| t.cluster.is_some() && !t.nodes.contains_key(&machine.id));
+        let manager = machine.certified() == Some(Role::Manager) && machine.disk.held.is_some();
+        if !removed || !manager || machine.agent.ended.is_some() {
+            return;
+        }
+        if self.dice.chance(500) {
+            self.machines[place].disk.replace(false);
+            self.say(format!("the Raft directory of n{} is empty", place + 1));
+            self.totals.count("fault: removed manager back without its log");
+        } else {
+            self.totals.count("fault: removed manager back with its log");
+        }
     }
 
     fn crash_for_a_while(&mut self, place: Place, power: bool) {

@@ -12,6 +12,7 @@ use muster_sessions::core::host::{self, Host};
 use muster_sessions::core::news::{News, Shared, changed, shared_changed};
 use muster_sessions::core::session::{self, AgentSession, ConnId};
 
+use crate::breaks::Break;
 use crate::machine::{Caller, Place};
 use crate::schedule::sooner;
 use crate::world::{Answered, Event, Question, Universe};
@@ -68,6 +69,7 @@ impl Universe {
     }
 
     pub(crate) fn hosts_look(&mut self, place: Place, half: u32) {
+        let lets_stay = self.settings.broken == Some(Break::LetTheBlockedStay);
         let Some(h) = self.machines[place].half_mut(half) else { return };
         let (replica, hosts) = (h.core.replica().clone(), &mut h.hosts);
         hosts.look_due = false;
@@ -83,6 +85,7 @@ impl Universe {
         let told: Vec<(NodeId, News)> = nodes
             .into_iter()
             .filter(|node| hosts.sessions.contains_key(node))
+            .filter(|node| !(lets_stay && hosts.copy.blocklist.contains_key(node)))
             .map(|node| (node, News::of(&hosts.copy, node, &hosts.shared)))
             .collect();
         for (node, news) in told {

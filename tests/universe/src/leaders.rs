@@ -51,6 +51,7 @@ impl Universe {
             self.time.after(soon, Event::Look { place, half });
         }
         self.hosts_look_soon(place);
+        self.blocks_look_soon(place);
         self.keep_seat(place, replica.raft.raft_id);
     }
 

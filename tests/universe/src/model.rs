@@ -46,6 +46,8 @@ pub struct Model {
     /// The node whose labels are the ledger. It is never removed.
     pub ledger: Option<NodeId>,
     entries: Vec<Entry>,
+    /// So much time has passed that every block of a removal may be over.
+    pub swept: bool,
     /// The newest wish about each node, and what it promises once it was accepted.
     newest: BTreeMap<NodeId, OpNumber>,
     promises: BTreeMap<NodeId, (OpNumber, Promise)>,
@@ -114,7 +116,7 @@ impl Model {
             let record = tables.nodes.get(node);
             let holds = match promise {
                 Promise::Desired(role) => record.is_some_and(|r| r.desired_role == *role),
-                Promise::Gone => record.is_none() && tables.blocklist.contains_key(node),
+                Promise::Gone => record.is_none() && (self.swept || tables.blocklist.contains_key(node)),
             };
             if !holds {
                 let is = record.map(|r| (r.desired_role, r.removing.is_some()));

@@ -55,6 +55,10 @@ impl<E> Schedule<E> {
     pub fn now(&self) -> Moment {
         self.now
     }
+    /// How many events there were so far.
+    pub fn passed(&self) -> u64 {
+        self.number - self.future.len() as u64
+    }
     pub fn after(&mut self, delay: Duration, event: E) {
         self.at(self.now + delay, event);
     }

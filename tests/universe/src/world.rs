@@ -24,6 +24,7 @@ use crate::lines::{LineId, Lines};
 use crate::machine::{Caller, Machine, Place};
 use crate::model::Model;
 use crate::network::Network;
+use crate::registers::{self, Registers};
 use crate::report::{Failure, Totals};
 use crate::schedule::Schedule;
 use crate::trace::Trace;
@@ -224,6 +225,28 @@ pub enum Event {
         to: Caller,
         answer: Box<Answered>,
     },
+    BlocksLook {
+        place: Place,
+        half: u32,
+    },
+    BlocksTick {
+        place: Place,
+        half: u32,
+    },
+    BlocksRetry {
+        place: Place,
+        half: u32,
+        incarnation: u32,
+    },
+    BlocksBack {
+        place: Place,
+        half: u32,
+    },
+    /// Two manager halves, of which one was cut off by the other.
+    Redial {
+        a: (Place, u32),
+        b: (Place, u32),
+    },
     AskSeat {
         place: Place,
         half: u32,
@@ -253,6 +276,16 @@ pub enum Event {
     },
     WishAgain(OpNumber),
     Wish(NodeId, Role),
+
+    Register(usize),
+    RegisterAsks {
+        place: Place,
+        asked: Box<registers::Asked>,
+    },
+    RegisterTold {
+        asked: Box<registers::Asked>,
+        told: registers::Told,
+    },
 
     Candidate {
         candidate: usize,
@@ -324,9 +357,12 @@ pub struct Universe {
     pub(crate) lines: Lines,
     /// When something last went wrong, or was mended.
     pub(crate) disturbed: Moment,
+    /// How far all calendars are ahead of the clocks.
+    pub(crate) calendar: Duration,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) candidates: Candidates,
+    pub(crate) registers: Registers,
     pub(crate) fleet: Fleet,
     pub(crate) faults: Faults,
     pub(crate) model: Model,
@@ -369,9 +405,11 @@ impl Universe {
             net: Network::default(),
             lines: Lines::default(),
             disturbed: Moment(0),
+            calendar: Duration::ZERO,
             settings,
             clients: Clients::default(),
             candidates: Candidates::default(),
+            registers: Registers::default(),
             fleet: Fleet::default(),
             faults: Faults::default(),
             model: Model::default(),
@@ -402,8 +440,12 @@ impl Universe {
     pub(crate) fn clock(&self, place: Place) -> Moment {
         Moment(self.now().0 + self.machines[place].clock)
     }
+    /// What a calendar shows that is right.
+    pub(crate) fn today(&self) -> WallTime {
+        WallTime(DAWN + (self.now().0 / 1000) as i64).plus(self.calendar)
+    }
     pub(crate) fn wall(&self, place: Place) -> WallTime {
-        WallTime(DAWN + (self.now().0 / 1000) as i64 + self.machines[place].wall_skew)
+        WallTime(self.today().0 + self.machines[place].wall_skew)
     }
     /// A moment of a machine's clock, as the universe's.
     pub(crate) fn moment(&self, place: Place, at: Moment) -> Moment {
@@ -481,14 +523,21 @@ impl Universe {
             | E::DispatcherWoke { place, .. }
             | E::DispatcherBack { place, .. }
             | E::Question { to: place, .. }
+            | E::BlocksLook { place, .. }
+            | E::BlocksTick { place, .. }
+            | E::BlocksRetry { place, .. }
+            | E::BlocksBack { place, .. }
+            | E::Redial { b: (place, _), .. }
             | E::AskSeat { place, .. }
             | E::WriteArrives { place, .. }
             | E::WishArrives { place, .. }
+            | E::RegisterAsks { place, .. }
             | E::CandidateAsks { place, .. }
             | E::FleetAsks { place, .. }
             | E::Beat { place, .. }
             | E::ClockWoke { place, .. } => *place,
             E::Writer(_) | E::Reader | E::Operator | E::WriteAnswered { .. } | E::WishAnswered { .. } => return None,
+            E::Register(_) | E::RegisterTold { .. } => return None,
             E::Candidate { .. } | E::CandidateTold { .. } => return None,
             E::Process { .. } | E::FleetTold { .. } | E::FleetOperator => return None,
             E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) => return None,
@@ -533,6 +582,11 @@ impl Universe {
             E::DispatcherBack { place, half } => self.dispatcher_back(place, half),
             E::Question { to, caller, question } => self.questioned(to, caller, *question),
             E::Answered { to, answer } => self.answered(to, *answer),
+            E::BlocksLook { place, half } => self.blocks_look(place, half),
+            E::BlocksTick { place, half } => self.blocks_tick(place, half),
+            E::BlocksRetry { place, half, incarnation } => self.blocks_retry(place, half, incarnation),
+            E::BlocksBack { place, half } => self.blocks_back(place, half),
+            E::Redial { a, b } => self.redial(a, b),
             E::AskSeat { place, half, unanswered } => self.ask_seat(place, half, unanswered),
             E::Writer(writer) => self.writer(writer),
             E::Reader => self.reader(),
@@ -545,6 +599,9 @@ impl Universe {
             E::Wish(node, role) => {
                 let _then = self.wish(node, Wish::Role(role));
             }
+            E::Register(client) => self.register(client),
+            E::RegisterAsks { place, asked } => self.register_arrives(place, asked),
+            E::RegisterTold { asked, told } => self.register_told(&asked, told),
             E::Candidate { candidate, life } => self.candidate(candidate, life),
             E::CandidateAsks { place, asked } => self.candidate_arrives(place, asked),
             E::CandidateTold { asked, told } => self.candidate_told(asked, told),

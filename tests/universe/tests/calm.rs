@@ -1,0 +1,22 @@
+//! How many times faster than real time a universe in which nothing goes wrong is: five nodes, each with an agent whose session beats
+//! every 100 ms, and a leader that beats as often.
+
+use std::time::{Duration, Instant};
+
+use muster_universe::Universe;
+
+/// `cargo test --release -p muster-universe --test calm -- --ignored --nocapture`; without `--release` as the other tests run.
+#[test]
+#[ignore = "measures, and says nothing"]
+fn how_much_faster_than_real_time() {
+    let minutes = std::env::var("MUSTER_MINUTES").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
+    for (managers, workers) in [(3, 2), (5, 0)] {
+        let mut universe = Universe::calm(1, managers, workers, Duration::from_millis(100));
+        let (began, before) = (Instant::now(), universe.events());
+        universe.run_for(Duration::from_secs(60 * minutes));
+        let (took, events) = (began.elapsed().as_secs_f64(), universe.events() - before);
+        let (times, per) = ((60 * minutes) as f64 / took, took * 1e9 / events as f64);
+        println!("{managers} managers, {workers} workers: {minutes} minutes in {took:.2} s, {times:.0} times real time");
+        println!("  {events} events, {per:.0} ns each");
+    }
+}
