@@ -8,14 +8,14 @@ use muster_messages::wire::{
     AGENT_PROTOCOL, AgentAsk, AgentFrame, AgentHello, PeerCall, Refusal, SeatReply, SeatRequest,
 };
 use muster_messages::{
-    CertIdentity, ClusterId, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId, RefusalReason, Revision,
-    Role, Subject, WallTime,
+    CertIdentity, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role,
+    Subject, WallTime,
 };
 use muster_role_manager::core as roles;
 
 use crate::leaders::token_secret;
 use crate::machine::{Caller, Keeper, Place, RoleAsker};
-use crate::members::CLUSTER;
+use crate::members::cluster;
 use crate::schedule::sooner;
 use crate::world::{Answered, Event, Question, Universe};
 
@@ -50,7 +50,7 @@ pub(crate) fn certificate(
     serial: String,
     not_after: WallTime,
 ) -> CertIdentity {
-    let (cluster, subject) = (ClusterId::from_entropy(CLUSTER), Subject::Node { node, role });
+    let (cluster, subject) = (cluster(), Subject::Node { node, role });
     CertIdentity { cluster, subject, serial, granted, incarnation: Incarnation(1), not_after }
 }
 

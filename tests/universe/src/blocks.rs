@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_blocklist::core::{Blocklist, Cut, Effect, Input, Memory};
 use muster_messages::protocol::{Applied, ProposeError, Service};
-use muster_messages::{Blocked, Change, Command, Guard, Moment, NodeId, Principal, Tables, WallTime};
+use muster_messages::{Blocked, Change, Command, Guard, Moment, NodeId, Principal, Revision, Tables, WallTime};
 use muster_store::invariants::BLOCK_2;
 
 use crate::breaks::Break;
@@ -35,6 +35,8 @@ pub struct Blocks {
     /// What the next incarnation is handed.
     slot: Memory,
     look_due: bool,
+    /// The copy that it has been shown, or is about to be.
+    shown: Option<(Revision, bool)>,
     /// Since when this copy knows of which block.
     known: BTreeMap<NodeId, Moment>,
     copy: Tables,
@@ -44,7 +46,15 @@ impl Blocks {
     pub fn new() -> Self {
         let slot = Memory::default();
         let core = Some(Blocklist::resume(slot.clone()));
-        Self { incarnation: 0, core, slot, look_due: false, known: BTreeMap::new(), copy: Tables::default() }
+        Self {
+            incarnation: 0,
+            core,
+            slot,
+            look_due: false,
+            shown: None,
+            known: BTreeMap::new(),
+            copy: Tables::default(),
+        }
     }
 
     /// What this copy says from now on.
@@ -67,10 +77,14 @@ impl Universe {
     pub(crate) fn blocks_look_soon(&mut self, place: Place) {
         let now = self.now();
         let Some(half) = self.machines[place].half.as_mut() else { return };
+        let replica = half.core.replica();
+        let newest = (replica.tables.revision, replica.raft.leading);
         half.blocks.note(now, half.core.tables());
-        if std::mem::replace(&mut half.blocks.look_due, true) {
+        // A copy that differs in nothing that it looks at shows it nothing.
+        if half.blocks.look_due || half.blocks.shown == Some(newest) {
             return;
         }
+        (half.blocks.look_due, half.blocks.shown) = (true, Some(newest));
         let (half, soon) = (half.number, self.dice.micros(0, 1500));
         self.time.after(soon, Event::BlocksLook { place, half });
     }
@@ -104,7 +118,8 @@ impl Universe {
         self.totals.count("fault: blocklist crashed");
         let back = self.dice.millis(1, 400);
         if let Some(h) = self.machines[place].half_mut(half) {
-            h.blocks.core = None;
+            // As the shell has kept it after the last step.
+            h.blocks.slot = h.blocks.core.take().map(|core| core.memory()).unwrap_or_default();
             self.time.after(back, Event::BlocksBack { place, half });
         }
     }
@@ -116,7 +131,6 @@ impl Universe {
         self.blocks_look(place, half);
     }
 
-    /// As the shell does it: what is owed is kept before anybody is told.
     fn blocks_step(&mut self, place: Place, input: Input<'_>) {
         let now = self.clock(place);
         let mut wall = self.wall(place);
@@ -128,7 +142,6 @@ impl Universe {
         let Some(core) = half.blocks.core.as_mut() else { return };
         let mut effects = Vec::new();
         core.step(now, wall, input, &mut effects);
-        half.blocks.slot = core.memory();
         for effect in effects {
             match effect {
                 Effect::Cut(cut) => {
@@ -268,9 +281,9 @@ impl Universe {
         self.model.swept = true;
         for _ in 0..season.as_secs().div_ceil(DAY.as_secs()) {
             self.calendar = self.calendar.saturating_add(DAY);
-            self.run_to(self.now() + Duration::from_millis(100))?;
+            self.run_to(self.now() + Duration::from_millis(60))?;
         }
-        self.run_to(self.now() + TICK * 2)?;
+        self.run_to(self.now() + TICK + Duration::from_secs(1))?;
         let now = self.today();
         let over = |t: &Tables| t.blocklist.values().find(|b| b.expires_at.plus(DAY) < now).map(|b| b.node);
         if let Some(node) = self.checks.newest().and_then(over) {
@@ -282,12 +295,7 @@ impl Universe {
 }
 
 /// BLOCK-2, as seen from outside: an entry is there as long as any certificate that was ever handed out to that node.
-pub fn outlives(
-    before: &Tables,
-    after: &Tables,
-    signed: &BTreeMap<NodeId, WallTime>,
-    today: WallTime,
-) -> Verdict {
+pub fn outlives(before: &Tables, after: &Tables, signed: &BTreeMap<NodeId, WallTime>, today: WallTime) -> Verdict {
     /// Clocks differ by as much.
     const SKEW: Duration = Duration::from_secs(4);
     if before.blocklist.ptr_eq(&after.blocklist) {
@@ -295,7 +303,10 @@ pub fn outlives(
     }
     for node in before.blocklist.keys().filter(|node| !after.blocklist.contains_key(node)) {
         if let Some(until) = signed.get(node).filter(|until| today.plus(SKEW) < **until) {
-            return Err(broken(BLOCK_2, format!("{node} is not blocked any more, and has a certificate until {until}")));
+            return Err(broken(
+                BLOCK_2,
+                format!("{node} is not blocked any more, and has a certificate until {until}"),
+            ));
         }
     }
     Ok(())

@@ -51,12 +51,13 @@ impl Universe {
         let next = self.dice.millis(150, 1400);
         self.time.after(next, Event::Fault);
         let place = self.dice.below(self.machines.len());
-        match self.dice.below(31) {
+        match self.dice.below(32) {
             0..=2 => self.crash_for_a_while(place, false),
             3..=5 => self.crash_for_a_while(place, true),
             6 => self.crash_leader(),
             7 => self.everybody_down(),
-            8 | 9 => self.freeze_for_a_while(place),
+            8 => self.freeze_for_a_while(place),
+            9 => self.freeze_leader(place),
             10 | 11 => self.partition(),
             12 => self.isolate(place),
             13 => self.cut_one_way(place),
@@ -71,6 +72,7 @@ impl Universe {
             25 => self.brownout(),
             26..=28 => self.rotate(),
             29 => self.outdated_seat(),
+            30 => self.dismiss(),
             _ => self.crash_a_dispatcher(),
         }
     }
@@ -148,6 +150,21 @@ impl Universe {
         }
     }
 
+    /// A manager is lost, removed once it is called down, and comes back at some moment before, while or after that.
+    fn dismiss(&mut self) {
+        let voters = self.sound_voters(None);
+        let others: Vec<Place> =
+            voters.iter().copied().filter(|p| Some(self.machines[*p].id) != self.model.ledger).collect();
+        let Some(place) = self.dice.pick(&others).filter(|_| voters.len() >= 3) else { return };
+        let power = self.dice.chance(500);
+        self.crash(place, power);
+        let noticed = self.settings.sessions.down_after() + self.dice.millis(0, 1500);
+        self.time.after(noticed, Event::Dismiss(self.machines[place].id));
+        let back = noticed + self.dice.millis(0, 2500);
+        let back = if self.dice.chance(300) { noticed + self.dice.micros(0, 20_000) } else { back };
+        self.time.after(back, Event::Over(Injury::Down(place, self.machines[place].life)));
+    }
+
     fn crash_for_a_while(&mut self, place: Place, power: bool) {
         if self.machines[place].up {
             self.crash(place, power);
@@ -190,6 +207,13 @@ impl Universe {
 
     fn freeze_for_a_while(&mut self, place: Place) {
         let takes = self.dice.millis(50, 4000);
+        self.freeze_for(place, takes);
+    }
+
+    /// For so long that another may lead, and what hangs on a lease may be another's, when it wakes.
+    fn freeze_leader(&mut self, place: Place) {
+        let place = self.leading().unwrap_or(place);
+        let takes = if self.dice.chance(500) { self.dice.millis(3000, 4000) } else { self.dice.millis(50, 3000) };
         self.freeze_for(place, takes);
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::wire::{AgentAnswer, PeerCall, SessionDigest, SignReply};
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Tables};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Replica, Revision, Tables, Term};
 use muster_sessions::SessionsConfig;
 use muster_sessions::core::host::{self, Host};
 use muster_sessions::core::news::{News, Shared, changed, shared_changed};
@@ -33,6 +33,8 @@ pub struct Hosts {
     shared: Arc<Shared>,
     /// A look at the newest copy is scheduled.
     look_due: bool,
+    /// What of the copy it has been shown, or is about to be.
+    shown: Option<(Revision, Term, Option<NodeId>)>,
     wakes: Option<Moment>,
 }
 
@@ -52,6 +54,7 @@ impl Hosts {
             copy: Tables::default(),
             shared: Arc::default(),
             look_due: false,
+            shown: None,
             wakes: None,
         }
     }
@@ -60,10 +63,12 @@ impl Hosts {
 impl Universe {
     /// The copy has changed: the sessions see it soon.
     pub(crate) fn hosts_look_soon(&mut self, place: Place) {
-        let soon = self.dice.micros(0, 1500);
-        if let Some(half) = self.machines[place].half.as_mut().filter(|h| !h.hosts.look_due) {
-            half.hosts.look_due = true;
-            let half = half.number;
+        let Some(half) = self.machines[place].half.as_mut().filter(|h| !h.hosts.look_due) else { return };
+        let Replica { tables, raft } = half.core.replica().as_ref();
+        let newest = Some((tables.revision, raft.term, raft.leader.and(raft.leader_node)));
+        if half.hosts.shown != newest {
+            (half.hosts.look_due, half.hosts.shown) = (true, newest);
+            let (half, soon) = (half.number, self.dice.micros(0, 1500));
             self.time.after(soon, Event::HostsLook { place, half });
         }
     }

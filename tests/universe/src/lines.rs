@@ -9,13 +9,13 @@ use muster_agent::core as agent;
 use muster_gateway::core::admission::{Admission, HereIs, admit};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{AgentFrame, HostFrame, Refusal};
-use muster_messages::{CertIdentity, ClusterId, Incarnation, NodeId};
+use muster_messages::{CertIdentity, Incarnation, NodeId};
 use muster_sessions::core::session::ConnId;
 use muster_sessions::core::{host, session};
 
 use crate::agents::MANAGERS;
 use crate::machine::Place;
-use crate::members::CLUSTER;
+use crate::members::cluster;
 use crate::world::{Event, Universe};
 
 /// How soon something is tried again on a link that is cut.
@@ -127,8 +127,7 @@ impl Universe {
             return self.undialled(place, attempt, "nobody answers", after);
         }
         let copy = self.machines[host].half(half).map(|h| h.core.replica().clone());
-        let here =
-            HereIs { cluster: ClusterId::from_entropy(CLUSTER), incarnation: Incarnation(1), manager: copy.is_some() };
+        let here = HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: copy.is_some() };
         let certificate = self.machines[place].agent.certificate.clone();
         let admission = admit(certificate.as_ref(), Service::Agent, copy.as_deref(), &here, self.wall(host));
         match (admission, certificate) {
@@ -268,7 +267,9 @@ impl Universe {
 
     /// The gateway ends the connections of a node to this manager half: how many.
     pub(crate) fn cut_lines(&mut self, place: Place, half: u32, node: NodeId) -> u64 {
-        let of = |line: &Line| line.host == place && line.half == half && line.node == node && line.accepted && line.host_open;
+        let of = |line: &Line| {
+            line.host == place && line.half == half && line.node == node && line.accepted && line.host_open
+        };
         let ids: Vec<LineId> = self.lines.0.iter().filter(|(_, line)| of(line)).map(|(id, _)| *id).collect();
         for id in &ids {
             let conn = ConnId(*id);

@@ -102,6 +102,8 @@ pub struct Keeper {
 pub struct Leader {
     pub term: Term,
     pub slot: Option<roles::Checkpoint>,
+    /// The copy that its actors were shown last.
+    pub shown: Revision,
     pub roles: Option<Roles>,
     pub authority: Option<Authority>,
     pub dispatch: Option<Dispatch>,

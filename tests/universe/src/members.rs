@@ -1,6 +1,7 @@
 //! Raft members: starting and stopping a manager half, turns of its core, its disk, its packets.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use muster_gateway::core::admission::{Admission, HereIs, admit};
@@ -18,7 +19,10 @@ use crate::machine::{Asker, Half, Keeper, Place};
 use crate::world::{Event, Mail, Universe};
 
 /// The one cluster of a universe.
-pub const CLUSTER: u128 = 0xc1;
+pub fn cluster() -> ClusterId {
+    static ID: LazyLock<ClusterId> = LazyLock::new(|| ClusterId::from_entropy(0xc1));
+    *ID
+}
 
 impl Universe {
     // ---- starting and stopping ------------------------------------------------------------------------------------
@@ -313,7 +317,7 @@ impl Universe {
         let (machine, other) = (&self.machines[place], &self.machines[peer]);
         let Some(half) = &machine.half else { return Err(RefusalReason::NotAManager) };
         let Some(certificate) = &other.agent.certificate else { return Err(RefusalReason::Unauthenticated) };
-        let here = HereIs { cluster: ClusterId::from_entropy(CLUSTER), incarnation: Incarnation(1), manager: true };
+        let here = HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: true };
         let replica = half.core.replica();
         if self.settings.broken == Some(Break::JudgeOnOldCopies) {
             let known = replica.tables.nodes.contains_key(&other.id) || replica.tables.cluster.is_none();

@@ -44,7 +44,9 @@ pub enum Told {
     Wrote,
     Saw(Value),
     /// Certainly nothing happened, and will not.
-    NotTaken { leader: Option<NodeId> },
+    NotTaken {
+        leader: Option<NodeId>,
+    },
     /// It may have happened, or may still.
     Unknown,
 }

@@ -101,7 +101,9 @@ impl Totals {
         self.add(what, 1);
     }
     pub fn add(&mut self, what: &'static str, n: u64) {
-        *self.0.entry(what).or_default() += n;
+        if n > 0 {
+            *self.0.entry(what).or_default() += n;
+        }
     }
     pub fn of(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or_default()

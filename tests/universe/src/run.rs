@@ -305,7 +305,7 @@ impl Universe {
                 return Some(format!("{} was removed and has not been told", machine.name));
             }
             let Some(other) = &machine.half else { continue };
-            if other.core.tables() != tables {
+            if other.core.tables().revision != tables.revision || other.core.tables() != tables {
                 return Some(format!("{} has not caught up", machine.name));
             }
         }

@@ -276,6 +276,7 @@ pub enum Event {
     },
     WishAgain(OpNumber),
     Wish(NodeId, Role),
+    Dismiss(NodeId),
 
     Register(usize),
     RegisterAsks {
@@ -540,7 +541,7 @@ impl Universe {
             E::Register(_) | E::RegisterTold { .. } => return None,
             E::Candidate { .. } | E::CandidateTold { .. } => return None,
             E::Process { .. } | E::FleetTold { .. } | E::FleetOperator => return None,
-            E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) => return None,
+            E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) | E::Dismiss(_) => return None,
         };
         self.machines[place].thaws
     }
@@ -602,6 +603,11 @@ impl Universe {
             E::Register(client) => self.register(client),
             E::RegisterAsks { place, asked } => self.register_arrives(place, asked),
             E::RegisterTold { asked, told } => self.register_told(&asked, told),
+            E::Dismiss(node) => {
+                if !self.clients.resting && self.checks.newest().is_some_and(|t| t.nodes.contains_key(&node)) {
+                    let _then = self.wish(node, Wish::Remove { force: true });
+                }
+            }
             E::Candidate { candidate, life } => self.candidate(candidate, life),
             E::CandidateAsks { place, asked } => self.candidate_arrives(place, asked),
             E::CandidateTold { asked, told } => self.candidate_told(asked, told),

@@ -16,7 +16,9 @@ fn how_much_faster_than_real_time() {
         universe.run_for(Duration::from_secs(60 * minutes));
         let (took, events) = (began.elapsed().as_secs_f64(), universe.events() - before);
         let (times, per) = ((60 * minutes) as f64 / took, took * 1e9 / events as f64);
-        println!("{managers} managers, {workers} workers: {minutes} minutes in {took:.2} s, {times:.0} times real time");
+        println!(
+            "{managers} managers, {workers} workers: {minutes} minutes in {took:.2} s, {times:.0} times real time"
+        );
         println!("  {events} events, {per:.0} ns each");
     }
 }
