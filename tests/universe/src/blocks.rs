@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use muster_blocklist::core::{Blocklist, Cut, Effect, Input, Memory};
 use muster_messages::protocol::{Applied, ProposeError, Service};
-use muster_messages::{Blocked, Change, Command, Guard, Moment, NodeId, Principal, Revision, Tables, WallTime};
+use muster_messages::{
+    Blocked, Change, Command, Guard, Moment, NodeId, Principal, Replica, Revision, Tables, WallTime,
+};
 use muster_store::invariants::BLOCK_2;
 
 use crate::breaks::Break;
@@ -169,6 +171,11 @@ impl Universe {
         if self.machines[place].half.as_ref().is_some_and(|h| h.blocks.incarnation == incarnation) {
             self.blocks_step(place, Input::Swept(result.ok().map(|applied| applied.revision)));
         }
+    }
+
+    /// Only where that is broken on purpose.
+    pub(crate) fn lets_stay(&self, copy: &Replica, node: NodeId) -> bool {
+        self.settings.broken == Some(Break::LetTheBlockedStay) && copy.tables.blocklist.contains_key(&node)
     }
 
     // ---- the gateway ----------------------------------------------------------------------------------------------

@@ -24,13 +24,13 @@ pub enum Break {
     JudgeOnOldCopies,
     /// A manager that lost its disk takes its old seat again.
     TakeLostSeat,
-    /// A client that hears nothing asks again under another id, so that one write may happen twice.
+    /// Somebody between a client and a manager asks again under another id, so that one write happens twice.
     RetryUnderAnotherId,
     /// A manager answers a read from its own copy.
     AnswerFromTheCopy,
     /// The leader's blocklist sweeps by a clock that is years ahead.
     SweepEarly,
-    /// Managers that know of a block neither cut the node nor end its session.
+    /// Managers that know of a block neither refuse the node nor cut it, and do not end its session.
     LetTheBlockedStay,
     /// A leader renews leases without asking anybody whether it still leads.
     RenewUnconfirmed,

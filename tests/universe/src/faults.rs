@@ -272,6 +272,21 @@ impl Universe {
         self.cut_for_a_while(links);
     }
 
+    /// The leader, for long enough that another is elected while it still believes that it leads.
+    pub(crate) fn cut_off_the_leader(&mut self) {
+        let Some(leader) = self.leading().filter(|_| self.faults.active) else { return };
+        self.totals.count("fault: partition");
+        self.say(format!("n{}, which leads, is cut off", leader + 1));
+        let others = (0..self.machines.len()).filter(|p| *p != leader);
+        let links: Vec<(Place, Place)> = others.flat_map(|p| [(p, leader), (leader, p)]).collect();
+        let (now, takes) = (self.now(), self.dice.millis(1500, 4000));
+        for (from, to) in &links {
+            self.net.cut(now, *from, *to);
+        }
+        self.disturbed = now;
+        self.time.after(takes, Event::Over(Injury::Cut(links)));
+    }
+
     fn cut_one_way(&mut self, from: Place) {
         let to = self.dice.below(self.machines.len());
         if from != to {

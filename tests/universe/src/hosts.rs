@@ -74,7 +74,7 @@ impl Universe {
     }
 
     pub(crate) fn hosts_look(&mut self, place: Place, half: u32) {
-        let lets_stay = self.settings.broken == Some(Break::LetTheBlockedStay);
+        let stays = self.settings.broken == Some(Break::LetTheBlockedStay);
         let Some(h) = self.machines[place].half_mut(half) else { return };
         let (replica, hosts) = (h.core.replica().clone(), &mut h.hosts);
         hosts.look_due = false;
@@ -90,7 +90,7 @@ impl Universe {
         let told: Vec<(NodeId, News)> = nodes
             .into_iter()
             .filter(|node| hosts.sessions.contains_key(node))
-            .filter(|node| !(lets_stay && hosts.copy.blocklist.contains_key(node)))
+            .filter(|node| !(stays && hosts.copy.blocklist.contains_key(node)))
             .map(|node| (node, News::of(&hosts.copy, node, &hosts.shared)))
             .collect();
         for (node, news) in told {
@@ -148,6 +148,8 @@ impl Universe {
     }
 
     fn let_in(&mut self, place: Place, node: NodeId, conn: ConnId) {
+        let copy = self.machines[place].half.as_ref().map(|h| h.core.replica().clone());
+        let stays = copy.is_some_and(|copy| self.lets_stay(&copy, node));
         let Some(half) = self.machines[place].half.as_mut() else { return };
         let hosts = &mut half.hosts;
         let Some(identity) = hosts.waiting.remove(&conn) else { return };
@@ -157,7 +159,9 @@ impl Universe {
         hosts.sessions.entry(node).or_insert_with(fresh);
         let remote = self.place_of(node).map_or_else(|| Self::seen_at(0), Self::seen_at);
         self.session_step(place, node, session::Input::Connected { conn, identity: Box::new(identity), remote });
-        self.session_step(place, node, session::Input::News(Box::new(news)));
+        if !stays {
+            self.session_step(place, node, session::Input::News(Box::new(news)));
+        }
     }
 
     // ---- one session ----------------------------------------------------------------------------------------------

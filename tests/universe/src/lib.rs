@@ -21,6 +21,7 @@ mod clients;
 mod dice;
 mod disk;
 mod dispatch;
+mod events;
 mod faults;
 mod fleet;
 mod hosts;

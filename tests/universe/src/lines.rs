@@ -130,6 +130,8 @@ impl Universe {
         let here = HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: copy.is_some() };
         let certificate = self.machines[place].agent.certificate.clone();
         let admission = admit(certificate.as_ref(), Service::Agent, copy.as_deref(), &here, self.wall(host));
+        let node_stays = copy.as_deref().is_some_and(|copy| self.lets_stay(copy, node));
+        let admission = if node_stays { Admission::Accept } else { admission };
         match (admission, certificate) {
             (Admission::Refuse(reason, message), _) => {
                 let refusal = Refusal { reason, message, managers: Vec::new(), retry_after_ms: None };

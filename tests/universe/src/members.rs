@@ -323,6 +323,9 @@ impl Universe {
             let known = replica.tables.nodes.contains_key(&other.id) || replica.tables.cluster.is_none();
             return if known { Ok(()) } else { Err(RefusalReason::Removed) };
         }
+        if self.lets_stay(replica, other.id) {
+            return Ok(());
+        }
         match admit(Some(certificate), Service::Mesh, Some(replica), &here, self.wall(place)) {
             Admission::Refuse(reason, _) => Err(reason),
             _ => Ok(()),

@@ -23,9 +23,6 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// When a client counts a try as lost: an answer may still be on its way by then.
 const PATIENCE: Duration = Duration::from_millis(2300);
 
-/// And one that takes no care of its ids.
-const HASTE: Duration = Duration::from_millis(60);
-
 /// One try of one operation.
 #[derive(Clone, Debug)]
 pub struct Asked {
@@ -126,27 +123,30 @@ impl Universe {
         client.attempt += 1;
         client.awaiting = true;
         let Some(begun) = client.begun.as_ref() else { return };
-        // Every try of an operation has the same id: that is why it has one moment only.
-        let another = u128::from(client.attempt) * u128::from(self.settings.broken == Some(Break::RetryUnderAnotherId));
         let asked = Asked {
             client: number,
             op: client.op,
             attempt: client.attempt,
-            request: RequestId(client.request.wrapping_add(another << 1)),
+            // Every try of an operation has the same id: that is why it has one moment only.
+            request: RequestId(client.request),
             key: begun.key.clone(),
             writes: begun.writes,
         };
-        let patience = if another > 0 { HASTE } else { PATIENCE };
-        self.time.after(patience, Event::RegisterTold { asked: Box::new(asked.clone()), told: Told::Unknown });
+        self.time.after(PATIENCE, Event::RegisterTold { asked: Box::new(asked.clone()), told: Told::Unknown });
         if let Some(place) = place.filter(|_| !self.dice.chance(self.net.weather.loss)) {
             let delay = self.net.weather.slow + self.dice.micros(80, 1500);
+            if self.settings.broken == Some(Break::RetryUnderAnotherId) {
+                let again = Asked { request: RequestId(asked.request.0.wrapping_add(1)), ..asked.clone() };
+                let later = delay + self.dice.millis(100, 900);
+                self.time.after(later, Event::RegisterAsks { place, asked: Box::new(again) });
+            }
             self.time.after(delay, Event::RegisterAsks { place, asked: Box::new(asked) });
         }
     }
 
     fn begin_register(&mut self, number: usize) {
         let (place, writes) = (self.dice.below(usize::MAX), self.dice.chance(500));
-        let request = self.dice.wide() | 1;
+        let request = self.request().0;
         let tries = 1 + self.dice.below(4) as u32;
         let Some(history) = &self.registers.history else { return };
         let client = &mut self.registers.clients[number];

@@ -58,6 +58,8 @@ impl Universe {
         self.run_to(CONTENDED)?;
         self.faults.active = true;
         self.time.after(Duration::from_millis(1), Event::Fault);
+        let soon = self.dice.millis(500, 8000);
+        self.time.after(soon, Event::CutOffTheLeader);
         self.run_to(SPARED)?;
         self.heal();
         while let Some(lease) = (0..LEASES).find(|lease| self.holder_of(*lease).is_none()) {
@@ -297,7 +299,8 @@ impl Universe {
             if !known && machine.half.is_some() {
                 return Some(format!("{} was removed and still runs its manager half", machine.name));
             }
-            if !known && machine.agent.certificate.is_none() && !tables.blocklist.contains_key(&machine.id) {
+            let waits = machine.agent.certificate.is_none() && machine.agent.ended.is_none();
+            if !known && waits && !tables.blocklist.contains_key(&machine.id) {
                 return Some(format!("{} has not joined", machine.name));
             }
             let joined = machine.agent.certificate.is_some();
