@@ -4,6 +4,8 @@
 //!   under test talks to.
 //! - [`Universe`]: a real root supervisor for one test. When it ends, whatever went wrong unseen fails the test: an actor
 //!   or task that outlived it, an ERROR in the log, a panic that nobody expected.
+//! - [`history`]: what clients saw of registers, and whether there can have been such registers (linearizability). For stories of
+//!   many processes, real or simulated.
 //!
 //! # A whole test
 //! Everything that a test of a new actor needs; copy it and put your actor in the place of the waiter.
@@ -98,6 +100,7 @@
 //! - factories, and whatever else runs on the blocking pool, hold the clock while they run.
 
 mod heard;
+pub mod history;
 mod host;
 mod journal;
 mod points;

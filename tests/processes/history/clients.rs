@@ -12,9 +12,9 @@ use muster::cli::client::Client;
 use muster::cli::failure::{Failure, Outcome};
 use muster_messages::wire::Request;
 use muster_messages::{Dice, NodeId, NodeView};
+use muster_tests::history::{Begun, End, History, MOST_CLIENTS, Value};
 use tokio::runtime::Runtime;
 
-use super::{Begun, End, History, MOST_CLIENTS, Value};
 use crate::harness::between_looks;
 
 /// How long a client waits for an answer.

@@ -8,14 +8,14 @@ use muster_messages::wire::{
     AGENT_PROTOCOL, AgentAsk, AgentFrame, AgentHello, PeerCall, Refusal, SeatReply, SeatRequest,
 };
 use muster_messages::{
-    CertIdentity, ClusterId, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId, RefusalReason, Revision,
-    Role, Subject, WallTime,
+    CertIdentity, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role,
+    Subject, WallTime,
 };
 use muster_role_manager::core as roles;
 
 use crate::leaders::token_secret;
 use crate::machine::{Caller, Keeper, Place, RoleAsker};
-use crate::members::CLUSTER;
+use crate::members::cluster;
 use crate::schedule::sooner;
 use crate::world::{Answered, Event, Question, Universe};
 
@@ -32,7 +32,7 @@ const ALONE: Duration = Duration::from_secs(3);
 pub const MANAGERS: &str = "managers:4400";
 
 /// What a certificate says, out of the text that stands for it; and when it was issued.
-fn read_certificate(node: NodeId, text: &str) -> Option<(CertIdentity, WallTime)> {
+pub(crate) fn read_certificate(node: NodeId, text: &str) -> Option<(CertIdentity, WallTime)> {
     let mut words = text.split(' ');
     let role: Role = words.next()?.parse().ok()?;
     let granted = Revision(words.next()?.parse().ok()?);
@@ -50,7 +50,7 @@ pub(crate) fn certificate(
     serial: String,
     not_after: WallTime,
 ) -> CertIdentity {
-    let (cluster, subject) = (ClusterId::from_entropy(CLUSTER), Subject::Node { node, role });
+    let (cluster, subject) = (cluster(), Subject::Node { node, role });
     CertIdentity { cluster, subject, serial, granted, incarnation: Incarnation(1), not_after }
 }
 
@@ -95,6 +95,7 @@ impl Universe {
         self.time.after(next, Event::Agent { place, life });
         self.ask_when_alone(place);
         self.look_at_a_peer(place);
+        self.judge_the_blocked(place);
         if self.machines[place].agent.certificate.is_none() {
             self.ask_to_join(place);
         }
@@ -307,10 +308,15 @@ impl Universe {
     }
 
     fn wish_for(&mut self, to: Place, caller: Caller, wish: authority::Wish) {
+        let node = match &wish {
+            authority::Wish::Node(wish) => wish.identity.node().map(|(node, _)| node),
+            authority::Wish::Join(wish) => Some(wish.node),
+            _ => None,
+        };
         match self.authority(to) {
             Some(authority) => {
                 let ask = authority::AskId(caller.ask);
-                authority.asks.insert(ask, caller);
+                authority.asks.insert(ask, (caller, node));
                 self.authority_step(to, authority::Input::Asked(ask, wish));
             }
             None => {

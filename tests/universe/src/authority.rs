@@ -8,6 +8,7 @@ use muster_messages::protocol::{Applied, ProposeError};
 use muster_messages::wire::JoinReply;
 use muster_pki::Signed;
 
+use crate::agents::read_certificate;
 use crate::machine::{Asker, Authority, Place};
 use crate::world::{Answered, Event, Universe};
 
@@ -72,12 +73,17 @@ impl Universe {
             }
             authority::Effect::CatchUp(_) => {} // every newer copy is handed in anyway
             authority::Effect::Answer(ask, answer) => {
-                let Some(caller) = self.authority(place).and_then(|a| a.asks.remove(&ask)) else { return };
+                let Some((caller, node)) = self.authority(place).and_then(|a| a.asks.remove(&ask)) else { return };
                 let pem = answer.map(|a| match a {
                     authority::Answer::Signed(reply) => reply.cert_pem,
                     authority::Answer::Joined(JoinReply::Joined { cert_pem, .. }) => cert_pem,
                     _ => String::new(),
                 });
+                if let (Some(node), Ok(text)) = (node, &pem)
+                    && let Some((certificate, _)) = read_certificate(node, text)
+                {
+                    self.judge_signed(place, node, certificate.not_after);
+                }
                 self.reply(place, caller, Answered::Certificate(pem));
             }
             authority::Effect::WakeAt(at) => {

@@ -24,6 +24,14 @@ pub enum Break {
     JudgeOnOldCopies,
     /// A manager that lost its disk takes its old seat again.
     TakeLostSeat,
+    /// Somebody between a client and a manager asks again under another id, so that one write happens twice.
+    RetryUnderAnotherId,
+    /// A manager answers a read from its own copy.
+    AnswerFromTheCopy,
+    /// The leader's blocklist sweeps by a clock that is years ahead.
+    SweepEarly,
+    /// Managers that know of a block neither refuse the node nor cut it, and do not end its session.
+    LetTheBlockedStay,
     /// A leader renews leases without asking anybody whether it still leads.
     RenewUnconfirmed,
     /// A lease passes to whoever asks, alive or not.
@@ -37,7 +45,7 @@ pub enum Break {
 }
 
 impl Break {
-    pub const ALL: [Break; 19] = [
+    pub const ALL: [Break; 23] = [
         Break::AckBeforeSync,
         Break::VoteBeforeSync,
         Break::VoteAgain,
@@ -51,6 +59,10 @@ impl Break {
         Break::SkipQuorumGate,
         Break::AnswerBeforeWritten,
         Break::JudgeOnOldCopies,
+        Break::RetryUnderAnotherId,
+        Break::AnswerFromTheCopy,
+        Break::SweepEarly,
+        Break::LetTheBlockedStay,
         Break::TakeLostSeat,
         Break::RenewUnconfirmed,
         Break::TakeLiveLeases,
@@ -76,6 +88,9 @@ impl Break {
             Break::AnswerBeforeWritten => &["WISH-1"],
             Break::JudgeOnOldCopies => &["TOLD-1"],
             Break::TakeLostSeat => &["WRITE-1", "READ-1", "APPLY-1"],
+            Break::RetryUnderAnotherId | Break::AnswerFromTheCopy => &["LINEAR-1"],
+            Break::SweepEarly => &["BLOCK-2"],
+            Break::LetTheBlockedStay => &["OUT-1"],
             Break::RenewUnconfirmed | Break::TakeLiveLeases => &["HOLD-1"],
             Break::AdmitUnseen | Break::RestrictUnseen => &["RELEASE-1", "RELEASE-2"],
             Break::RunWithoutTerm => &["RELEASE-4"],

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::{NodeId, RaftId, Revision, Role, SeatChangeKind, Tables};
+use muster_messages::{NodeId, RaftId, Revision, Role, SeatChangeKind, Tables, WallTime};
 use muster_store::invariants::{self, Broken, CERT_1, RAFTID_1};
 
+use crate::blocks;
 use crate::fleet;
 use crate::machine::Place;
 use crate::model::Model;
@@ -39,6 +40,8 @@ pub struct Checks {
     seats: BTreeMap<RaftId, NodeId>,
     /// Which role was written at which revision.
     grants: BTreeMap<(NodeId, Revision), Role>,
+    /// How long the newest certificate lives that was ever handed out to a node.
+    signed: BTreeMap<NodeId, WallTime>,
     /// Membership changes seen.
     pub changes: Vec<SeatChangeKind>,
 }
@@ -59,7 +62,7 @@ impl Checks {
     }
 
     /// A member has applied up to here.
-    pub fn applied(&mut self, tables: &Tables, model: &Model) -> Verdict {
+    pub fn applied(&mut self, tables: &Tables, model: &Model, today: WallTime) -> Verdict {
         let at = tables.revision;
         if let Some(known) = self.states.get(&at) {
             return same(known, tables);
@@ -69,6 +72,7 @@ impl Checks {
         let after = self.states.range(at..).next().map(|(_, t)| t);
         if let Some(before) = before {
             step(before, tables, model)?;
+            blocks::outlives(before, tables, &self.signed, today)?;
         }
         if let Some(after) = after {
             step(tables, after, model)?;
@@ -113,6 +117,12 @@ impl Checks {
         }
     }
 
+    /// A certificate is handed out.
+    pub fn signed(&mut self, node: NodeId, not_after: WallTime) {
+        let newest = self.signed.entry(node).or_insert(not_after);
+        *newest = not_after.max(*newest);
+    }
+
     /// TOLD-1: nobody is told that it is demoted or removed unless it is so in some applied state newer than its grant.
     pub fn told(&self, node: NodeId, granted: Option<Revision>, removed: bool) -> Verdict {
         let since = granted.unwrap_or_default();
@@ -154,17 +164,10 @@ fn same(known: &Tables, tables: &Tables) -> Verdict {
 fn step(before: &Tables, after: &Tables, model: &Model) -> Verdict {
     invariants::check_step(before, after)?;
     fleet::check_step(before, after)?;
-    let ledger = |t: &Tables| model.ledger.and_then(|id| t.nodes.get(&id).map(std::sync::Arc::as_ptr));
-    if ledger(before) == ledger(after) {
-        return Ok(());
+    match model.backwards(before, after) {
+        Some((key, was, is)) => Err(broken(WRITE_1, format!("k{key} went from {was} to {is} at {}", after.revision))),
+        None => Ok(()),
     }
-    for key in 0..model.size() {
-        let (was, is) = (model.value(before, key), model.value(after, key));
-        if is < was {
-            return Err(broken(WRITE_1, format!("k{key} went from {was} to {is} at {}", after.revision)));
-        }
-    }
-    Ok(())
 }
 
 fn membership_changes(before: &Tables, after: &Tables) -> Vec<SeatChangeKind> {

@@ -119,7 +119,7 @@ impl Universe {
             }
             let keys = self.clients.writers[number].keys.clone();
             let key = self.dice.pick(&keys).expect("a writer has keys");
-            let (value, request) = (self.model.attempt(key), RequestId(self.dice.wide() | 1));
+            let (value, request) = (self.model.attempt(key), self.request());
             let writer = &mut self.clients.writers[number];
             writer.current = Some((key, value, request));
             writer.write += 1;
@@ -267,7 +267,7 @@ impl Universe {
     pub(crate) fn note_wish(&mut self, node: NodeId, wish: Wish) -> OpNumber {
         self.clients.next_op += 1;
         let op = OpNumber(self.clients.next_op);
-        let request = RequestId(self.dice.wide() | 1);
+        let request = self.request();
         let alone = self.clients.open_ops().all(|(_, o)| o.node != node);
         self.model.wished(node, op, alone);
         self.clients.ops.insert(op, Op { node, wish, request, attempt: 0, answer: None });

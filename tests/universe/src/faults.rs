@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{Moment, RaftId};
+use muster_messages::{Moment, RaftId, Role};
 use muster_raft_member::core::Input;
 use muster_role_manager::core::Sent;
 
@@ -51,12 +51,13 @@ impl Universe {
         let next = self.dice.millis(150, 1400);
         self.time.after(next, Event::Fault);
         let place = self.dice.below(self.machines.len());
-        match self.dice.below(31) {
+        match self.dice.below(32) {
             0..=2 => self.crash_for_a_while(place, false),
             3..=5 => self.crash_for_a_while(place, true),
             6 => self.crash_leader(),
             7 => self.everybody_down(),
-            8 | 9 => self.freeze_for_a_while(place),
+            8 => self.freeze_for_a_while(place),
+            9 => self.freeze_leader(place),
             10 | 11 => self.partition(),
             12 => self.isolate(place),
             13 => self.cut_one_way(place),
@@ -71,6 +72,7 @@ impl Universe {
             25 => self.brownout(),
             26..=28 => self.rotate(),
             29 => self.outdated_seat(),
+            30 => self.dismiss(),
             _ => self.crash_a_dispatcher(),
         }
     }
@@ -121,12 +123,46 @@ impl Universe {
             let port = 4401 + self.dice.below(200);
             machine.addr = format!("10.0.0.{}:{port}", place + 1);
         }
+        self.returns(place);
+        let machine = &self.machines[place];
         let life = machine.life;
         let name = machine.name.clone();
         self.say(format!("{name} starts{}", if moves { " at another address" } else { "" }));
         let soon = self.dice.millis(1, 30);
         self.time.after(soon, Event::Agent { place, life });
         self.start_agent(place);
+    }
+
+    /// E23: somebody who was removed meanwhile comes back, with its log or with an empty directory.
+    fn returns(&mut self, place: Place) {
+        let machine = &self.machines[place];
+        let removed = self.checks.newest().is_some_and(|t| t.cluster.is_some() && !t.nodes.contains_key(&machine.id));
+        let manager = machine.certified() == Some(Role::Manager) && machine.disk.held.is_some();
+        if !removed || !manager || machine.agent.ended.is_some() {
+            return;
+        }
+        if self.dice.chance(500) {
+            self.machines[place].disk.replace(false);
+            self.say(format!("the Raft directory of n{} is empty", place + 1));
+            self.totals.count("fault: removed manager back without its log");
+        } else {
+            self.totals.count("fault: removed manager back with its log");
+        }
+    }
+
+    /// A manager is lost, removed once it is called down, and comes back at some moment before, while or after that.
+    fn dismiss(&mut self) {
+        let voters = self.sound_voters(None);
+        let others: Vec<Place> =
+            voters.iter().copied().filter(|p| Some(self.machines[*p].id) != self.model.ledger).collect();
+        let Some(place) = self.dice.pick(&others).filter(|_| voters.len() >= 3) else { return };
+        let power = self.dice.chance(500);
+        self.crash(place, power);
+        let noticed = self.settings.sessions.down_after() + self.dice.millis(0, 1500);
+        self.time.after(noticed, Event::Dismiss(self.machines[place].id));
+        let back = noticed + self.dice.millis(0, 2500);
+        let back = if self.dice.chance(300) { noticed + self.dice.micros(0, 20_000) } else { back };
+        self.time.after(back, Event::Over(Injury::Down(place, self.machines[place].life)));
     }
 
     fn crash_for_a_while(&mut self, place: Place, power: bool) {
@@ -171,6 +207,13 @@ impl Universe {
 
     fn freeze_for_a_while(&mut self, place: Place) {
         let takes = self.dice.millis(50, 4000);
+        self.freeze_for(place, takes);
+    }
+
+    /// For so long that another may lead, and what hangs on a lease may be another's, when it wakes.
+    fn freeze_leader(&mut self, place: Place) {
+        let place = self.leading().unwrap_or(place);
+        let takes = if self.dice.chance(500) { self.dice.millis(3000, 4000) } else { self.dice.millis(50, 3000) };
         self.freeze_for(place, takes);
     }
 
@@ -227,6 +270,21 @@ impl Universe {
         self.totals.count("fault: partition");
         self.say(format!("n{} is cut off", place + 1));
         self.cut_for_a_while(links);
+    }
+
+    /// The leader, for long enough that another is elected while it still believes that it leads.
+    pub(crate) fn cut_off_the_leader(&mut self) {
+        let Some(leader) = self.leading().filter(|_| self.faults.active) else { return };
+        self.totals.count("fault: partition");
+        self.say(format!("n{}, which leads, is cut off", leader + 1));
+        let others = (0..self.machines.len()).filter(|p| *p != leader);
+        let links: Vec<(Place, Place)> = others.flat_map(|p| [(p, leader), (leader, p)]).collect();
+        let (now, takes) = (self.now(), self.dice.millis(1500, 4000));
+        for (from, to) in &links {
+            self.net.cut(now, *from, *to);
+        }
+        self.disturbed = now;
+        self.time.after(takes, Event::Over(Injury::Cut(links)));
     }
 
     fn cut_one_way(&mut self, from: Place) {

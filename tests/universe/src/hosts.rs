@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::wire::{AgentAnswer, PeerCall, SessionDigest, SignReply};
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Tables};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Replica, Revision, Tables, Term};
 use muster_sessions::SessionsConfig;
 use muster_sessions::core::host::{self, Host};
 use muster_sessions::core::news::{News, Shared, changed, shared_changed};
 use muster_sessions::core::session::{self, AgentSession, ConnId};
 
+use crate::breaks::Break;
 use crate::machine::{Caller, Place};
 use crate::schedule::sooner;
 use crate::world::{Answered, Event, Question, Universe};
@@ -32,6 +33,8 @@ pub struct Hosts {
     shared: Arc<Shared>,
     /// A look at the newest copy is scheduled.
     look_due: bool,
+    /// What of the copy it has been shown, or is about to be.
+    shown: Option<(Revision, Term, Option<NodeId>)>,
     wakes: Option<Moment>,
 }
 
@@ -51,6 +54,7 @@ impl Hosts {
             copy: Tables::default(),
             shared: Arc::default(),
             look_due: false,
+            shown: None,
             wakes: None,
         }
     }
@@ -59,15 +63,18 @@ impl Hosts {
 impl Universe {
     /// The copy has changed: the sessions see it soon.
     pub(crate) fn hosts_look_soon(&mut self, place: Place) {
-        let soon = self.dice.micros(0, 1500);
-        if let Some(half) = self.machines[place].half.as_mut().filter(|h| !h.hosts.look_due) {
-            half.hosts.look_due = true;
-            let half = half.number;
+        let Some(half) = self.machines[place].half.as_mut().filter(|h| !h.hosts.look_due) else { return };
+        let Replica { tables, raft } = half.core.replica().as_ref();
+        let newest = Some((tables.revision, raft.term, raft.leader.and(raft.leader_node)));
+        if half.hosts.shown != newest {
+            (half.hosts.look_due, half.hosts.shown) = (true, newest);
+            let (half, soon) = (half.number, self.dice.micros(0, 1500));
             self.time.after(soon, Event::HostsLook { place, half });
         }
     }
 
     pub(crate) fn hosts_look(&mut self, place: Place, half: u32) {
+        let stays = self.settings.broken == Some(Break::LetTheBlockedStay);
         let Some(h) = self.machines[place].half_mut(half) else { return };
         let (replica, hosts) = (h.core.replica().clone(), &mut h.hosts);
         hosts.look_due = false;
@@ -83,6 +90,7 @@ impl Universe {
         let told: Vec<(NodeId, News)> = nodes
             .into_iter()
             .filter(|node| hosts.sessions.contains_key(node))
+            .filter(|node| !(stays && hosts.copy.blocklist.contains_key(node)))
             .map(|node| (node, News::of(&hosts.copy, node, &hosts.shared)))
             .collect();
         for (node, news) in told {
@@ -140,6 +148,8 @@ impl Universe {
     }
 
     fn let_in(&mut self, place: Place, node: NodeId, conn: ConnId) {
+        let copy = self.machines[place].half.as_ref().map(|h| h.core.replica().clone());
+        let stays = copy.is_some_and(|copy| self.lets_stay(&copy, node));
         let Some(half) = self.machines[place].half.as_mut() else { return };
         let hosts = &mut half.hosts;
         let Some(identity) = hosts.waiting.remove(&conn) else { return };
@@ -149,7 +159,9 @@ impl Universe {
         hosts.sessions.entry(node).or_insert_with(fresh);
         let remote = self.place_of(node).map_or_else(|| Self::seen_at(0), Self::seen_at);
         self.session_step(place, node, session::Input::Connected { conn, identity: Box::new(identity), remote });
-        self.session_step(place, node, session::Input::News(Box::new(news)));
+        if !stays {
+            self.session_step(place, node, session::Input::News(Box::new(news)));
+        }
     }
 
     // ---- one session ----------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use muster_cert_authority::core as authority;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, Name, NodeRecord, Principal,
-    Revision, Role, Secret, Token, WaitReason, WallTime,
+    Change, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, Name, NodeRecord, Principal, Revision, Role,
+    Secret, Token, WaitReason, WallTime,
 };
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles};
@@ -38,6 +38,7 @@ impl Universe {
                 authority: None,
                 dispatch: None,
                 clock: None,
+                shown: Revision(0),
             });
             let number = half.number;
             if let Some(term) = wanted {
@@ -51,6 +52,7 @@ impl Universe {
             self.time.after(soon, Event::Look { place, half });
         }
         self.hosts_look_soon(place);
+        self.blocks_look_soon(place);
         self.keep_seat(place, replica.raft.raft_id);
     }
 
@@ -69,7 +71,7 @@ impl Universe {
     fn founding(&self, place: Place) -> Command {
         let now = self.wall(place);
         let cluster = ClusterRecord {
-            id: ClusterId::from_entropy(crate::members::CLUSTER),
+            id: crate::members::cluster(),
             name: Name::sanitized("universe"),
             incarnation: Incarnation(1),
             feature_level: FEATURE_LEVEL,
@@ -114,10 +116,15 @@ impl Universe {
         let Some(h) = self.machines[place].half_mut(half) else { return };
         h.look_due = false;
         let replica = h.core.replica().clone();
-        if h.leader.is_some() {
+        let newest = replica.tables.revision;
+        if let Some(leader) = h.leader.as_mut() {
+            // Whoever looks at the tables alone sees nothing in the same ones; who starts again is shown them then.
+            let fresh = std::mem::replace(&mut leader.shown, newest) != newest;
             self.roles_step(place, roles::Input::Seen(replica.clone()));
-            self.authority_step(place, authority::Input::Copy(replica.tables.clone()));
-            self.dispatcher_step(place, dispatcher::Input::Copy(replica.tables.clone()));
+            if fresh {
+                self.authority_step(place, authority::Input::Copy(replica.tables.clone()));
+                self.dispatcher_step(place, dispatcher::Input::Copy(replica.tables.clone()));
+            }
             self.clock_step(place, muster_elections::core::keeper::Input::Copy(replica));
         }
     }

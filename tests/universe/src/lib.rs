@@ -1,5 +1,5 @@
 //! The simulated universe: whole nodes, of the real cores of agent, sessions, dispatcher, certificate authority, role manager,
-//! raft member and elections, and the gateway's decisions, over a simulated network, clocks and disks. One seed, one universe:
+//! raft member, blocklist and elections, and the gateway's decisions, over a simulated network, clocks and disks. One seed, one universe:
 //! it can be had again.
 //!
 //! - [`run()`]: one random universe: a cluster grows, is used and hurt, is healed, and must settle.
@@ -13,6 +13,7 @@
 
 mod agents;
 mod authority;
+mod blocks;
 mod breaks;
 mod candidates;
 mod checks;
@@ -20,6 +21,7 @@ mod clients;
 mod dice;
 mod disk;
 mod dispatch;
+mod events;
 mod faults;
 mod fleet;
 mod hosts;
@@ -30,6 +32,7 @@ mod members;
 mod model;
 mod network;
 mod outdated;
+mod registers;
 mod report;
 mod roles;
 mod run;

@@ -9,13 +9,13 @@ use muster_agent::core as agent;
 use muster_gateway::core::admission::{Admission, HereIs, admit};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{AgentFrame, HostFrame, Refusal};
-use muster_messages::{CertIdentity, ClusterId, Incarnation, NodeId};
+use muster_messages::{CertIdentity, Incarnation, NodeId};
 use muster_sessions::core::session::ConnId;
 use muster_sessions::core::{host, session};
 
 use crate::agents::MANAGERS;
 use crate::machine::Place;
-use crate::members::CLUSTER;
+use crate::members::cluster;
 use crate::world::{Event, Universe};
 
 /// How soon something is tried again on a link that is cut.
@@ -43,6 +43,8 @@ pub struct Line {
     node: NodeId,
     host: Place,
     half: u32,
+    /// The host has let it in.
+    accepted: bool,
     /// Which ends still listen.
     agent_open: bool,
     host_open: bool,
@@ -69,6 +71,10 @@ impl Lines {
             self.0.remove(&id);
         }
     }
+    /// A node has a line that this host listens to.
+    pub fn at_host(&self, host: Place, node: NodeId) -> bool {
+        self.0.values().any(|l| l.host == host && l.node == node && l.accepted && l.host_open)
+    }
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -93,6 +99,7 @@ impl Universe {
             node,
             host,
             half,
+            accepted: false,
             agent_open: true,
             host_open: true,
             to_agent: VecDeque::new(),
@@ -120,10 +127,11 @@ impl Universe {
             return self.undialled(place, attempt, "nobody answers", after);
         }
         let copy = self.machines[host].half(half).map(|h| h.core.replica().clone());
-        let here =
-            HereIs { cluster: ClusterId::from_entropy(CLUSTER), incarnation: Incarnation(1), manager: copy.is_some() };
+        let here = HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: copy.is_some() };
         let certificate = self.machines[place].agent.certificate.clone();
         let admission = admit(certificate.as_ref(), Service::Agent, copy.as_deref(), &here, self.wall(host));
+        let node_stays = copy.as_deref().is_some_and(|copy| self.lets_stay(copy, node));
+        let admission = if node_stays { Admission::Accept } else { admission };
         match (admission, certificate) {
             (Admission::Refuse(reason, message), _) => {
                 let refusal = Refusal { reason, message, managers: Vec::new(), retry_after_ms: None };
@@ -131,6 +139,9 @@ impl Universe {
                 self.host_hangs_up(id);
             }
             (_, Some(identity)) => {
+                if let Some(line) = self.lines.0.get_mut(&id) {
+                    line.accepted = true;
+                }
                 self.send_on(id, false, Piece::Welcome);
                 self.arrived(host, id, node, identity);
             }
@@ -254,6 +265,23 @@ impl Universe {
             _ => return,
         };
         self.session_step(host, node, input);
+    }
+
+    /// The gateway ends the connections of a node to this manager half: how many.
+    pub(crate) fn cut_lines(&mut self, place: Place, half: u32, node: NodeId) -> u64 {
+        let of = |line: &Line| {
+            line.host == place && line.half == half && line.node == node && line.accepted && line.host_open
+        };
+        let ids: Vec<LineId> = self.lines.0.iter().filter(|(_, line)| of(line)).map(|(id, _)| *id).collect();
+        for id in &ids {
+            let conn = ConnId(*id);
+            if let Some(half) = self.machines[place].half.as_mut() {
+                half.hosts.waiting.remove(&conn);
+            }
+            self.session_step(place, node, session::Input::Closed { conn, why: "cut".to_owned() });
+            self.host_hangs_up(*id);
+        }
+        ids.len() as u64
     }
 
     // ---- ends of processes ----------------------------------------------------------------------------------------

@@ -13,12 +13,14 @@ use muster_sessions::core::dispatcher;
 
 use muster_elections::core::keeper::ReadId;
 
+use crate::blocks::Blocks;
 use crate::candidates::{Asked, Clock};
 use crate::clients::{OpNumber, Try};
 use crate::disk::Disk;
 use crate::fleet;
 use crate::hosts::Hosts;
 use crate::model::Floor;
+use crate::registers;
 
 /// A machine's place in the universe.
 pub type Place = usize;
@@ -75,6 +77,7 @@ pub struct Half {
     pub keeper: Keeper,
     pub leader: Option<Leader>,
     pub hosts: Hosts,
+    pub blocks: Blocks,
     /// A look of the leader's actors at the newest copy is scheduled.
     pub look_due: bool,
     /// A turn of the core is due.
@@ -99,6 +102,8 @@ pub struct Keeper {
 pub struct Leader {
     pub term: Term,
     pub slot: Option<roles::Checkpoint>,
+    /// The copy that its actors were shown last.
+    pub shown: Revision,
     pub roles: Option<Roles>,
     pub authority: Option<Authority>,
     pub dispatch: Option<Dispatch>,
@@ -122,7 +127,8 @@ pub struct Roles {
 pub struct Authority {
     pub incarnation: u32,
     pub core: authority::CertAuthority,
-    pub asks: BTreeMap<authority::AskId, Caller>,
+    /// Who asks, and for which node.
+    pub asks: BTreeMap<authority::AskId, (Caller, Option<NodeId>)>,
 }
 
 /// A machine that asked, and which of its questions it was.
@@ -156,6 +162,7 @@ pub enum Asker {
         step: authority::StepId,
     },
     Candidate(Asked),
+    Register(Box<registers::Asked>),
     Fleet(Box<fleet::Asked>),
     /// One object of a wave.
     FleetWrite {
@@ -168,6 +175,9 @@ pub enum Asker {
     ClockRead {
         incarnation: u32,
         read: ReadId,
+    },
+    Sweep {
+        incarnation: u32,
     },
     Expiry {
         incarnation: u32,

@@ -1,6 +1,7 @@
 //! Raft members: starting and stopping a manager half, turns of its core, its disk, its packets.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use muster_gateway::core::admission::{Admission, HereIs, admit};
@@ -9,6 +10,7 @@ use muster_messages::wire::RaftPacket;
 use muster_messages::{ClusterId, Incarnation, Moment, NodeId, RefusalReason, Revision};
 use muster_raft_member::core::{Answer, Batch, Input, Notice, Outbound, OutboundSnapshot, RaftCore};
 
+use crate::blocks::Blocks;
 use crate::breaks::Break;
 use crate::checks::{PROPOSE_1, broken};
 use crate::disk::Progress;
@@ -17,7 +19,10 @@ use crate::machine::{Asker, Half, Keeper, Place};
 use crate::world::{Event, Mail, Universe};
 
 /// The one cluster of a universe.
-pub const CLUSTER: u128 = 0xc1;
+pub fn cluster() -> ClusterId {
+    static ID: LazyLock<ClusterId> = LazyLock::new(|| ClusterId::from_entropy(0xc1));
+    *ID
+}
 
 impl Universe {
     // ---- starting and stopping ------------------------------------------------------------------------------------
@@ -52,6 +57,7 @@ impl Universe {
             keeper: Keeper { pause: Duration::from_millis(25), ..Keeper::default() },
             leader: None,
             hosts: Hosts::new(sessions, now, first_sequence),
+            blocks: Blocks::new(),
             look_due: false,
             turn_due: true,
             checked: Revision(0),
@@ -68,6 +74,8 @@ impl Universe {
         ));
         let phase = self.dice.micros(0, 20_000);
         self.time.after(phase, Event::Tick { place, half: number });
+        let first = self.dice.millis(0, 4000);
+        self.time.after(first, Event::BlocksTick { place, half: number });
         let soon = self.dice.micros(100, 3000);
         self.time.after(soon, Event::AskSeat { place, half: number, unanswered: None });
         let everybody: Vec<Place> = (0..self.machines.len()).filter(|p| *p != place).collect();
@@ -194,6 +202,7 @@ impl Universe {
     }
 
     fn check_applied(&mut self, place: Place) {
+        let today = self.today();
         let Some(half) = self.machines[place].half.as_mut() else { return };
         let tables = half.core.tables();
         if tables.revision == half.checked || tables.cluster.is_none() {
@@ -201,7 +210,7 @@ impl Universe {
         }
         half.checked = tables.revision;
         self.trace.mix([place as u64, tables.revision.0, tables.members.len() as u64, 2]);
-        let verdict = self.checks.applied(tables, &self.model);
+        let verdict = self.checks.applied(tables, &self.model, today);
         let verdict = verdict.and_then(|()| match tables.revision.0.is_multiple_of(4) {
             true => self.checks.configured(tables, half.core.configuration()),
             false => Ok(()),
@@ -252,6 +261,9 @@ impl Universe {
                 self.authority_step_ended(place, incarnation, step, result);
             }
             (Asker::Candidate(asked), Answer::Proposed(_, result)) => self.candidate_ended(place, asked, result),
+            (Asker::Register(asked), Answer::Proposed(_, result)) => self.register_ended(asked, result),
+            (Asker::Register(asked), Answer::Read(_, result)) => self.register_read(asked, result),
+            (Asker::Sweep { incarnation }, Answer::Proposed(_, result)) => self.sweep_ended(place, incarnation, result),
             (Asker::Fleet(asked), Answer::Proposed(_, result)) => self.fleet_ended(place, *asked, result),
             (Asker::FleetWrite { wave }, Answer::Proposed(_, result)) => self.fleet_wrote(wave, result),
             (Asker::Dispatch { incarnation, batch }, Answer::Proposed(_, result)) => {
@@ -305,11 +317,14 @@ impl Universe {
         let (machine, other) = (&self.machines[place], &self.machines[peer]);
         let Some(half) = &machine.half else { return Err(RefusalReason::NotAManager) };
         let Some(certificate) = &other.agent.certificate else { return Err(RefusalReason::Unauthenticated) };
-        let here = HereIs { cluster: ClusterId::from_entropy(CLUSTER), incarnation: Incarnation(1), manager: true };
+        let here = HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: true };
         let replica = half.core.replica();
         if self.settings.broken == Some(Break::JudgeOnOldCopies) {
             let known = replica.tables.nodes.contains_key(&other.id) || replica.tables.cluster.is_none();
             return if known { Ok(()) } else { Err(RefusalReason::Removed) };
+        }
+        if self.lets_stay(replica, other.id) {
+            return Ok(());
         }
         match admit(Some(certificate), Service::Mesh, Some(replica), &here, self.wall(place)) {
             Admission::Refuse(reason, _) => Err(reason),
@@ -327,7 +342,7 @@ impl Universe {
             .all(|(judge, judged)| self.consents(judge, judged))
     }
 
-    fn consents(&mut self, judge: Place, judged: Place) -> bool {
+    pub(crate) fn consents(&mut self, judge: Place, judged: Place) -> bool {
         let Err(reason) = self.judge_peer(judge, judged) else { return true };
         let told = matches!(reason, RefusalReason::Demoted | RefusalReason::Removed | RefusalReason::Blocked);
         if let Some(certificate) = self.machines[judged].agent.certificate.as_ref().filter(|_| told) {
@@ -405,6 +420,7 @@ impl Universe {
         if !reaches {
             return;
         }
+        self.judge_heard(to, node);
         for p in &packets {
             self.trace.mix([((from as u64) << 8) | to as u64, p.term, p.index, p.kind as u64]);
         }

@@ -4,8 +4,9 @@
 //! from the last number acknowledged to the last one attempted. A number whose proposal certainly failed never shows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use muster_messages::{NodeId, Role, Tables};
+use muster_messages::{NodeId, NodeRecord, Role, Tables};
 
 use crate::clients::OpNumber;
 
@@ -21,6 +22,7 @@ impl Key {
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
+    label: String,
     acknowledged: u64,
     attempted: u64,
     never: BTreeSet<u64>,
@@ -46,6 +48,8 @@ pub struct Model {
     /// The node whose labels are the ledger. It is never removed.
     pub ledger: Option<NodeId>,
     entries: Vec<Entry>,
+    /// So much time has passed that every block of a removal may be over.
+    pub swept: bool,
     /// The newest wish about each node, and what it promises once it was accepted.
     newest: BTreeMap<NodeId, OpNumber>,
     promises: BTreeMap<NodeId, (OpNumber, Promise)>,
@@ -53,7 +57,8 @@ pub struct Model {
 
 impl Model {
     pub fn keys(&mut self, n: usize) {
-        self.entries.resize_with(n, Entry::default);
+        let entry = |key| Entry { label: Key(key).label(), ..Entry::default() };
+        self.entries.extend((self.entries.len()..n).map(entry));
     }
     /// The next number to write under a key.
     pub fn attempt(&mut self, key: Key) -> u64 {
@@ -97,7 +102,7 @@ impl Model {
     pub fn judge(&self, floor: &Floor, tables: &Tables) -> Result<(), String> {
         let labels = self.ledger.and_then(|node| tables.nodes.get(&node)).map(|n| &n.labels);
         for (at, (entry, floor)) in self.entries.iter().zip(&floor.written).enumerate() {
-            let label = labels.and_then(|l| l.get(&Key(at).label()));
+            let label = labels.and_then(|l| l.get(&entry.label));
             let value = label.map_or(Ok(0), |v| v.parse::<u64>()).map_err(|e| e.to_string())?;
             if value < *floor || value > entry.attempted {
                 let top = entry.attempted;
@@ -114,7 +119,7 @@ impl Model {
             let record = tables.nodes.get(node);
             let holds = match promise {
                 Promise::Desired(role) => record.is_some_and(|r| r.desired_role == *role),
-                Promise::Gone => record.is_none() && tables.blocklist.contains_key(node),
+                Promise::Gone => record.is_none() && (self.swept || tables.blocklist.contains_key(node)),
             };
             if !holds {
                 let is = record.map(|r| (r.desired_role, r.removing.is_some()));
@@ -124,12 +129,25 @@ impl Model {
         Ok(())
     }
 
-    /// The number under a key, of any state.
-    pub fn value(&self, tables: &Tables, key: usize) -> u64 {
-        let labels = self.ledger.and_then(|node| tables.nodes.get(&node)).map(|n| &n.labels);
-        labels.and_then(|l| l.get(&Key(key).label())).and_then(|v| v.parse().ok()).unwrap_or_default()
-    }
-    pub fn size(&self) -> usize {
-        self.entries.len()
+    /// The first key whose number went backwards between two states, and from what to what.
+    pub fn backwards(&self, before: &Tables, after: &Tables) -> Option<(usize, u64, u64)> {
+        let record = |t: &Tables| self.ledger.and_then(|id| t.nodes.get(&id).cloned());
+        let (before, after) = (record(before), record(after));
+        let same = match (&before, &after) {
+            (Some(before), Some(after)) => Arc::ptr_eq(before, after),
+            (before, after) => before.is_none() && after.is_none(),
+        };
+        if same {
+            return None;
+        }
+        fn text<'a>(of: &'a Option<Arc<NodeRecord>>, label: &str) -> Option<&'a String> {
+            of.as_ref()?.labels.get(label)
+        }
+        let number = |text: Option<&String>| text.and_then(|t| t.parse::<u64>().ok()).unwrap_or_default();
+        self.entries.iter().enumerate().find_map(|(key, entry)| {
+            let (was, is) = (text(&before, &entry.label), text(&after, &entry.label));
+            let fell = was != is && number(is) < number(was);
+            fell.then(|| (key, number(was), number(is)))
+        })
     }
 }

@@ -16,6 +16,9 @@ impl Universe {
     /// What a proposer with an old copy might ask for. The store must see through it when it is applied.
     pub(crate) fn outdated(&mut self) {
         let Some((place, tables)) = self.leader_and_tables() else { return };
+        if self.dice.chance(400) {
+            return self.block_somebody(place, &tables);
+        }
         let now = self.wall(place);
         let seated: Vec<NodeId> =
             tables.members.values().map(|m| m.node).filter(|n| Some(*n) != self.model.ledger).collect();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// What must have happened somewhere in a full run, or the run proves nothing about it.
-pub const MUST_HAPPEN: [&str; 40] = [
+pub const MUST_HAPPEN: [&str; 49] = [
     "elections",
     "leadership transfers",
     "membership changes",
@@ -28,6 +28,15 @@ pub const MUST_HAPPEN: [&str; 40] = [
     "sessions refused",
     "sessions sent away",
     "nodes called down",
+    "operations on registers judged",
+    "registers read",
+    "registers written",
+    "registers given back",
+    "sessions cut",
+    "sweeps of the blocklist",
+    "fault: blocklist crashed",
+    "fault: removed manager back with its log",
+    "fault: removed manager back without its log",
     "fault: dispatcher crashed",
     "fault: packet lost",
     "fault: packet duplicated",
@@ -92,7 +101,9 @@ impl Totals {
         self.add(what, 1);
     }
     pub fn add(&mut self, what: &'static str, n: u64) {
-        *self.0.entry(what).or_default() += n;
+        if n > 0 {
+            *self.0.entry(what).or_default() += n;
+        }
     }
     pub fn of(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or_default()

@@ -40,7 +40,9 @@ impl Universe {
         let Some(half) = self.machines[place].half.as_mut() else { return };
         let number = half.number;
         let Some(leader) = half.leader.as_mut() else { return };
-        if leader.roles.take().is_some() {
+        if let Some(roles) = leader.roles.take() {
+            // As the shell has kept it after the last step.
+            leader.slot = Some(roles.core.checkpoint());
             self.say(format!("the role manager of {name} crashes"));
             let back = self.dice.millis(1, 400);
             self.time.after(back, Event::RolesBack { place, half: number });
@@ -59,7 +61,6 @@ impl Universe {
         let Some(roles) = leader.roles.as_mut() else { return };
         let mut effects = Vec::new();
         roles.core.step(now, input, &mut effects);
-        leader.slot = Some(roles.core.checkpoint());
         let incarnation = roles.incarnation;
         // It crashes after its checkpoint was kept, with none, some or all of its effects performed.
         let doomed = roles.doomed && !effects.is_empty();

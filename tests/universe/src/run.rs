@@ -58,6 +58,8 @@ impl Universe {
         self.run_to(CONTENDED)?;
         self.faults.active = true;
         self.time.after(Duration::from_millis(1), Event::Fault);
+        let soon = self.dice.millis(500, 8000);
+        self.time.after(soon, Event::CutOffTheLeader);
         self.run_to(SPARED)?;
         self.heal();
         while let Some(lease) = (0..LEASES).find(|lease| self.holder_of(*lease).is_none()) {
@@ -76,6 +78,7 @@ impl Universe {
         let workers = (5usize.saturating_sub(managers)).max(1 + self.dice.below(2));
         self.found();
         self.start_clients(2);
+        self.start_registers(3);
         self.start_candidates(3, 1);
         for place in 1..managers + workers {
             let role = if place < managers { Role::Manager } else { Role::Worker };
@@ -104,6 +107,8 @@ impl Universe {
             unsettled = self.unsettled();
         }
         self.survive()?;
+        self.seasons_pass()?;
+        self.settle_within(Duration::from_secs(10))?;
         self.judge_the_end()?;
         let simulated_secs = self.now().0 as f64 / 1e6;
         Ok(Report { seed: self.seed, hash: self.trace.hash(), simulated_secs, totals: self.totals.clone() })
@@ -136,7 +141,11 @@ impl Universe {
         for place in victims {
             self.start(place);
         }
-        let limit = self.now() + Duration::from_secs(40);
+        self.settle_within(Duration::from_secs(40))
+    }
+
+    fn settle_within(&mut self, patience: Duration) -> Result<(), Failure> {
+        let limit = self.now() + patience;
         while let Some(detail) = self.unsettled() {
             if self.now() >= limit {
                 return Err(self.failure(&broken(CONVERGE_1, detail)));
@@ -154,6 +163,10 @@ impl Universe {
         if let Err(why) = self.model.judge(&self.model.floor(), &tables) {
             let name = if why.starts_with('k') { WRITE_1 } else { READ_1 };
             return Err(self.failure(&broken(name, format!("at the end: {why}"))));
+        }
+        self.judge_registers();
+        if let Some(broken) = self.broken.clone() {
+            return Err(self.failure(&broken));
         }
         // One each, and as many again on their way out.
         if self.lines.len() > 2 * self.machines.len() {
@@ -286,11 +299,16 @@ impl Universe {
             if !known && machine.half.is_some() {
                 return Some(format!("{} was removed and still runs its manager half", machine.name));
             }
-            if !known && machine.agent.certificate.is_none() && !tables.blocklist.contains_key(&machine.id) {
+            let waits = machine.agent.certificate.is_none() && machine.agent.ended.is_none();
+            if !known && waits && !tables.blocklist.contains_key(&machine.id) {
                 return Some(format!("{} has not joined", machine.name));
             }
+            let joined = machine.agent.certificate.is_some();
+            if !known && joined && machine.agent.ended.is_none() {
+                return Some(format!("{} was removed and has not been told", machine.name));
+            }
             let Some(other) = &machine.half else { continue };
-            if other.core.tables() != tables {
+            if other.core.tables().revision != tables.revision || other.core.tables() != tables {
                 return Some(format!("{} has not caught up", machine.name));
             }
         }
@@ -306,6 +324,9 @@ impl Universe {
         }
         if let Some((op, asked)) = self.clients.open_ops().next() {
             return Some(format!("{op:?} is not answered: {asked:?}"));
+        }
+        if self.clients.resting && self.registers.open() {
+            return Some("a register's client waits".to_owned());
         }
         self.clients.writes_open().then(|| {
             let (name, flight) = (&self.machines[leader].name, half.core.in_flight());

@@ -7,25 +7,25 @@ use std::time::Duration;
 
 use muster_messages::Moment;
 
-struct Entry<E> {
+struct Entry {
     at: Moment,
     number: u64,
-    /// Entries move about in the heap; events are large.
-    event: Box<E>,
+    /// Entries move about in the heap; events are large, and stay where they are.
+    event: usize,
 }
 
-impl<E> PartialEq for Entry<E> {
+impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl<E> Eq for Entry<E> {}
-impl<E> PartialOrd for Entry<E> {
+impl Eq for Entry {}
+impl PartialOrd for Entry {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl<E> Ord for Entry<E> {
+impl Ord for Entry {
     fn cmp(&self, other: &Self) -> Ordering {
         (self.at, self.number).cmp(&(other.at, other.number))
     }
@@ -42,12 +42,15 @@ pub fn sooner(woken: &mut Option<Moment>, wakes: Option<Moment>) -> Option<Momen
 pub struct Schedule<E> {
     now: Moment,
     number: u64,
-    future: BinaryHeap<Reverse<Entry<E>>>,
+    future: BinaryHeap<Reverse<Entry>>,
+    events: Vec<Option<E>>,
+    /// Places of events that are free again.
+    free: Vec<usize>,
 }
 
 impl<E> Default for Schedule<E> {
     fn default() -> Self {
-        Self { now: Moment(0), number: 0, future: BinaryHeap::new() }
+        Self { now: Moment(0), number: 0, future: BinaryHeap::new(), events: Vec::new(), free: Vec::new() }
     }
 }
 
@@ -55,20 +58,30 @@ impl<E> Schedule<E> {
     pub fn now(&self) -> Moment {
         self.now
     }
+    /// How many events there were so far.
+    pub fn passed(&self) -> u64 {
+        self.number - self.future.len() as u64
+    }
     pub fn after(&mut self, delay: Duration, event: E) {
         self.at(self.now + delay, event);
     }
     pub fn at(&mut self, at: Moment, event: E) {
         self.number += 1;
         let at = at.max(self.now);
-        self.future.push(Reverse(Entry { at, number: self.number, event: Box::new(event) }));
+        let place = self.free.pop().unwrap_or(self.events.len());
+        match self.events.get_mut(place) {
+            Some(free) => *free = Some(event),
+            None => self.events.push(Some(event)),
+        }
+        self.future.push(Reverse(Entry { at, number: self.number, event: place }));
     }
     /// The next event at or before `until`; time moves there. Without one, time moves to `until`.
     pub fn next(&mut self, until: Moment) -> Option<E> {
         if self.future.peek().is_some_and(|Reverse(first)| first.at <= until) {
             let Reverse(first) = self.future.pop().expect("there is a first one");
             self.now = first.at;
-            Some(*first.event)
+            self.free.push(first.event);
+            self.events[first.event].take()
         } else {
             self.now = self.now.max(until);
             None

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{ErrorBody, Membership, NodeId, Role};
+use muster_messages::{ErrorBody, Liveness, Membership, NodeId, Role};
 use muster_role_manager::core::Wish;
 
 use crate::clients::OpNumber;
@@ -59,6 +59,24 @@ impl Universe {
         }
         self.run_until_quiet();
         self
+    }
+
+    /// A settled cluster that nobody uses, whose agents beat this often.
+    #[must_use]
+    pub fn calm(seed: u64, managers: usize, workers: usize, heartbeat: Duration) -> Self {
+        let mut universe = Self::seeded(seed);
+        universe.settings.hurry_agents(heartbeat);
+        universe.found();
+        for place in 1..managers + workers {
+            universe.join_machine(if place < managers { Role::Manager } else { Role::Worker });
+        }
+        universe.run_until("all have come", |u| u.checks.newest().is_some_and(|t| t.nodes.len() == managers + workers));
+        universe.run_until_quiet();
+        universe
+    }
+    /// How many there were so far.
+    pub fn events(&self) -> u64 {
+        self.time.passed()
     }
 
     // ---- what happens ---------------------------------------------------------------------------------------------
@@ -165,6 +183,17 @@ impl Universe {
     /// Who leads and may decide.
     pub fn leader(&self) -> Option<&str> {
         self.leading().map(|p| self.machines[p].name.as_str())
+    }
+    /// The highest term that anybody is in.
+    pub fn term(&self) -> u64 {
+        let terms = self.machines.iter().filter_map(|m| Some(m.half.as_ref()?.core.replica().raft.term.0));
+        terms.max().unwrap_or_default()
+    }
+    /// As it is written.
+    pub fn is_down(&self, name: &str) -> bool {
+        let node = self.id(name);
+        let record = self.checks.newest().and_then(|t| t.nodes.get(&node));
+        record.is_some_and(|r| r.liveness == Liveness::Down)
     }
     /// In the newest state that anybody has applied.
     pub fn membership_of(&self, name: &str) -> Membership {

@@ -4,26 +4,26 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use muster_agent::AgentConfig;
-use muster_agent::core as agent;
-use muster_messages::wire::{PeerCall, RaftPacket, SeatReply, SessionDigest, SnapshotHead};
-use muster_messages::{ErrorBody, Moment, NodeId, RaftId, RefusalReason, Role, WallTime};
+use muster_messages::{Moment, NodeId, RaftId, RequestId, WallTime};
 use muster_pki::CsrKey;
 use muster_raft_member::core::{Input, RaftConfig};
-use muster_role_manager::core::{StepId, Wish};
+use muster_role_manager::core::Wish;
 use muster_sessions::{DispatcherConfig, SessionsConfig};
 use muster_store::invariants::Broken;
 
 use crate::breaks::Break;
-use crate::candidates::{Asked, Candidates, Told};
+use crate::candidates::Candidates;
 use crate::checks::Checks;
-use crate::clients::{Clients, OpNumber, Try, Written};
+use crate::clients::Clients;
 use crate::dice::Dice;
-use crate::faults::{Faults, Injury};
-use crate::fleet::{self, Fleet};
-use crate::lines::{LineId, Lines};
-use crate::machine::{Caller, Machine, Place};
+pub use crate::events::{Answered, Event, Mail, Question};
+use crate::faults::Faults;
+use crate::fleet::Fleet;
+use crate::lines::Lines;
+use crate::machine::{Machine, Place};
 use crate::model::Model;
 use crate::network::Network;
+use crate::registers::Registers;
 use crate::report::{Failure, Totals};
 use crate::schedule::Schedule;
 use crate::trace::Trace;
@@ -82,237 +82,6 @@ impl Settings {
     }
 }
 
-/// Everything that can happen. What belongs to a process or a manager half that has ended happens to nobody.
-pub enum Event {
-    Tick {
-        place: Place,
-        half: u32,
-    },
-    Woke {
-        place: Place,
-        half: u32,
-    },
-    Synced {
-        place: Place,
-        half: u32,
-        number: u64,
-    },
-    /// Something for the member that comes from its own machine.
-    Local {
-        place: Place,
-        half: u32,
-        input: Box<Input>,
-    },
-    Mail(Box<Mail>),
-    Session {
-        place: Place,
-        half: u32,
-        peer: NodeId,
-        up: bool,
-    },
-    Told {
-        place: Place,
-        life: u32,
-        serial: String,
-        reason: RefusalReason,
-    },
-
-    Look {
-        place: Place,
-        half: u32,
-    },
-    RolesWoke {
-        place: Place,
-        incarnation: u32,
-    },
-    RolesBack {
-        place: Place,
-        half: u32,
-    },
-    AuthorityWoke {
-        place: Place,
-        incarnation: u32,
-    },
-    AuthorityBack {
-        place: Place,
-        half: u32,
-    },
-    Probed {
-        place: Place,
-        incarnation: u32,
-        step: StepId,
-        ok: bool,
-    },
-    Tally {
-        place: Place,
-        half: u32,
-    },
-
-    /// What a machine looks after by itself: joining, and a member that follows nobody.
-    Agent {
-        place: Place,
-        life: u32,
-    },
-    AgentWoke {
-        place: Place,
-        life: u32,
-    },
-    AgentHears {
-        place: Place,
-        life: u32,
-        input: Box<agent::Input>,
-    },
-    Installed {
-        place: Place,
-        life: u32,
-        id: u64,
-        text: String,
-    },
-    Dialled {
-        line: LineId,
-        place: Place,
-    },
-    Carried {
-        line: LineId,
-        place: Place,
-        to_host: bool,
-    },
-    HostsLook {
-        place: Place,
-        half: u32,
-    },
-    HostWoke {
-        place: Place,
-        half: u32,
-    },
-    SessionWoke {
-        place: Place,
-        half: u32,
-        node: NodeId,
-    },
-    CallLate {
-        place: Place,
-        half: u32,
-        ask: u64,
-    },
-    Digest {
-        to: Place,
-        caller: Caller,
-        half: u32,
-        digest: Box<SessionDigest>,
-    },
-    DigestAnswered {
-        place: Place,
-        half: u32,
-        sequence: u64,
-        ok: bool,
-    },
-    DispatcherWoke {
-        place: Place,
-        incarnation: u32,
-    },
-    DispatcherBack {
-        place: Place,
-        half: u32,
-    },
-    Question {
-        to: Place,
-        caller: Caller,
-        question: Box<Question>,
-    },
-    Answered {
-        to: Caller,
-        answer: Box<Answered>,
-    },
-    AskSeat {
-        place: Place,
-        half: u32,
-        unanswered: Option<u64>,
-    },
-
-    Writer(usize),
-    Reader,
-    Operator,
-    WriteArrives {
-        place: Place,
-        attempt: Try,
-    },
-    WriteAnswered {
-        attempt: Try,
-        result: Written,
-    },
-    WishArrives {
-        place: Place,
-        op: OpNumber,
-        attempt: u32,
-    },
-    WishAnswered {
-        op: OpNumber,
-        attempt: u32,
-        result: Result<bool, ErrorBody>,
-    },
-    WishAgain(OpNumber),
-    Wish(NodeId, Role),
-
-    Candidate {
-        candidate: usize,
-        life: u32,
-    },
-    CandidateAsks {
-        place: Place,
-        asked: Asked,
-    },
-    CandidateTold {
-        asked: Asked,
-        told: Told,
-    },
-    Process {
-        process: usize,
-        life: u32,
-    },
-    FleetAsks {
-        place: Place,
-        asked: Box<fleet::Asked>,
-    },
-    FleetTold {
-        asked: Box<fleet::Asked>,
-        told: Box<fleet::Told>,
-    },
-    FleetOperator,
-    Beat {
-        place: Place,
-        incarnation: u32,
-    },
-    ClockWoke {
-        place: Place,
-        incarnation: u32,
-    },
-
-    Fault,
-    Over(Injury),
-}
-
-/// Raft messages on their way.
-pub struct Mail {
-    pub from: Place,
-    pub to: Place,
-    pub packets: Vec<RaftPacket>,
-    pub snapshot: Option<(SnapshotHead, Vec<u8>)>,
-    pub sender: u32,
-}
-
-/// What the leader is asked, by whoever wants to join, or by a host for one of its agents.
-pub enum Question {
-    Join,
-    Call(PeerCall),
-}
-
-/// And answers.
-pub enum Answered {
-    Certificate(Result<String, ErrorBody>),
-    Seat(Result<SeatReply, ErrorBody>),
-}
-
 /// See the module. The stories' verbs are in `story`, the random run is in `run`.
 pub struct Universe {
     pub(crate) seed: u64,
@@ -324,9 +93,12 @@ pub struct Universe {
     pub(crate) lines: Lines,
     /// When something last went wrong, or was mended.
     pub(crate) disturbed: Moment,
+    /// How far all calendars are ahead of the clocks.
+    pub(crate) calendar: Duration,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) candidates: Candidates,
+    pub(crate) registers: Registers,
     pub(crate) fleet: Fleet,
     pub(crate) faults: Faults,
     pub(crate) model: Model,
@@ -369,9 +141,11 @@ impl Universe {
             net: Network::default(),
             lines: Lines::default(),
             disturbed: Moment(0),
+            calendar: Duration::ZERO,
             settings,
             clients: Clients::default(),
             candidates: Candidates::default(),
+            registers: Registers::default(),
             fleet: Fleet::default(),
             faults: Faults::default(),
             model: Model::default(),
@@ -402,8 +176,12 @@ impl Universe {
     pub(crate) fn clock(&self, place: Place) -> Moment {
         Moment(self.now().0 + self.machines[place].clock)
     }
+    /// What a calendar shows that is right.
+    pub(crate) fn today(&self) -> WallTime {
+        WallTime(DAWN + (self.now().0 / 1000) as i64).plus(self.calendar)
+    }
     pub(crate) fn wall(&self, place: Place) -> WallTime {
-        WallTime(DAWN + (self.now().0 / 1000) as i64 + self.machines[place].wall_skew)
+        WallTime(self.today().0 + self.machines[place].wall_skew)
     }
     /// A moment of a machine's clock, as the universe's.
     pub(crate) fn moment(&self, place: Place, at: Moment) -> Moment {
@@ -412,6 +190,10 @@ impl Universe {
     pub(crate) fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
+    }
+    /// Another request's id. They grow with time, as in the product.
+    pub(crate) fn request(&mut self) -> RequestId {
+        RequestId::fresh(self.today(), self.dice.wide())
     }
     pub(crate) fn say(&mut self, line: impl Into<String>) {
         let now = self.now();
@@ -447,53 +229,9 @@ impl Universe {
         }
     }
 
-    /// Things wait for a machine that is frozen.
+    /// When the machine that it happens to thaws, if that is frozen.
     fn thaws(&self, event: &Event) -> Option<Moment> {
-        use Event as E;
-        let place = match event {
-            E::Mail(mail) => mail.to,
-            E::Answered { to, .. } => to.place,
-            E::Tick { place, .. }
-            | E::Woke { place, .. }
-            | E::Synced { place, .. }
-            | E::Local { place, .. }
-            | E::Session { place, .. }
-            | E::Told { place, .. }
-            | E::Look { place, .. }
-            | E::RolesWoke { place, .. }
-            | E::RolesBack { place, .. }
-            | E::AuthorityWoke { place, .. }
-            | E::AuthorityBack { place, .. }
-            | E::Probed { place, .. }
-            | E::Tally { place, .. }
-            | E::Agent { place, .. }
-            | E::AgentWoke { place, .. }
-            | E::AgentHears { place, .. }
-            | E::Installed { place, .. }
-            | E::Dialled { place, .. }
-            | E::Carried { place, .. }
-            | E::HostsLook { place, .. }
-            | E::HostWoke { place, .. }
-            | E::SessionWoke { place, .. }
-            | E::CallLate { place, .. }
-            | E::Digest { to: place, .. }
-            | E::DigestAnswered { place, .. }
-            | E::DispatcherWoke { place, .. }
-            | E::DispatcherBack { place, .. }
-            | E::Question { to: place, .. }
-            | E::AskSeat { place, .. }
-            | E::WriteArrives { place, .. }
-            | E::WishArrives { place, .. }
-            | E::CandidateAsks { place, .. }
-            | E::FleetAsks { place, .. }
-            | E::Beat { place, .. }
-            | E::ClockWoke { place, .. } => *place,
-            E::Writer(_) | E::Reader | E::Operator | E::WriteAnswered { .. } | E::WishAnswered { .. } => return None,
-            E::Candidate { .. } | E::CandidateTold { .. } => return None,
-            E::Process { .. } | E::FleetTold { .. } | E::FleetOperator => return None,
-            E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) => return None,
-        };
-        self.machines[place].thaws
+        self.machines[event.place()?].thaws
     }
 
     fn happen(&mut self, event: Event) {
@@ -533,6 +271,11 @@ impl Universe {
             E::DispatcherBack { place, half } => self.dispatcher_back(place, half),
             E::Question { to, caller, question } => self.questioned(to, caller, *question),
             E::Answered { to, answer } => self.answered(to, *answer),
+            E::BlocksLook { place, half } => self.blocks_look(place, half),
+            E::BlocksTick { place, half } => self.blocks_tick(place, half),
+            E::BlocksRetry { place, half, incarnation } => self.blocks_retry(place, half, incarnation),
+            E::BlocksBack { place, half } => self.blocks_back(place, half),
+            E::Redial { a, b } => self.redial(a, b),
             E::AskSeat { place, half, unanswered } => self.ask_seat(place, half, unanswered),
             E::Writer(writer) => self.writer(writer),
             E::Reader => self.reader(),
@@ -545,6 +288,14 @@ impl Universe {
             E::Wish(node, role) => {
                 let _then = self.wish(node, Wish::Role(role));
             }
+            E::Register(client) => self.register(client),
+            E::RegisterAsks { place, asked } => self.register_arrives(place, asked),
+            E::RegisterTold { asked, told } => self.register_told(&asked, told),
+            E::Dismiss(node) => {
+                if !self.clients.resting && self.checks.newest().is_some_and(|t| t.nodes.contains_key(&node)) {
+                    let _then = self.wish(node, Wish::Remove { force: true });
+                }
+            }
             E::Candidate { candidate, life } => self.candidate(candidate, life),
             E::CandidateAsks { place, asked } => self.candidate_arrives(place, asked),
             E::CandidateTold { asked, told } => self.candidate_told(asked, told),
@@ -554,6 +305,7 @@ impl Universe {
             E::FleetOperator => self.fleet_operator(),
             E::Beat { place, incarnation } => self.beat(place, incarnation),
             E::ClockWoke { place, incarnation } => self.clock_woke(place, incarnation),
+            E::CutOffTheLeader => self.cut_off_the_leader(),
             E::Fault => self.fault(),
             E::Over(injury) => self.over(injury),
         }

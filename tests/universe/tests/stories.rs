@@ -314,3 +314,74 @@ fn an_admission_and_a_restriction_at_once_exclude_each_other_in_both_orders_over
         assert!(why.contains("RELEASE-1 is broken"), "{why}");
     }
 }
+
+/// S62: all managers were stopped. The first to come back waits; the second brings a leader, whichever they are.
+#[test]
+fn of_three_stopped_managers_the_second_to_start_brings_a_leader() {
+    for (seed, order) in [[1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [3, 1, 2], [3, 2, 1]].into_iter().enumerate() {
+        let mut u = Universe::seeded(seed as u64).with_nodes(3).with_workers(1);
+        let [first, second, third] = order.map(|n| format!("n{n}"));
+        for name in ["n1", "n2", "n3"] {
+            u.kill(name);
+        }
+        u.run_for(SECOND);
+        u.start_again(&first);
+        u.run_for(20 * SECOND);
+        assert_eq!(u.leader(), None, "{first} alone is no majority");
+        let before = u.writes_acknowledged();
+        u.start_again(&second);
+        u.run_until("writes go on with two", |u| u.leader().is_some() && u.writes_acknowledged() > before + 3);
+        u.run_for(SECOND);
+        let (leader, term) = (u.leader().map(str::to_owned), u.term());
+        u.start_again(&third);
+        u.run_until_quiet();
+        assert_eq!((u.leader().map(str::to_owned), u.term()), (leader, term), "the third disturbs nobody");
+        for name in ["n1", "n2", "n3"] {
+            check(&u, name, Role::Manager);
+        }
+    }
+}
+
+/// E23, S73: a manager was removed while it was down, and comes back at some moment of its removal or after it.
+fn removed_manager(mut u: Universe, after: Duration, with_its_log: bool) {
+    u = u.with_nodes(4);
+    let gone = ["n2", "n3", "n4"].into_iter().find(|name| u.leader() != Some(*name)).expect("one of them follows");
+    u.kill(gone);
+    u.run_until("it is called down", |u| u.is_down(gone));
+    let (leader, term, seat) = (u.leader().map(str::to_owned), u.term(), u.seat_of(gone));
+    let ask = u.remove(gone, true);
+    if after > SECOND {
+        u.run_until("it is removed", |u| u.answer(ask) == Some(&Ok(true)) && u.role_of(gone).is_none());
+    }
+    u.run_for(after);
+    let (knew, before) = (u.role_of(gone).is_none(), u.writes_acknowledged());
+    if !with_its_log {
+        u.replace_disk(gone);
+    }
+    u.start_again(gone);
+    if knew {
+        u.run_until("it is told", |u| u.has_ended(gone));
+        assert!(!u.runs_manager_half(gone));
+    }
+    u.run_for(3 * SECOND);
+    assert_eq!((u.leader().map(str::to_owned), u.term()), (leader, term), "{gone} deposes nobody");
+    assert!(u.writes_acknowledged() > before + 3, "writes go on");
+    u.run_until("the removal is answered", |u| u.answer(ask).is_some());
+    u.run_until_quiet();
+    if u.answer(ask) == Some(&Ok(true)) {
+        assert_eq!((u.role_of(gone), u.membership_of(gone)), (None, Membership::None));
+        assert!(seat.is_some() && u.has_ended(gone) && !u.runs_manager_half(gone));
+    }
+    assert_eq!(u.term(), term);
+}
+
+#[test]
+fn a_removed_manager_that_comes_back_at_any_moment_is_told_and_deposes_nobody() {
+    // Its removal takes some ten milliseconds.
+    let moments = (0..12u64).map(|n| Duration::from_micros(n * n * 400)).chain([2 * SECOND, 30 * SECOND]);
+    for (seed, after) in moments.enumerate() {
+        for with_its_log in [true, false] {
+            removed_manager(Universe::seeded(seed as u64), after, with_its_log);
+        }
+    }
+}

@@ -86,7 +86,7 @@ fn no_seed_breaks_an_invariant_and_everything_happens() {
 /// before it.
 #[test]
 fn no_lease_is_held_twice_whatever_happens_to_managers_and_candidates() {
-    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_LEASE_SEEDS").unwrap_or(2000));
+    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_LEASE_SEEDS").unwrap_or(1000));
     let (began, all) = (Instant::now(), Mutex::new((Totals::default(), 0.0, Vec::new())));
     each(first..first + count, |seed| {
         let outcome = one_of(|| run_leases(seed, None, false), seed);
@@ -119,7 +119,7 @@ fn no_lease_is_held_twice_whatever_happens_to_managers_and_candidates() {
 /// what they must not, and once nobody disturbs any more the newest release is applied.
 #[test]
 fn no_gate_is_passed_wrongly_and_in_the_end_the_newest_release_is_applied() {
-    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_GATE_SEEDS").unwrap_or(2000));
+    let (first, count) = (number("MUSTER_FIRST_SEED").unwrap_or(1), number("MUSTER_GATE_SEEDS").unwrap_or(1000));
     let (began, all) = (Instant::now(), Mutex::new((Totals::default(), 0.0, 0.0f64, Vec::new())));
     each(first..first + count, |seed| {
         let outcome = one_of(|| run_gates(seed, None, false), seed);

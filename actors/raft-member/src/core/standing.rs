@@ -1,6 +1,5 @@
 //! What a member says about itself, and why it must refuse.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use muster_messages::protocol::{ProposeError, ReadError};
@@ -14,7 +13,7 @@ impl RaftCore {
         let status = self.status(now);
         let last = &self.replica;
         let age = self.published_at.map(|at| now.since(at));
-        let news = self.tables.revision != last.tables.revision || essence(&status) != essence(&last.raft);
+        let news = self.tables.revision != last.tables.revision || !same_essence(&status, &last.raft);
         let due = status.role == RaftRole::Leader && age.is_some_and(|age| age >= self.config.publish_every);
         if news || due || age.is_none() {
             self.published_at = Some(now);
@@ -73,7 +72,8 @@ impl RaftCore {
     fn progress(&self, now: Moment) -> Vec<PeerProgress> {
         let Some(seat) = &self.seat else { return Vec::new() };
         let prs = seat.raw.raft.prs();
-        let sorted: BTreeMap<u64, _> = prs.iter().map(|(id, pr)| (*id, pr)).collect();
+        let mut sorted: Vec<(u64, &raft::Progress)> = prs.iter().map(|(id, pr)| (*id, pr)).collect();
+        sorted.sort_unstable_by_key(|(id, _)| *id);
         let peer = |(id, pr): (u64, &raft::Progress)| PeerProgress {
             raft_id: RaftId(id),
             node: self.node_of(RaftId(id)),
@@ -155,11 +155,14 @@ impl RaftCore {
     }
 }
 
-/// What is news as soon as it changes; the rest is published now and then.
-fn essence(s: &RaftStatus) -> impl PartialEq {
+/// Whether nothing differs that is news as soon as it changes; the rest is published now and then.
+fn same_essence(a: &RaftStatus, b: &RaftStatus) -> bool {
+    let own = |s: &RaftStatus| (s.raft_id, s.role, s.term, s.leader, s.leader_node, s.leading);
+    own(a) == own(b) && a.silent == b.silent && peers(a).eq(peers(b))
+}
+
+fn peers(s: &RaftStatus) -> impl Iterator<Item = (RaftId, bool, bool, bool, bool)> {
     // A learner that has caught up is waited for: it becomes a voter at once, not with the next regular publication.
     let caught_up = |p: &PeerProgress| !p.voter && p.matched >= s.commit.0;
-    let peers: Vec<_> =
-        s.progress.iter().map(|p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p))).collect();
-    (s.raft_id, s.role, s.term, s.leader, s.leader_node, s.leading, peers, s.silent.clone())
+    s.progress.iter().map(move |p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p)))
 }

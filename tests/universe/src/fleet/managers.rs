@@ -82,7 +82,9 @@ impl Universe {
             self.totals.count("fault: request repeated");
             // By a connection that sends it again, or by somebody who asks anew and believes what they believed.
             let request = if self.dice.chance(500) { asked.request } else { RequestId(self.dice.wide() | 1) };
-            let delay = self.dice.millis(1, 2500);
+            // Some so late that another has stood meanwhile.
+            let most = if self.dice.chance(400) { 7000 } else { 2500 };
+            let delay = self.dice.millis(1, most);
             let place = self.some_manager().unwrap_or(place);
             self.time.after(delay, Event::FleetAsks { place, asked: Box::new(Asked { request, ..asked }) });
         }
