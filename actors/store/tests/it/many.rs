@@ -15,7 +15,7 @@ fn far(n: u128) -> NodeId {
 #[test]
 fn fifty_thousand_blocks_are_written_kept_and_swept() {
     let mut world = World::founded();
-    let ends = |n: u128| WallTime(T0.0 + if n % 2 == 0 { HOUR } else { 2 * HOUR });
+    let ends = |n: u128| WallTime(T0.0 + if n.is_multiple_of(2) { HOUR } else { 2 * HOUR });
     let block =
         |n: u128| Change::Block(Blocked { node: far(n), by: Principal::Operator, blocked_at: T0, expires_at: ends(n) });
     for first in (0..MANY).step_by(500) {
