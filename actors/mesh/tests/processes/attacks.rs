@@ -54,7 +54,7 @@ async fn what_a_bad_manager_says_costs_it_its_session_and_nobody_elses() {
     })
     .await;
     check(nodes, (18, "unasked_reply"), |_| {
-        nested(2, &nested(3, &[number(1, DOOR), number(2, 1), nested(3, b"x")].concat()))
+        nested(2, &nested(3, &[number(1, DOOR), number(2, 99), nested(3, b"x")].concat()))
     })
     .await;
     check(nodes, (19, "malformed"), |_| vec![0xff; 50]).await;

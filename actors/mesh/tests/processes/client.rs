@@ -90,8 +90,19 @@ impl Client {
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         let _ended = self.stream.write_all(bytes).await;
     }
-    /// The next frame; `None` when the victim has ended the session.
+    /// The next frame; `None` when the victim has ended the session. Claims are taken on the way, as any manager takes
+    /// them: they come when others come, and a session in which they are not answered ends.
     pub async fn next(&mut self) -> Option<Vec<u8>> {
+        loop {
+            let frame = self.read().await?;
+            let Some((number, what)) = call_in(&frame) else { return Some(frame) };
+            match wire::decode(&what).expect("the victim is honest") {
+                PeerEnvelope { message: PeerMessage::Claims(_), .. } => self.answer(number, &PeerReply::Taken).await,
+                _ => return Some(frame),
+            }
+        }
+    }
+    async fn read(&mut self) -> Option<Vec<u8>> {
         let reading = async {
             let length = self.stream.read_u64().await.ok()?;
             let mut payload = vec![0; usize::try_from(length).expect("the victim is honest")];
