@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use super::args::Format;
 use super::output::printable_lines;
 
+use crate::stderr::say;
+
 /// Why a command did not do what was asked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
@@ -54,8 +56,8 @@ impl Failure {
     /// One sentence, or the error document, on stderr.
     pub fn print(&self, format: Format) {
         match format {
-            Format::Json => eprintln!("{}", self.to_json()),
-            Format::Table => eprintln!("muster: {}", printable_lines(&self.message)),
+            Format::Json => say(self.to_json()),
+            Format::Table => say(format_args!("muster: {}", printable_lines(&self.message))),
         }
     }
 }

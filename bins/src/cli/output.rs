@@ -41,7 +41,7 @@ impl Out {
     /// What happens meanwhile, for people who did not ask for quiet: on stderr, beside the outcome.
     pub fn note(self, line: impl AsRef<str>) {
         if self.format == Format::Table && !self.quiet {
-            let _unread = writeln!(std::io::stderr(), "{}", printable(line.as_ref()));
+            crate::stderr::say(printable(line.as_ref()));
         }
     }
 }

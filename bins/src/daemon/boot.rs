@@ -14,6 +14,7 @@ use muster_raft_member::disk;
 use super::config::Config;
 use super::feature_level::sentence;
 use super::recovery;
+use crate::stderr;
 
 /// An identity, and what is still to do with it.
 pub struct Booted {
@@ -57,9 +58,14 @@ impl Exit {
     }
     /// Says the sentence.
     pub fn report(&self) -> ExitCode {
-        eprintln!("musterd: {}", self.sentence);
+        say(&self.sentence);
         ExitCode::from(self.status)
     }
+}
+
+/// A sentence without the log's time and level.
+pub fn say(sentence: impl std::fmt::Display) {
+    stderr::say(format_args!("musterd: {sentence}"));
 }
 
 impl<E: std::error::Error> From<E> for Exit {
@@ -213,7 +219,7 @@ async fn joined(
         labels: config.labels.clone(),
         rekey,
     };
-    let say = |progress: &muster_agent::JoinProgress| eprintln!("musterd: {progress}");
+    let say = |progress: &muster_agent::JoinProgress| say(progress);
     match join(memory, args, &config.settings.joining(), say).await {
         Ok(joined) => Ok(joined.credentials),
         Err(error) => Err(Exit::new(error.exit_status(), muster_kernel::Fault::from(error).0)),

@@ -28,7 +28,7 @@ use super::router::{PeerCalls, Router};
 use super::seat::{SeatKeeper, SeatMsg, SeatPorts};
 use super::switch::{Plan, Switch, SwitchMsg};
 
-/// How soon data that could not be set aside are looked at again: the disk is full, perhaps.
+/// How soon a directory that could not be put in order is looked at again: the disk is full, perhaps.
 const TIDY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Starts and stops the manager half.
@@ -54,17 +54,25 @@ impl Plan<Runs> for ManagerPlan {
         let (limit, backoff) = (settings.intensity(), settings.backoff());
         Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff).contained()
     }
-    /// RECOVER-8. The boot has looked at data of an older incarnation than its certificate's, and whoever stops looks again; but a
-    /// half that was not wanted any more before it had started has left its data as they were.
+    /// MESH-22: a start that is not written down yet. RECOVER-8: the boot has looked at data of an older incarnation than its
+    /// certificate's, and whoever stops looks again; but a half that was not wanted any more before it had started has left its
+    /// data as they were.
     fn disorder(&self, level: &Runs) -> bool {
-        level.incarnation.0 > self.shared.raft_judged.load(Ordering::Acquire)
+        let unwritten = self.wanted(level).is_some() && self.shared.starts.get().is_none();
+        unwritten || level.incarnation.0 > self.shared.raft_judged.load(Ordering::Acquire)
     }
     fn tidy(&self, level: Runs) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
         Box::pin(async move {
-            let judged = tokio::task::spawn_blocking(move || set_aside_outlived(&shared, level.incarnation));
-            let Ok(Err(why)) = judged.await else { return };
-            tracing::error!(%why, "cannot set the Raft data of an older incarnation aside; no manager half starts before that");
+            let disk = shared.clone();
+            let tidied = tokio::task::spawn_blocking(move || tidy(&disk, level.incarnation));
+            let why = match tidied.await {
+                Ok(Ok(())) => return drop(shared.raft_trouble.send_replace(None)),
+                Ok(Err(why)) => why,
+                Err(crashed) => Fault::from(crashed),
+            };
+            tracing::error!(%why, "no manager half starts before its directory is in order; trying on");
+            shared.raft_trouble.send_replace(Some(format!("disk_failed: no manager half yet: {why}")));
             tokio::time::sleep(TIDY_AGAIN).await;
         })
     }
@@ -91,6 +99,16 @@ impl Plan<Runs> for ManagerPlan {
     fn name(&self) -> &'static str {
         "manager"
     }
+}
+
+/// What must be on disk, or gone from it, before this process speaks as a manager.
+fn tidy(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
+    set_aside_outlived(shared, newest)?;
+    if shared.starts.get().is_none() {
+        let starts = shared.memory.store().begin_start(shared.instance)?;
+        let _once = shared.starts.set(starts);
+    }
+    Ok(())
 }
 
 /// RECOVER-8. Afterwards there are no data of an incarnation before this one.
@@ -120,10 +138,11 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let outgrown = Arc::new(watch::Sender::new(None));
     let copy = Arc::new(shared.copy.attach(replica.subscribe()));
     let (calls, incoming) = mpsc::channel(1024);
+    let starts = shared.starts.get().ok_or_else(|| Fault::new("this start is not written down yet"))?;
     let mesh = Mesh::new(
         shared.config.settings.mesh(),
         MeshWiring {
-            starts: shared.starts.clone(),
+            starts: starts.clone(),
             advertise: shared.advertise.clone(),
             credentials: shared.credentials.clone(),
             replica: replica.subscribe(),

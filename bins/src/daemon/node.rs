@@ -1,7 +1,7 @@
 //! The tree of a node: gateway, agent, api, and the switch of the manager half. Wiring only.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use muster_agent::{AgentPorts, AgentSetup, NodeMemory, agent_address, agent_spec, trouble_of};
@@ -39,8 +39,10 @@ pub struct Shared {
     pub managers: KnownManagers,
     pub agent: Recipient<AgentMsg>,
     pub memory: muster_agent::NodeMemory,
-    /// This process among those that ran on its directory.
-    pub starts: Starts,
+    /// How this process is told from others that ran on its directory: drawn when it begins.
+    pub instance: u64,
+    /// This process among the starts of its directory, once that is on disk; before, it is no manager.
+    pub starts: Arc<OnceLock<Starts>>,
     pub gateway: Recipient<GatewayMsg>,
     pub api: Api,
     /// The manager half's ports while it runs.
@@ -153,7 +155,9 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
     let local = memory.load()?;
     let booted_in = credentials.identity.incarnation;
-    let starts = memory.store().begin_start(rand::random())?;
+    // Written when a manager half begins: a worker with a full disk serves on. What cannot be read is told at once.
+    let _sound = memory.store().load_starts()?;
+    let instance = rand::random();
     let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
     let config = Arc::new(config);
     let dialer = Dialer::new(credentials.subscribe()).with_timeouts(config.settings.dial());
@@ -172,7 +176,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let manager = Arc::new(watch::Sender::new(None));
     let raft_trouble = Arc::new(watch::Sender::new(None));
     let too_old = Arc::new(watch::Sender::new(None));
-    let trouble = Arc::new(std::sync::OnceLock::new());
+    let trouble = Arc::new(OnceLock::new());
 
     let facts = {
         let (config, managers, credentials) = (Arc::clone(&config), managers.clone(), credentials.subscribe());
@@ -212,7 +216,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let agent_ports = AgentPorts::new(AgentSetup {
         config: config.settings.agent(),
         memory: memory.clone(),
-        instance: starts.this().map_or(0, |start| start.nonce),
+        instance,
         credentials: Arc::clone(&credentials),
         dial: Arc::new(dialer.clone()),
         inspector,
@@ -235,7 +239,8 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         managers,
         agent: agent.recipient(),
         memory,
-        starts,
+        instance,
+        starts: Arc::default(),
         gateway: gateway.recipient(),
         api,
         manager,

@@ -25,7 +25,7 @@ use muster_store::recovery::{Consequences, Recovery, next_incarnation, recover};
 
 pub use self::expired::sign_again;
 pub use self::plan::print_plan;
-use super::boot::Exit;
+use super::boot::{Exit, say};
 use super::config::Config;
 
 /// How long another manager may take to accept a connection: far above any network's round trip.
@@ -45,7 +45,7 @@ pub fn settle(config: &Config, advertise: &str, memory: &NodeMemory) -> Result<(
                 None if config.force_new_cluster => {
                     let survey = survey_of(&config.data_dir.join("raft"))?;
                     let Some(decided) = force(config, advertise, store, &survey)? else {
-                        eprintln!("musterd: {FORCED}: this node is the only manager already; nothing is changed");
+                        say(format_args!("{FORCED}: this node is the only manager already; nothing is changed"));
                         return Ok(());
                     };
                     decided
@@ -172,7 +172,7 @@ fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<
         Found::Before(tables, term) => {
             let (tables, done) = recovered(*tables, decided)?;
             replace(&raft, done.raft_id, term + 1, tables)?;
-            eprintln!("musterd: {}", plan::sentence(&done));
+            say(plan::sentence(&done));
             done.raft_id
         }
     };
@@ -236,7 +236,7 @@ pub fn set_aside(data_dir: &Path, name: &str) -> std::io::Result<()> {
         std::fs::remove_dir_all(&to)?;
     }
     std::fs::rename(&from, &to)?;
-    eprintln!("musterd: the Raft data that was here was moved to {}", to.display());
+    say(format_args!("the Raft data that was here was moved to {}", to.display()));
     Ok(())
 }
 

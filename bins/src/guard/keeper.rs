@@ -19,6 +19,8 @@ use super::guarded::{Guarded, Launch};
 use super::guardian::{Exit, Report, ignored, orders};
 use super::line::{News, news_frame};
 
+use crate::stderr::say;
+
 /// The first argument of what a daemon starts: it becomes a keeper. The command follows.
 pub const CLOSING: &str = "guard-closing";
 /// The first argument that makes a process a keeper. The command follows.
@@ -36,7 +38,7 @@ pub fn close(command: &[OsString]) -> ExitCode {
         |error| error,
         |()| Command::new("/proc/self/exe").arg0("muster").arg(KEEPER).args(command).exec(),
     );
-    eprintln!("muster: cannot become a keeper: {error}");
+    say(format_args!("muster: cannot become a keeper: {error}"));
     ExitCode::FAILURE
 }
 

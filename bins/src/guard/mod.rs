@@ -24,6 +24,8 @@ use std::process::ExitCode;
 use rustix::process::setsid;
 use tokio::net::UnixStream;
 
+use crate::stderr::say;
+
 pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
 pub use self::guardian::{Exit, Number, Report};
@@ -58,7 +60,7 @@ fn apart(role: &str, work: impl AsyncFnOnce(UnixStream, OwnedFd) -> io::Result<(
     match worked() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("muster: the {role} failed: {error}");
+            say(format_args!("muster: the {role} failed: {error}"));
             ExitCode::FAILURE
         }
     }

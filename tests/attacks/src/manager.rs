@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use muster_gateway::{BoxStream, DialError, Dialer, Framed};
 use muster_messages::protocol::Service;
-use muster_messages::wire::{self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerReply, Starts};
+use muster_messages::wire::{
+    self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Starts,
+};
 use muster_messages::{CertIdentity, NodeId, RaftId};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::bytes::{announce, call, challenge_in, control, nested, number, reply_in};
+use crate::bytes::{announce, call, call_in, challenge_in, control, nested, number, reply_in};
 
 /// The pid that its hello names for its door.
 pub const DOOR: u64 = 4242;
@@ -120,8 +122,26 @@ impl BadManager {
         matches!((written, flushed), (Ok(Ok(())), Ok(Ok(()))))
     }
 
-    /// The next frame; `None` when the victim has ended the session.
+    /// The next frame; `None` when the victim has ended the session. Claims are taken on the way, as any manager takes
+    /// them: a session in which they are not answered ends.
     pub async fn next(&mut self) -> Option<Vec<u8>> {
+        loop {
+            let frame = self.read().await?;
+            let Some((tag, what)) = call_in(&frame) else { return Some(frame) };
+            match wire::decode(&what) {
+                Ok(PeerEnvelope { message: PeerMessage::Claims(_), .. }) => self.answer(tag, &PeerReply::Taken).await,
+                _ => return Some(frame),
+            }
+        }
+    }
+
+    async fn answer(&mut self, tag: u64, reply: &PeerReply) {
+        let what = wire::encode(reply).expect("small");
+        let fields = [number(1, DOOR), number(2, tag), nested(3, &what)];
+        self.send(&nested(2, &nested(3, &fields.concat()))).await;
+    }
+
+    async fn read(&mut self) -> Option<Vec<u8>> {
         let reading = async {
             let length = self.stream.read_u64().await.ok()?;
             let mut payload = vec![0; usize::try_from(length).ok().filter(|l| *l <= 4 << 20)?];

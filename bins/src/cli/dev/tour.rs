@@ -19,6 +19,7 @@ use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::{Out, print};
 use crate::cli::signals::Interrupts;
 use crate::cli::waiting::wait_until_settled;
+use crate::stderr::say;
 
 const ROLE_MANAGER: &str = "node/manager/leader/role-manager";
 
@@ -79,7 +80,8 @@ impl Tour {
             return;
         }
         for node in &self.cluster.state().nodes {
-            eprintln!("--- the log of {} ends with\n{}", node.name, self.cluster.log_tail(&node.name, 12));
+            let log = self.cluster.log_tail(&node.name, 12);
+            say(format_args!("--- the log of {} ends with\n{log}", node.name));
         }
     }
 

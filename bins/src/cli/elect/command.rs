@@ -9,6 +9,7 @@ use crate::cli::args::Format;
 use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::{Out, printable};
 use crate::guard::{Exit, Guarded, Launch, News, Number, Report};
+use crate::stderr::say;
 
 /// What is said to people, on stderr: stdout is the command's.
 #[derive(Clone, Copy)]
@@ -23,7 +24,7 @@ impl Speaker {
     }
     pub fn say(self, text: &str) {
         if self.speaks {
-            eprintln!("muster: {}", printable(text));
+            say(format_args!("muster: {}", printable(text)));
         }
     }
 }

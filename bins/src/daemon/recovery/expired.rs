@@ -7,7 +7,7 @@ use muster_messages::protocol::NodeCredentials;
 use muster_pki::{MIN_NODE_LIFETIME, credentials, sign_for_itself};
 use muster_raft_member::recovery::survey;
 
-use super::Exit;
+use super::{Exit, say};
 use crate::daemon::config::Config;
 
 /// Credentials that its own copy entitles it to: it holds the root key, a seat, and its record says manager. `None`: it
@@ -38,6 +38,6 @@ pub fn sign_again(
     let made =
         made.map_err(|why| Exit::new(1, format!("the certificate that this manager signed for itself: {why}")))?;
     memory.store().save_credentials(&made)?;
-    eprintln!("musterd: the certificate had expired; this manager signed another for itself");
+    say("the certificate had expired; this manager signed another for itself");
     Ok(Some(made))
 }

@@ -29,6 +29,8 @@ pub use self::core::{AGAIN, Effect, Exit, Guardian, Input, Number, Report};
 use super::line::{FRAME, News, news_frame, order_of};
 use super::{apart, family};
 
+use crate::stderr::say;
+
 /// The first argument that makes a process a guardian. The command follows.
 pub const GUARDIAN: &str = "guard-guardian";
 /// The first argument that makes a process the command, once it is tied to its guardian. The guardian's pid and the command follow.
@@ -87,7 +89,7 @@ async fn guard(socket: UnixStream, input: Stdio, command: &[OsString]) -> io::Re
                     Effect::Start => match body.start() {
                         Ok(group) => tell(&mut writer, News::Started { group }).await,
                         Err(error) => {
-                            eprintln!("muster: cannot start the command: {error}");
+                            say(format_args!("muster: cannot start the command: {error}"));
                             inputs.extend([Input::Ended(Exit::Code(NOT_RUNNABLE)), Input::Gone]);
                         }
                     },
@@ -182,7 +184,7 @@ impl Body<'_> {
 pub fn become_command(args: &[OsString]) -> ExitCode {
     let guardian = args.first().and_then(|pid| pid.to_str()?.parse::<i32>().ok());
     let Some((program, rest)) = args.get(1..).and_then(|command| command.split_first()) else {
-        eprintln!("muster: no command");
+        say("muster: no command");
         return ExitCode::from(NOT_RUNNABLE);
     };
     let tied = set_parent_process_death_signal(Some(Signal::KILL));
@@ -192,6 +194,6 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
         return ExitCode::from(NOT_RUNNABLE);
     }
     let error = Command::new(program).args(rest).exec();
-    eprintln!("muster: cannot run {}: {error}", program.display());
+    say(format_args!("muster: cannot run {}: {error}", program.display()));
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE })
 }
