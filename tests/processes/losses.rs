@@ -61,6 +61,26 @@ fn a_watch_on_a_workers_socket_holds_up_nobody() {
     assert_eq!(status["self"]["name"], "n2", "the node that was asked, not the manager that answered");
 }
 
+/// Its log is on the same disk: what it says there is lost, and costs it nothing.
+#[test]
+fn who_starts_on_a_full_disk_serves_as_a_worker_and_manages_when_there_is_room() {
+    let mut world = World::with(3, 1);
+    for name in ["n3", "n4"] {
+        world.node(name).kill();
+        world.node(name).disk_is_full_from_the_start().start(&[]);
+    }
+    world.node("n4").ready();
+    let trouble = || world.muster_at("n3", &["status"]).ended(0).json()["self"]["trouble"].as_str().map(str::to_owned);
+    eventually_so("the manager says why it is none", || trouble().is_some_and(|why| why.starts_with("disk_failed: ")));
+    assert!(trouble().is_some_and(|why| why.contains("starts.json")), "{:?}", trouble());
+    world.node("n3").disk_is_full(false);
+    world.node("n3").ready();
+    world.all_settled();
+    assert!(world.node("n3").is_running(), "without a restart");
+    let status = world.muster_at("n3", &["status"]).ended(0).json();
+    assert!(status["self"]["trouble"].is_null(), "{status:#}");
+}
+
 fn http(socket: &Path, request: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(socket).expect("the socket answers");
     let request = format!("{request}\r\nHost: muster\r\nConnection: close\r\n\r\n");

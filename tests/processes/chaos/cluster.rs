@@ -222,8 +222,10 @@ impl Cluster {
         };
         match debt {
             Debt::Start(_) => self.start(&name),
-            Debt::Thaw(_) => drop(self.world.node(&name).signal(Signal::CONT)),
             Debt::EndHang(_) => std::fs::remove_file(&self.machines[&name].hang).expect("it was there"),
+            // It has ended by itself, which is judged after the storm.
+            _ if !self.world.node(&name).is_running() => {}
+            Debt::Thaw(_) => drop(self.world.node(&name).signal(Signal::CONT)),
             _ => self.world.node(&name).disk_is_full(false),
         }
         self.machine(&name).hurt = false;

@@ -34,6 +34,8 @@ pub struct Node {
     disk_hangs_while: Option<PathBuf>,
     /// See [`Node::disk_may_fill`].
     disk_may_fill: bool,
+    /// See [`Node::disk_is_full_from_the_start`].
+    disk_is_full: bool,
     /// Further tables of its configuration.
     settings: String,
     /// Where its metrics are.
@@ -60,6 +62,7 @@ impl Node {
             level: None,
             disk_hangs_while: None,
             disk_may_fill: false,
+            disk_is_full: false,
             settings: settings.to_owned(),
             metrics: None,
             door: None,
@@ -99,9 +102,16 @@ impl Node {
         self
     }
 
+    /// Its next process begins on a full disk.
+    pub fn disk_is_full_from_the_start(&mut self) -> &mut Self {
+        self.disk_is_full = true;
+        self.disk_may_fill()
+    }
+
     /// Whether every write of its process to any file fails, until it is told otherwise: that of its log, too.
     pub fn disk_is_full(&mut self, full: bool) {
         assert!(self.disk_may_fill, "it would be ended by SIGXFSZ");
+        self.disk_is_full &= full;
         let maximum = getrlimit(Resource::Fsize).maximum;
         let limit = Rlimit { current: if full { Some(0) } else { maximum }, maximum };
         prlimit(Pid::from_raw(self.pid()), Resource::Fsize, limit).expect("it is our child");
@@ -119,7 +129,8 @@ impl Node {
             .expect("the world's folder is writable");
         let mut command = Command::new(if self.disk_may_fill { "sh" } else { MUSTERD });
         if self.disk_may_fill {
-            command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", MUSTERD]);
+            let limit = if self.disk_is_full { "ulimit -S -f 0; " } else { "" };
+            command.args(["-c", &format!("trap '' XFSZ; {limit}exec \"$0\" \"$@\""), MUSTERD]);
         }
         command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
         command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);

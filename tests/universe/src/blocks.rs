@@ -225,10 +225,10 @@ impl Universe {
     /// OUT-1: a blocked node has no session with a manager that has known of the block for a while.
     pub(crate) fn judge_the_blocked(&mut self, place: Place) {
         let Some(half) = self.machines[place].half.as_ref() else { return };
-        let nodes: Vec<NodeId> = half.blocks.known.keys().copied().collect();
+        let (half, nodes) = (half.number, half.blocks.known.keys().copied().collect::<Vec<_>>());
         for node in nodes {
             let Some(known) = self.long_known(place, node) else { continue };
-            if self.lines.at_host(place, node) {
+            if self.lines.at_host((place, half), node) {
                 let (name, known) = (self.name(node), known.as_millis());
                 let detail = format!("{name} has a session with n{}, which knew for {known} ms", place + 1);
                 self.hold_to(Err(broken(OUT_1, detail)));

@@ -71,9 +71,10 @@ impl Lines {
             self.0.remove(&id);
         }
     }
-    /// A node has a line that this host listens to.
-    pub fn at_host(&self, host: Place, node: NodeId) -> bool {
-        self.0.values().any(|l| l.host == host && l.node == node && l.accepted && l.host_open)
+    /// A node has a line that this manager half listens to. One to an earlier half of the same machine, whose end nobody has
+    /// noticed, is none.
+    pub fn at_host(&self, (host, half): (Place, u32), node: NodeId) -> bool {
+        self.0.values().any(|l| (l.host, l.half) == (host, half) && l.node == node && l.accepted && l.host_open)
     }
     pub fn len(&self) -> usize {
         self.0.len()
