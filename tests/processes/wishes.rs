@@ -51,6 +51,20 @@ fn of_three_managers_demoted_at_once_by_three_clients_one_stays_and_nothing_foll
     assert_eq!(facts(&world, stays, stays), four("manager"));
 }
 
+/// It holds nobody up, and nobody is told that it is a manager before it is one.
+#[test]
+fn who_waits_for_a_node_that_is_down_hears_what_is_left_for_it_to_do() {
+    let mut world = World::with(1, 1);
+    world.node("n2").kill();
+    eventually_so("n2 is down", || world.seen("n1", "n2").is_some_and(|node| node.state == Liveness::Down));
+    let promoted = world.muster(&["node", "promote", "n2", "--wait=60s"]).ended(0).json();
+    assert_eq!((&promoted["changed"], &promoted["settled"]), (&true.into(), &false.into()));
+    assert!(promoted["pending"].as_str().is_some_and(|why| why.starts_with("waiting_for_node: ")), "{promoted}");
+    world.node("n2").start(&[]).ready();
+    let now = world.muster(&["node", "promote", "n2", "--wait=60s"]).ended(0).json();
+    assert_eq!((&now["changed"], &now["settled"], &now["pending"]), (&false.into(), &true.into(), &Value::Null));
+}
+
 fn codes(answers: &[(&str, Ran)]) -> Vec<(String, i32)> {
     answers.iter().map(|(name, ran)| ((*name).to_owned(), ran.code)).collect()
 }

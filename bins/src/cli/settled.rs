@@ -23,8 +23,7 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
     if node.stale {
         return Progress::Waiting("the answer is from a copy without quorum".to_owned());
     }
-    let down = node.state == Liveness::Down;
-    let certified = node.certificate.role == Some(wanted) && node.certificate.state == CertificateState::Issued;
+    let (down, certified) = (node.state == Liveness::Down, is_certified(node, wanted));
     let seated = match wanted {
         Role::Manager => down || node.membership == Membership::Voter,
         Role::Worker => node.membership == Membership::None,
@@ -33,6 +32,17 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
         return Progress::Settled;
     }
     Progress::Waiting(reason(node, wanted, certified))
+}
+
+/// What is left of a change that holds nothing up any more: what a node that is down does itself, when it returns.
+pub fn left(node: &NodeView, wanted: Role) -> Option<String> {
+    let certified = is_certified(node, wanted);
+    let seated = wanted == Role::Worker || node.membership == Membership::Voter;
+    (!certified || !seated).then(|| reason(node, wanted, certified))
+}
+
+fn is_certified(node: &NodeView, wanted: Role) -> bool {
+    node.certificate.role == Some(wanted) && node.certificate.state == CertificateState::Issued
 }
 
 fn reason(node: &NodeView, wanted: Role, certified: bool) -> String {
@@ -90,8 +100,12 @@ mod tests {
                 d["certificate"]["state"] = json!("pending");
             })
         };
-        assert_eq!(progress(&down("none", "manager", "manager"), Role::Manager), Progress::Settled);
-        assert_eq!(progress(&down("none", "worker", "worker"), Role::Worker), Progress::Settled);
+        for role in [Role::Manager, Role::Worker] {
+            let absent = down("none", &role.to_string(), &role.to_string());
+            assert_eq!(progress(&absent, role), Progress::Settled);
+            assert_eq!(left(&absent, role), Some(format!("it has no {role} certificate yet")), "and that is said");
+        }
+        assert_eq!(left(&node(|_| ()), Role::Manager), None);
         let seated = progress(&down("voter", "worker", "worker"), Role::Worker);
         assert!(matches!(seated, Progress::Waiting(_)), "its seat is the cluster's to take");
     }

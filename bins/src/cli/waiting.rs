@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::client::{Client, parse};
 use super::failure::{Failure, Outcome};
-use super::settled::{Progress, progress};
+use super::settled::{Progress, left, progress};
 
 /// How often a waiting command looks. A promotion takes about 100 ms; a look costs the daemon far under 1 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -20,14 +20,14 @@ const LOOK_WITHIN: Duration = Duration::from_secs(5);
 const WORTH_A_LINE: Duration = Duration::from_millis(500);
 
 /// Looks at a node until its change is in force, and says what it waits for, once for each reason. What was accepted goes
-/// on when the time is up.
+/// on when the time is up. Returns what is left for a node that is down to do when it returns.
 pub async fn wait_until_settled(
     client: &mut Client,
     node: &str,
     role: Role,
     until: Instant,
     mut say: impl FnMut(&str),
-) -> Outcome {
+) -> Outcome<Option<String>> {
     let mut last = "nobody has answered yet".to_owned();
     let mut reasons = Reasons::new(Instant::now());
     loop {
@@ -41,14 +41,17 @@ pub async fn wait_until_settled(
         }
         let request = Request::NodeInspect { node: node.to_owned(), fresh: false };
         match client.call_within(request, left.min(LOOK_WITHIN)).await {
-            Ok(text) => match progress(&parse::<NodeView>(&text)?, role) {
-                Progress::Settled => return Ok(()),
-                Progress::Waiting(reason) => last = reason,
-                Progress::Overridden => {
-                    let other = format!("somebody asked meanwhile that it be no {role}");
-                    return Err(Failure::new(ErrorCode::Conflict, other).with_details(json!({"node": node})));
+            Ok(text) => {
+                let seen = parse::<NodeView>(&text)?;
+                match progress(&seen, role) {
+                    Progress::Settled => return Ok(left(&seen, role)),
+                    Progress::Waiting(reason) => last = reason,
+                    Progress::Overridden => {
+                        let other = format!("somebody asked meanwhile that it be no {role}");
+                        return Err(Failure::new(ErrorCode::Conflict, other).with_details(json!({"node": node})));
+                    }
                 }
-            },
+            }
             // A change of leader in between is part of many a role change.
             Err(failure) if failure.exit == ErrorCode::NoQuorum.exit_status() => last = failure.message,
             Err(failure) if failure.is(ErrorCode::TimedOut) => last = failure.message,

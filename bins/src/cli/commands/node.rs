@@ -101,8 +101,11 @@ async fn set_role(asking: &mut Asking, change: RoleChange, role: Role) -> Outcom
             let name = cell(&document["name"]);
             let say = |reason: &str| asking.out.note(format!("{name}: {reason}"));
             let outcome = wait_until_settled(&mut asking.client, id, role, until, say).await;
-            let settled = tally.note(asking.out.format, outcome.map_err(|f| about(&name, several, f))).is_some();
-            document["settled"] = settled.into();
+            let waited = tally.note(asking.out.format, outcome.map_err(|f| about(&name, several, f)));
+            document["settled"] = (waited == Some(None)).into();
+            if let Some(Some(left)) = waited {
+                document["pending"] = left.into();
+            }
         }
     }
     print_done(asking, several, done, |document| accepted(document, role));
@@ -113,6 +116,9 @@ fn accepted(document: &Value, role: Role) -> String {
     let name = cell(&document["name"]);
     match (document["changed"].as_bool(), document["settled"].as_bool()) {
         (_, Some(true)) => format!("{name} is a {role}"),
+        _ if document["pending"].is_string() => {
+            format!("{name} will be a {role} when it returns ({})", cell(&document["pending"]))
+        }
         (Some(false), _) => format!("{name} was to be a {role} already"),
         _ => format!("{name} will be a {role}"),
     }
