@@ -19,6 +19,8 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(20);
 /// How a hello ended, on either side.
 pub struct Greeted {
     pub who: Who,
+    /// The certificate that was shown, so that a refusal of it is not taken for one of its successor.
+    pub serial: String,
     pub result: Result<Opened, NotOpened>,
 }
 

@@ -219,25 +219,25 @@ impl MeshShell {
     }
 
     fn dial(&mut self, cx: &Cx<Msg>, node: NodeId, addr: String) {
-        let me = cx.me().clone();
+        let (me, serial) = (cx.me().clone(), self.serial());
         let paused = self.hall.offences.paused(cx.now(), node);
         let opening = self.greeter().dial(addr, Some(node), false);
         cx.spawn(async move {
             let result = if paused { Err(NotOpened::Paused) } else { opening.await };
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Dialed(node), result })));
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Dialed(node), serial, result })));
         });
     }
 
     fn ask(&self, cx: &Cx<Msg>, addr: String) {
         let opening = self.greeter().dial(addr.clone(), None, true);
-        let me = cx.me().clone();
+        let (me, serial) = (cx.me().clone(), self.serial());
         cx.spawn(async move {
             let result = Box::new(opening.await.map(|opened| opened.agreed.node));
-            let _gone = me.tell(Msg::Asked { addr, result });
+            let _gone = me.tell(Msg::Asked { addr, serial, result });
         });
     }
 
-    fn asked(&mut self, cx: &Cx<Msg>, addr: String, result: Result<NodeId, NotOpened>) {
+    fn asked(&mut self, cx: &Cx<Msg>, (addr, serial): (String, String), result: Result<NodeId, NotOpened>) {
         match &result {
             Ok(node) => info!(%node, addr, "a manager was found where this one was told to look"),
             Err(why) => {
@@ -247,11 +247,17 @@ impl MeshShell {
                 use RefusalReason as R;
                 if let Some(R::Blocked | R::Removed | R::Demoted | R::OldIncarnation) = why.refusal().map(|r| r.reason)
                 {
-                    self.tell_agent(why);
+                    self.tell_agent(why, serial);
                 }
             }
         }
         self.step(cx, Input::Asked { addr, found: result.ok() });
+    }
+
+    /// Of the certificate that whoever is greeted now is shown. Asked for before it is shown: what comes in between makes a refusal
+    /// one of an older certificate, which is ignored, and never one of a newer.
+    fn serial(&self) -> String {
+        self.wiring.credentials.borrow().identity.serial.clone()
     }
 
     fn greeter(&self) -> Greeter {
@@ -271,15 +277,15 @@ impl MeshShell {
             return; // dropped: the other side dials again
         }
         *under_way += 1;
-        let (me, greeting) = (cx.me().clone(), self.greeter().accept(connection));
+        let (me, serial, greeting) = (cx.me().clone(), self.serial(), self.greeter().accept(connection));
         cx.spawn(async move {
             let result = greeting.await;
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Accepted(node), result })));
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Accepted(node), serial, result })));
         });
     }
 
     fn greeted(&mut self, cx: &Cx<Msg>, greeted: Greeted) {
-        let Greeted { who, result } = greeted;
+        let Greeted { who, serial, result } = greeted;
         if let Who::Accepted(node) = who {
             let under_way = self.greeting.remove(&node).unwrap_or(0);
             if under_way > 1 {
@@ -296,7 +302,7 @@ impl MeshShell {
                 DialOutcome::Opened
             }
             Err(why) => {
-                self.not_opened(who, &why);
+                self.not_opened(who, serial, &why);
                 if why.refused_at_once() { DialOutcome::Refused } else { DialOutcome::Failed }
             }
         };
@@ -305,7 +311,7 @@ impl MeshShell {
         }
     }
 
-    fn not_opened(&mut self, who: Who, why: &NotOpened) {
+    fn not_opened(&mut self, who: Who, serial: String, why: &NotOpened) {
         let (Who::Dialed(node) | Who::Accepted(node)) = who;
         debug!(%node, %why, "no mesh session");
         if let Who::Dialed(node) = who {
@@ -317,15 +323,14 @@ impl MeshShell {
                 warn!(by = %node, message = %refusal.message, "this process is not heard: another one has this node's identity");
             }
         } else {
-            self.tell_agent(why);
+            self.tell_agent(why, serial);
         }
     }
 
     /// What the other side said may concern this whole node: the agent judges.
-    fn tell_agent(&self, why: &NotOpened) {
+    fn tell_agent(&self, why: &NotOpened, serial: String) {
         if let Some(refusal) = why.refusal() {
-            let serial = Some(self.wiring.credentials.borrow().identity.serial.clone());
-            let msg = AgentMsg::RefusedByPeer { refusal: refusal.clone(), serial };
+            let msg = AgentMsg::RefusedByPeer { refusal: refusal.clone(), serial: Some(serial) };
             let _gone = self.wiring.agent.tell(msg); // lost: the next refusal
         }
     }
@@ -549,7 +554,7 @@ impl Shell for MeshShell {
             Msg::PeerStarted(node) => self.link(node),
             Msg::Greeted(greeted) => self.greeted(cx, *greeted),
             Msg::Answered(node) => self.step(cx, Input::Answered { node }),
-            Msg::Asked { addr, result } => self.asked(cx, addr, *result),
+            Msg::Asked { addr, serial, result } => self.asked(cx, (addr, serial), *result),
             Msg::Session(event) => self.session(cx, event),
             Msg::ReadyBy(number) => {
                 if let Some(session) = self.sessions.get(number).filter(|_| !self.doors.contains_key(&number)) {

@@ -29,6 +29,8 @@ pub enum Msg {
     /// A hinted address was asked who is there.
     Asked {
         addr: String,
+        /// See [`Greeted::serial`].
+        serial: String,
         result: Box<Result<NodeId, NotOpened>>,
     },
     Session(SessionEvent),

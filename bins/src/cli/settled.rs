@@ -35,7 +35,7 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
 }
 
 /// What is left of a change that holds nothing up any more: what a node that is down does itself, when it returns.
-pub fn left(node: &NodeView, wanted: Role) -> Option<String> {
+pub fn left_to_do(node: &NodeView, wanted: Role) -> Option<String> {
     let certified = is_certified(node, wanted);
     let seated = wanted == Role::Worker || node.membership == Membership::Voter;
     (!certified || !seated).then(|| reason(node, wanted, certified))
@@ -103,9 +103,13 @@ mod tests {
         for role in [Role::Manager, Role::Worker] {
             let absent = down("none", &role.to_string(), &role.to_string());
             assert_eq!(progress(&absent, role), Progress::Settled);
-            assert_eq!(left(&absent, role), Some(format!("it has no {role} certificate yet")), "and that is said");
+            assert_eq!(
+                left_to_do(&absent, role),
+                Some(format!("it has no {role} certificate yet")),
+                "and that is said"
+            );
         }
-        assert_eq!(left(&node(|_| ()), Role::Manager), None);
+        assert_eq!(left_to_do(&node(|_| ()), Role::Manager), None);
         let seated = progress(&down("voter", "worker", "worker"), Role::Worker);
         assert!(matches!(seated, Progress::Waiting(_)), "its seat is the cluster's to take");
     }

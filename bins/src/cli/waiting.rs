@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::client::{Client, parse};
 use super::failure::{Failure, Outcome};
-use super::settled::{Progress, left, progress};
+use super::settled::{Progress, left_to_do, progress};
 
 /// How often a waiting command looks. A promotion takes about 100 ms; a look costs the daemon far under 1 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -44,7 +44,7 @@ pub async fn wait_until_settled(
             Ok(text) => {
                 let seen = parse::<NodeView>(&text)?;
                 match progress(&seen, role) {
-                    Progress::Settled => return Ok(left(&seen, role)),
+                    Progress::Settled => return Ok(left_to_do(&seen, role)),
                     Progress::Waiting(reason) => last = reason,
                     Progress::Overridden => {
                         let other = format!("somebody asked meanwhile that it be no {role}");

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use muster_gateway::{Connection, Services};
 use muster_mesh::{Dial, DialFailure, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
-use muster_messages::protocol::{AgentMsg, IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service};
-use muster_messages::wire::{PeerMessage, PeerReply, Starts};
+use muster_messages::protocol::{
+    AgentMsg, IncomingCall, Named, NodeCredentials, RaftMemberMsg, RaftTransport, Service,
+};
+use muster_messages::wire::{PeerMessage, PeerReply, Refusal, Starts};
 use muster_messages::*;
 use muster_tests::{PATIENCE, Probe, Universe};
 use tokio::sync::{mpsc, watch};
@@ -33,14 +35,20 @@ impl Dial for NobodyThere {
 struct Stage {
     universe: Universe,
     raft: Probe<RaftMemberMsg>,
+    agent: Probe<AgentMsg>,
     calls: mpsc::Receiver<IncomingCall>,
     mesh: MeshHandle,
     services: Services,
-    _levels: (watch::Sender<Arc<NodeCredentials>>, watch::Sender<Arc<Replica>>),
+    renewals: watch::Sender<Arc<NodeCredentials>>,
+    _copy: watch::Sender<Arc<Replica>>,
 }
 
 impl Stage {
     async fn set() -> Self {
+        Self::dialling(Arc::new(NobodyThere)).await
+    }
+
+    async fn dialling(dialer: Arc<dyn Dial>) -> Self {
         let universe = Universe::start().await;
         let (raft, agent) = (universe.probe("raft-member"), universe.probe::<AgentMsg>("agent"));
         let own = NodeCredentials {
@@ -61,7 +69,7 @@ impl Stage {
             raft: raft.recipient(),
             calls: to_services,
             agent: agent.recipient(),
-            dialer: Arc::new(NobodyThere),
+            dialer,
             services: services.clone(),
             hints: vec![],
         };
@@ -73,7 +81,7 @@ impl Stage {
         let mesh = mesh.handle();
         let member = |n: u64| Member { node: node(n.into()), raft_id: RaftId(n), addr: format!("n{n}"), voter: true };
         mesh.members((1..=3).map(member).collect(), Some(RaftId(1)));
-        Self { universe, raft, calls, mesh, services, _levels: (renewals, publish) }
+        Self { universe, raft, agent, calls, mesh, services, renewals, _copy: publish }
     }
 
     /// Manager `n` opens a session, and is heard of.
@@ -168,6 +176,48 @@ async fn a_manager_is_heard_asks_and_is_asked_and_nothing_is_left_of_it() {
     stage.universe.finish().await;
     assert!(!stage.services.serves(Service::Mesh));
     client.wait_end().await;
+}
+
+/// Everybody answers with a refusal, when they are told to.
+struct Refusing {
+    dialled: watch::Sender<bool>,
+    now: watch::Receiver<bool>,
+}
+impl Dial for Refusing {
+    fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
+        let mut now = self.now.clone();
+        self.dialled.send_replace(true);
+        Box::pin(async move {
+            let _told = now.wait_for(|now| *now).await;
+            let refusal = Refusal {
+                reason: RefusalReason::OldIncarnation,
+                message: "the certificate is of an older incarnation".to_owned(),
+                managers: vec![],
+                retry_after_ms: None,
+            };
+            Err(DialFailure { text: refusal.message.clone(), refused_at_once: false, refusal: Some(refusal) })
+        })
+    }
+}
+
+/// It would fence off the node for good: nothing is newer than its new certificate.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_comes_after_a_new_certificate_is_said_to_be_of_the_old_one() {
+    let (now, told) = watch::channel(false);
+    let (dialled, mut dials) = watch::channel(false);
+    let mut stage = Stage::dialling(Arc::new(Refusing { dialled, now: told })).await;
+    dials.wait_for(|dials| *dials).await.expect("it dials");
+    let old = identity(1).serial;
+    let newer = |own: &NodeCredentials| NodeCredentials {
+        identity: CertIdentity { serial: "newer".to_owned(), ..own.identity.clone() },
+        ..own.clone()
+    };
+    stage.renewals.send_modify(|own| *own = Arc::new(newer(own)));
+    now.send_replace(true);
+    let said = stage.agent.next("the refusal").await;
+    let AgentMsg::RefusedByPeer { serial, .. } = said else { panic!("{}", said.name()) };
+    assert_eq!(serial, Some(old));
+    stage.universe.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
