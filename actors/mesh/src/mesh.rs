@@ -255,9 +255,12 @@ impl MeshShell {
     }
 
     /// Of the certificate that whoever is greeted now is shown. Asked for before it is shown: what comes in between makes a refusal
-    /// one of an older certificate, which is ignored, and never one of a newer.
+    /// one of an older certificate, which is ignored, and never one of a newer. The hello may lag behind the certificate: what is
+    /// said of that concerns none.
     fn serial(&self) -> String {
-        self.wiring.credentials.borrow().identity.serial.clone()
+        let shown = &self.wiring.credentials.borrow().identity;
+        let lags = self.said.borrow().is_some_and(|own| own.incarnation != shown.incarnation);
+        if lags { String::new() } else { shown.serial.clone() }
     }
 
     fn greeter(&self) -> Greeter {
