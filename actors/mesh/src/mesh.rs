@@ -258,7 +258,8 @@ impl MeshShell {
     /// one of an older certificate, which is ignored, and never one of a newer. The hello may lag behind the certificate: what is
     /// said of that concerns none.
     fn serial(&self) -> String {
-        let shown = &self.wiring.credentials.borrow().identity;
+        let credentials = self.wiring.credentials.borrow();
+        let shown = &credentials.identity;
         let lags = self.said.borrow().is_some_and(|own| own.incarnation != shown.incarnation);
         if lags { String::new() } else { shown.serial.clone() }
     }
