@@ -67,6 +67,10 @@ impl RaftCore {
             seat.hint = None;
         } else if was.leader != INVALID_ID {
             seat.leaderless_since = now;
+            let acked = |id: &u64| seat.acked.get(id).copied().unwrap_or(seat.led_since);
+            let lost = |id: &u64| *id != seat.id.0 && now.since(acked(id)) >= self.config.election_timeout;
+            let voters = seat.raw.store().conf().voters.iter().copied();
+            seat.lost_touch = if was.role == StateRole::Leader { voters.filter(lost).collect() } else { Vec::new() };
         }
         if was.role == StateRole::Leader && (is.role != StateRole::Leader || was.term != is.term) {
             if self.config.sabotaged().forget_proposals {

@@ -136,6 +136,8 @@ struct Seat {
     led_since: Moment,
     /// Since when there is no leader, if there is none.
     leaderless_since: Moment,
+    /// The voters that had not acknowledged anything for an election timeout when this leader stepped down.
+    lost_touch: Vec<u64>,
     /// Snapshots on their way to a peer.
     sending: BTreeMap<u64, Moment>,
     hint: Option<Hint>,
@@ -289,6 +291,7 @@ impl RaftCore {
             acked: BTreeMap::new(),
             led_since: now,
             leaderless_since: now,
+            lost_touch: Vec::new(),
             sending: BTreeMap::new(),
             hint: None,
             commit_told: 0,

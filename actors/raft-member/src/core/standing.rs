@@ -89,15 +89,17 @@ impl RaftCore {
         sorted.into_iter().map(peer).collect()
     }
 
-    /// The other voters that have said nothing for three election timeouts without a leader: within two each has campaigned that lives.
+    /// Without a leader: the other voters that have said nothing for three election timeouts, because within two each has campaigned
+    /// that lives; and those that a leader had lost touch with when it stepped down, until something is heard of them.
     fn silent(&self, now: Moment) -> impl Iterator<Item = u64> {
         let long = self.config.election_timeout * 3;
         let leaderless = self.seat.iter().filter(|seat| seat.raw.raft.leader_id == INVALID_ID);
         leaderless.flat_map(move |seat| {
             let heard = |id: &u64| self.heard.get(&RaftId(*id)).map_or(seat.leaderless_since, |by| by.at);
             let heard = move |id: &u64| heard(id).max(seat.leaderless_since);
+            let lost = move |id: &u64| heard(id) == seat.leaderless_since && seat.lost_touch.contains(id);
             let voters = seat.raw.store().conf().voters.iter().copied();
-            voters.filter(move |id| *id != seat.id.0 && now.since(heard(id)) >= long)
+            voters.filter(move |id| *id != seat.id.0 && (lost(id) || now.since(heard(id)) >= long))
         })
     }
 

@@ -142,6 +142,7 @@ fn who_is_cut_off_names_those_it_does_not_hear_although_its_sessions_stand() {
     let mut missing = vec![node_id(2), node_id(3)];
     missing.sort();
     w.until("it steps down", |w| w.core(1).status(w.now).role != RaftRole::Leader);
+    assert_eq!(w.core(1).status(w.now).silent, missing, "at once: that is why");
     w.run(ms(2000));
     let status = w.core(1).status(w.now);
     assert_eq!((status.leader, &status.silent), (None, &missing));
