@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use muster_kernel::{Clock, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{IncomingCall, Named, RaftMemberMsg};
-use muster_messages::wire::{self, Claim, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket};
+use muster_messages::wire::{self, Claim, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket, StartId};
 use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica};
 use ractor::message::{BoxedDowncastErr, SerializedMessage};
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
@@ -182,8 +182,13 @@ impl Hall {
     fn seat(&self, session: &Session, claimed: RaftId) -> PeerReply {
         let replica = self.replica.borrow().clone();
         match believed(claimed, session.node, replica.raft.raft_id, &replica.tables) {
-            Ok(seat) => {
-                session.reseat(seat);
+            // The mesh hears of it before a word for that seat is taken (MESH-23).
+            Ok(Some(seat)) => {
+                let news = DoorNews::Seated { node: session.node, start: session.start, seat };
+                self.take_note(news, || session.reseat(Some(seat)))
+            }
+            Ok(None) => {
+                session.reseat(None);
                 PeerReply::Taken
             }
             Err(foreign) => {
@@ -194,8 +199,15 @@ impl Hall {
     }
 
     fn claims(&self, session: &Session, claims: Vec<Claim>) -> PeerReply {
-        match self.news.tell(DoorNews::Claimed { by: session.node, claims }) {
-            Ok(()) => PeerReply::Taken,
+        self.take_note(DoorNews::Claimed { by: session.node, claims }, || ())
+    }
+
+    fn take_note(&self, news: DoorNews, then: impl FnOnce()) -> PeerReply {
+        match self.news.tell(news) {
+            Ok(()) => {
+                then();
+                PeerReply::Taken
+            }
             Err(why) => {
                 add(&self.counters.busy, 1);
                 PeerReply::Refused { reason: why.to_string() }
@@ -371,6 +383,8 @@ pub enum DoorNews {
     Closed(u64),
     /// The processes that another manager takes for its peers, all of them.
     Claimed { by: NodeId, claims: Vec<Claim> },
+    /// This process of a node speaks for a seat that its hello did not name.
+    Seated { node: NodeId, start: StartId, seat: RaftId },
 }
 
 /// What the door's shell hears.

@@ -114,7 +114,7 @@ impl Greeter {
     }
 }
 
-/// What this side says of itself, once its door is open.
+/// What this side says of itself, once its door is open and its seat known.
 pub(crate) async fn current(mut said: watch::Receiver<Option<Own>>) -> Result<Own, HelloError> {
     let opening = said.wait_for(Option::is_some);
     let own = tokio::time::timeout(HELLO_DEADLINE, opening).await.ok().and_then(Result::ok);

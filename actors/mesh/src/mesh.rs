@@ -68,7 +68,7 @@ pub(crate) struct MeshShell {
     server: Option<Server>,
     registration: Option<Registration>,
     door: Option<u64>,
-    /// What this side says of itself; nothing while its door is closed. Hellos wait for it.
+    /// What this side says of itself; nothing while its door is closed, or its seat unknown. Hellos wait for it.
     said: watch::Sender<Option<Own>>,
     next_session: SessionNumber,
     /// Hellos of accepted connections under way, by node.
@@ -123,16 +123,17 @@ impl MeshShell {
         }
     }
 
-    /// What this side says of itself now; nothing before its door is open.
+    /// What this side says of itself now; nothing before its door is open and the raft member has said which seat it has, if any:
+    /// a process that is heard without a seat may have another one's place (MESH-23).
     fn own(&self) -> Option<Own> {
         let credentials = self.wiring.credentials.borrow();
         let (node, _) = credentials.identity.node()?;
-        let seats = self.handle.seats.get().unwrap_or_default();
+        let seats = self.handle.seats.get()?;
         Some(Own {
             node,
             cluster: credentials.identity.cluster,
             incarnation: credentials.identity.incarnation,
-            seat: seats.own.or(self.wiring.replica.borrow().raft.raft_id),
+            seat: seats.own,
             door_pid: self.door?,
         })
     }
@@ -413,6 +414,16 @@ impl MeshShell {
         }
     }
 
+    fn door(&mut self, cx: &Cx<Msg>, news: DoorNews) {
+        match news {
+            DoorNews::Claimed { by, claims } => return self.claimed(cx, by, claims),
+            DoorNews::Seated { node, start, seat } => return self.seated(node, start, seat),
+            DoorNews::Opened(pid) => self.door = Some(pid),
+            DoorNews::Closed(pid) => self.door = self.door.filter(|open| *open != pid),
+        }
+        self.look(cx);
+    }
+
     /// Takes in who the members are and what this side says of itself.
     fn look(&mut self, cx: &Cx<Msg>) {
         let own = self.own();
@@ -545,16 +556,8 @@ impl Shell for MeshShell {
             Msg::Protocol(msg) => self.protocol(cx, msg),
             Msg::Members | Msg::Replica => self.look(cx),
             Msg::Connection(connection) => self.accept(cx, *connection),
-            Msg::Door(DoorNews::Claimed { by, claims }) => self.claimed(cx, by, claims),
+            Msg::Door(news) => self.door(cx, news),
             Msg::Lives { claim, because, lives } => self.lives(&claim, because, lives),
-            Msg::Door(news) => {
-                match news {
-                    DoorNews::Claimed { .. } => {}
-                    DoorNews::Opened(pid) => self.door = Some(pid),
-                    DoorNews::Closed(pid) => self.door = self.door.filter(|open| *open != pid),
-                }
-                self.look(cx);
-            }
             Msg::PeerStarted(node) => self.link(node),
             Msg::Greeted(greeted) => self.greeted(cx, *greeted),
             Msg::Answered(node) => self.step(cx, Input::Answered { node }),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_gateway::Framed;
 use muster_kernel::Clock;
 use muster_messages::wire::{Claim, MeshHello, Refusal, StartId, Starts};
-use muster_messages::{Moment, NodeId, RefusalReason};
+use muster_messages::{Moment, NodeId, RaftId, RefusalReason};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -107,6 +107,9 @@ impl Register {
         still.then(|| pages.claims.take(Clock.wall(), newcomer))
     }
 
+    pub fn seated(&self, node: NodeId, start: StartId, seat: RaftId) -> bool {
+        self.book.lock().claims.seated(node, start, seat)
+    }
     pub fn all(&self) -> Vec<Claim> {
         self.book.lock().claims.all()
     }

@@ -78,7 +78,7 @@ impl Claims {
         if newcomer.starts.this() == Some(taken) {
             return Judged::Take;
         }
-        let seats = claim.seat.is_some() && newcomer.seat.is_some();
+        let seats = newcomer.seat.is_some() && self.is_seated(newcomer.node, taken);
         if seats && !newcomer.starts.had(taken) {
             return Judged::Refuse(Box::new(claim.clone()));
         }
@@ -89,11 +89,20 @@ impl Claims {
         Judged::Ask(Box::new(claim.clone()))
     }
 
+    /// Whether this process has spoken for a seat, to this manager or to another one.
+    fn is_seated(&self, node: NodeId, start: StartId) -> bool {
+        let by_others = self.told.values().filter_map(|claims| claims.get(&node));
+        let mut known = self.own.get(&node).into_iter().chain(by_others);
+        known.any(|claim| claim.seat.is_some() && claim.starts.this() == Some(start))
+    }
+
     /// The newcomer is taken. Whether that is news for the others.
     pub fn take(&mut self, wall: WallTime, newcomer: Newcomer) -> bool {
         let known = self.of(newcomer.node).filter(|claim| claim.starts.this() == newcomer.starts.this());
         let since = known.map_or(wall, |claim| claim.since);
         let Newcomer { node, starts, seat, addr, remote } = newcomer;
+        // What it has promised for a seat that it has no more, a copy of an older state does not know either.
+        let seat = seat.or(known.and_then(|claim| claim.seat));
         let old = self.own.get(&node);
         if old.is_some_and(|old| old.starts == starts && old.seat == seat && old.addr == addr) {
             return false;
@@ -101,6 +110,12 @@ impl Claims {
         let insists = old.filter(|old| old.starts == starts).and_then(|old| old.insists);
         self.own.insert(node, Claim { node, starts, seat, addr, remote, since, insists });
         true
+    }
+
+    /// The process that is heard got a seat after its hello. Whether that is news for the others.
+    pub fn seated(&mut self, node: NodeId, start: StartId, seat: RaftId) -> bool {
+        let own = self.own.get_mut(&node).filter(|own| own.starts.this() == Some(start));
+        own.is_some_and(|own| own.seat.replace(seat) != Some(seat))
     }
 
     /// All that another manager claims.

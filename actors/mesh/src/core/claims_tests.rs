@@ -128,6 +128,32 @@ fn a_copy_of_an_older_state_is_refused_whether_the_other_lives_or_not() {
     assert!(matches!(judged, Judged::Ask(_)), "it has no vote, and may have another seat");
 }
 
+/// It says hello before it has its seat, or is heard without one here and with one by others.
+#[test]
+fn a_copy_is_refused_whoever_heard_of_the_seat_and_whenever() {
+    let stopped = Directory::new();
+    let (one, other) = (stopped.restarted(1), stopped.restarted(2).elsewhere("10.0.0.10:4400"));
+    let unseated = Newcomer { seat: None, ..one.hello() };
+    let took_without_a_seat = || {
+        let mut a = Manager::new(1);
+        assert!(a.claims.take(WallTime(1), unseated.clone()));
+        assert!(matches!(a.judge(&other), Judged::Ask(_)), "it may have come in its place");
+        a
+    };
+    let mut a = took_without_a_seat();
+    assert!(!a.claims.seated(node(9), other.start(), RaftId(3)), "that one is not heard");
+    assert!(a.claims.seated(node(9), one.start(), RaftId(3)), "news for the others");
+    assert!(!a.claims.seated(node(9), one.start(), RaftId(3)), "told again");
+    assert!(matches!(a.judge(&other), Judged::Refuse(_)));
+    assert!(!a.claims.take(WallTime(2), unseated.clone()), "it lost its data: what it voted before counts");
+    assert!(matches!(a.judge(&other), Judged::Refuse(_)));
+
+    let (mut a, mut b) = (took_without_a_seat(), Manager::new(2));
+    assert!(b.greet(2, &one, false));
+    a.told_by(&b, &[one.start()]);
+    assert!(matches!(a.judge(&other), Judged::Refuse(_)), "the others heard it speak for its seat");
+}
+
 #[test]
 fn managers_that_took_different_processes_agree_as_soon_as_they_talk() {
     let stopped = Directory::new();

@@ -1,8 +1,8 @@
 //! Which process of a node is heard: what follows from it for sessions, and what the other managers are told of it.
 
 use muster_kernel::Cx;
-use muster_messages::NodeId;
 use muster_messages::wire::{Claim, StartId};
+use muster_messages::{NodeId, RaftId};
 use tracing::warn;
 
 use super::{MeshShell, Msg};
@@ -27,6 +27,13 @@ impl MeshShell {
     pub(super) fn tell_claims(&self) {
         for peer in self.handle.peers.up().into_iter().filter_map(|node| self.handle.peers.get(node)) {
             let _down = peer.tell(PeerMsg::Claims(self.register.all()));
+        }
+    }
+
+    /// MESH-23.
+    pub(super) fn seated(&self, node: NodeId, start: StartId, seat: RaftId) {
+        if self.register.seated(node, start, seat) {
+            self.tell_claims();
         }
     }
 

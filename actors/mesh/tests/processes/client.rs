@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_gateway::{BoxStream, Framed};
 use muster_messages::wire::{
-    self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Starts,
+    self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Refusal, Starts,
 };
 use muster_messages::{ClusterId, Incarnation, RaftId};
 use sha2::{Digest, Sha256};
@@ -16,6 +16,22 @@ use crate::node::{CLUSTER, node};
 
 /// The pid that the client's hello names for its door.
 pub const DOOR: u64 = 4242;
+
+/// What manager `own` says of itself, in its first process.
+pub fn hello_of(own: u8) -> MeshHello {
+    MeshHello {
+        protocol: MESH_PROTOCOL,
+        cluster: ClusterId::from_entropy(CLUSTER),
+        incarnation: Incarnation(0),
+        node: node(own.into()),
+        raft_id: Some(RaftId(own.into())),
+        door_pid: DOOR,
+        tag: 1,
+        probe: false,
+        starts: Starts::first(own.into()),
+        advertise: String::new(),
+    }
+}
 
 pub struct Client {
     stream: BoxStream,
@@ -38,25 +54,18 @@ impl Client {
     }
     /// On a stream whose other side knows already who this is.
     pub async fn over(stream: BoxStream, own: u8) -> Option<Self> {
+        Self::saying(hello_of(own), stream).await.map(|client| client.expect("it is heard"))
+    }
+    /// `None`: the victim closed instead of answering.
+    pub async fn saying(hello: MeshHello, stream: BoxStream) -> Option<Result<Self, Refusal>> {
         let mut framed = Framed::new(stream);
-        let hello = MeshHello {
-            protocol: MESH_PROTOCOL,
-            cluster: ClusterId::from_entropy(CLUSTER),
-            incarnation: Incarnation(0),
-            node: node(own.into()),
-            raft_id: Some(RaftId(own.into())),
-            door_pid: DOOR,
-            tag: 1,
-            probe: false,
-            starts: Starts::first(own.into()),
-            advertise: String::new(),
-        };
         framed.send(&hello).await.ok()?;
         let victim = framed.recv().await.ok()??;
         framed.send(&HelloVerdict::Accepted).await.ok()?;
-        let verdict: Option<HelloVerdict> = framed.recv().await.expect("a verdict");
-        assert_eq!(verdict, Some(HelloVerdict::Accepted));
-        Some(Self { stream: framed.into_inner(), victim, calls: 0 })
+        match framed.recv().await.expect("a verdict")? {
+            HelloVerdict::Accepted => Some(Ok(Self { stream: framed.into_inner(), victim, calls: 0 })),
+            HelloVerdict::Refused(refusal) => Some(Err(refusal)),
+        }
     }
     /// As far as the second handshake, under the name of node `name`.
     pub async fn authenticate(&mut self, name: u128) {

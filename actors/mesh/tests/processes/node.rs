@@ -196,6 +196,8 @@ async fn serve(own: u8, idle: Duration, hints: Vec<String>) {
     let mesh = Mesh::new(MeshConfig { idle, ..MeshConfig::default() }, wiring);
     universe.start_actor(mesh.spec());
     universe.healthy("node/mesh", 1).await;
+    // As the raft member says when it has no seat yet.
+    mesh.handle().members(vec![], None);
     let addr = listen(own, services, &mut around).await;
     let mut running = Running { own: own.into(), mesh: mesh.handle(), replica, universe, around };
     say(format_args!("listening {addr}"));

@@ -1,19 +1,20 @@
 //! The mesh's actors alone, in a universe: the other managers are written by hand, at the ends of in-memory pipes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_gateway::{Connection, Services};
 use muster_mesh::{Dial, DialFailure, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
 use muster_messages::protocol::{
     AgentMsg, IncomingCall, Named, NodeCredentials, RaftMemberMsg, RaftTransport, Service,
 };
-use muster_messages::wire::{PeerMessage, PeerReply, Refusal, Starts};
+use muster_messages::wire::{MeshHello, PeerMessage, PeerReply, Refusal, Starts};
 use muster_messages::*;
 use muster_tests::{PATIENCE, Probe, Universe};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::client::{Client, envelope};
+use crate::client::{Client, envelope, hello_of};
 use crate::node::{call, identity, node, packet};
 
 const MESH: &str = "node/mesh";
@@ -49,6 +50,12 @@ impl Stage {
     }
 
     async fn dialling(dialer: Arc<dyn Dial>) -> Self {
+        let stage = Self::before_the_raft_member(dialer).await;
+        stage.raft_member_speaks();
+        stage
+    }
+
+    async fn before_the_raft_member(dialer: Arc<dyn Dial>) -> Self {
         let universe = Universe::start().await;
         let (raft, agent) = (universe.probe("raft-member"), universe.probe::<AgentMsg>("agent"));
         let own = NodeCredentials {
@@ -79,21 +86,28 @@ impl Stage {
             universe.healthy(&path, 1).await;
         }
         let mesh = mesh.handle();
-        let member = |n: u64| Member { node: node(n.into()), raft_id: RaftId(n), addr: format!("n{n}"), voter: true };
-        mesh.members((1..=3).map(member).collect(), Some(RaftId(1)));
         Self { universe, raft, agent, calls, mesh, services, renewals, _copy: publish }
+    }
+
+    fn raft_member_speaks(&self) {
+        let member = |n: u64| Member { node: node(n.into()), raft_id: RaftId(n), addr: format!("n{n}"), voter: true };
+        self.mesh.members((1..=3).map(member).collect(), Some(RaftId(1)));
     }
 
     /// Manager `n` opens a session, and is heard of.
     async fn connect(&mut self, n: u8) -> Client {
+        let client = self.hello(n, hello_of(n)).await.expect("it is heard").open(n).await;
+        self.session(n, true).await;
+        client
+    }
+    /// A process with manager `n`'s certificate says this.
+    async fn hello(&self, n: u8, hello: MeshHello) -> Result<Client, Refusal> {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (who, address) = (Some(identity(n.into())), ([127, 0, 0, 1], 1).into());
         let connection = Connection::detached(Box::pin(theirs), Service::Mesh, who, address);
         let sink = self.services.sink(Service::Mesh).expect("the mesh serves");
         assert!(sink.send(connection).await.is_ok(), "it takes the connection");
-        let client = Client::over(Box::pin(ours), n).await.expect("the hello is answered").open(n).await;
-        self.session(n, true).await;
-        client
+        Client::saying(hello, Box::pin(ours)).await.expect("the hello is answered")
     }
     /// The raft member hears that a session is up, or is not any more.
     async fn session(&mut self, n: u8, is: bool) {
@@ -217,6 +231,39 @@ async fn a_refusal_that_comes_after_a_new_certificate_is_said_to_be_of_the_old_o
     let said = stage.agent.next("the refusal").await;
     let AgentMsg::RefusedByPeer { serial, .. } = said else { panic!("{}", said.name()) };
     assert_eq!(serial, Some(old));
+    stage.universe.finish().await;
+}
+
+/// E45. Whoever heard it without a seat would take a copy of its directory in its place later.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_greeted_before_the_raft_member_has_said_which_seat_it_has() {
+    let stage = Stage::before_the_raft_member(Arc::new(NobodyThere)).await;
+    let opens = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        stage.raft_member_speaks();
+    };
+    let (client, ()) = tokio::join!(stage.hello(2, hello_of(2)), opens);
+    assert_eq!(client.expect("it is heard").victim.raft_id, Some(RaftId(1)));
+    stage.universe.finish().await;
+}
+
+/// E45. Every process of a new manager gets its seat in the session that it has.
+#[tokio::test(start_paused = true)]
+async fn a_copy_is_refused_the_seat_that_its_original_got_after_the_hello() {
+    let mut stage = Stage::set().await;
+    let process = |start, raft_id| MeshHello { starts: Starts::first(2).next(start), raft_id, ..hello_of(2) };
+    let mut original = stage.hello(2, process(7, None)).await.expect("it is heard").open(2).await;
+    stage.session(2, true).await;
+    let seat = envelope(original.victim.tag, PeerMessage::Seat(RaftId(2)));
+    assert_eq!(original.ask(&seat).await, Some(PeerReply::Taken));
+    stage.hears(2, &mut original).await;
+    drop(original);
+    stage.session(2, false).await;
+
+    let copy = MeshHello { advertise: "elsewhere".to_owned(), ..process(8, Some(RaftId(2))) };
+    let refusal = stage.hello(2, copy).await.err().expect("nobody vouches for what it voted");
+    assert_eq!(refusal.reason, RefusalReason::Duplicate);
+    assert!(refusal.message.contains("a copy of an older state"), "{refusal}");
     stage.universe.finish().await;
 }
 
