@@ -94,6 +94,14 @@ fn identity(world: &World, at: &str) -> Value {
     mesh["view"]["identity"].clone()
 }
 
+/// The address of the process that this manager takes for that node.
+fn heard(world: &World, at: &str, node: NodeId) -> Option<String> {
+    let identity = identity(world, at);
+    let processes = identity["processes"].as_array().into_iter().flatten();
+    let of_node = processes.filter(|p| p["node"] == node.to_string()).filter_map(|p| p["addr"].as_str());
+    of_node.map(str::to_owned).next()
+}
+
 /// The addresses of those that this manager refuses to hear as that node.
 fn refused(world: &World, at: &str, node: NodeId) -> Vec<String> {
     let identity = identity(world, at);
@@ -198,6 +206,10 @@ fn a_copy_of_a_running_managers_directory_waits_for_as_long_as_the_original_answ
     world.node("n3").signal(Signal::STOP);
     world.node("copy").ready();
     let original = world.node("n3").listen.to_string();
+    // Of two managers that hear different processes, the one that heard the original would be right, as long as that answers.
+    for name in ["n1", "n2"] {
+        eventually_so("the copy is heard", || heard(&world, name, node) == Some(address.clone()));
+    }
     world.node("n3").signal(Signal::CONT);
     for name in ["n1", "n2"] {
         eventually_so("now the original is not heard", || refused(&world, name, node) == [original.clone()]);

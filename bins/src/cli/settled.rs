@@ -1,6 +1,6 @@
 //! Whether a role change is in force everywhere. Pure; the waiting is in `commands::node`.
 
-use muster_messages::{CertificateState, Liveness, Membership, NodeView, Role, word};
+use muster_messages::{CertificateState, Condition, Liveness, Membership, NodeView, Role, WaitReason, word};
 
 /// Where a node is on its way to a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,9 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
         Role::Manager => down || node.membership == Membership::Voter,
         Role::Worker => node.membership == Membership::None,
     };
-    if node.role == wanted && (certified || down) && seated {
+    // The leader grants the role and only then sees what the node itself is to do: that is what whoever waits is told.
+    let between = down && role_change(node).is_some_and(|c| c.reason == WaitReason::WaitingForCertificate);
+    if node.role == wanted && (certified || down) && seated && !between {
         return Progress::Settled;
     }
     Progress::Waiting(reason(node, wanted, certified))
@@ -38,7 +40,17 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
 pub fn left_to_do(node: &NodeView, wanted: Role) -> Option<String> {
     let certified = is_certified(node, wanted);
     let seated = wanted == Role::Worker || node.membership == Membership::Voter;
-    (!certified || !seated).then(|| reason(node, wanted, certified))
+    if certified && seated {
+        return None;
+    }
+    let why = reason(node, wanted, certified);
+    let said = role_change(node).is_some();
+    Some(if said { why } else { format!("{}: it is down, and {why}", word(WaitReason::WaitingForNode)) })
+}
+
+/// What the leader says of its change, or else of anything.
+fn role_change(node: &NodeView) -> Option<&Condition> {
+    node.conditions.iter().find(|c| c.kind == "role_change").or(node.conditions.first())
 }
 
 fn is_certified(node: &NodeView, wanted: Role) -> bool {
@@ -46,7 +58,7 @@ fn is_certified(node: &NodeView, wanted: Role) -> bool {
 }
 
 fn reason(node: &NodeView, wanted: Role, certified: bool) -> String {
-    if let Some(condition) = node.conditions.iter().find(|c| c.kind == "role_change").or(node.conditions.first()) {
+    if let Some(condition) = role_change(node) {
         return format!("{}: {}", word(condition.reason), condition.message);
     }
     if node.role != wanted {
@@ -103,12 +115,21 @@ mod tests {
         for role in [Role::Manager, Role::Worker] {
             let absent = down("none", &role.to_string(), &role.to_string());
             assert_eq!(progress(&absent, role), Progress::Settled);
-            assert_eq!(
-                left_to_do(&absent, role),
-                Some(format!("it has no {role} certificate yet")),
-                "and that is said"
-            );
+            let left = format!("waiting_for_node: it is down, and it has no {role} certificate yet");
+            assert_eq!(left_to_do(&absent, role), Some(left), "and that is said");
         }
+        let because = |reason: &str, message: &str| {
+            let mut absent = down("none", "manager", "manager");
+            absent.conditions = serde_json::from_value(json!([{"type": "role_change", "reason": reason,
+                "message": message, "since": "2024-01-01T00:00:00Z", "retry_at": null}]))
+            .unwrap();
+            absent
+        };
+        let between = progress(&because("waiting_for_certificate", "n4 is being granted the role"), Role::Manager);
+        assert!(matches!(between, Progress::Waiting(_)), "the leader looks again at once");
+        let absent = because("waiting_for_node", "n4 is down");
+        assert_eq!(progress(&absent, Role::Manager), Progress::Settled);
+        assert_eq!(left_to_do(&absent, Role::Manager), Some("waiting_for_node: n4 is down".to_owned()));
         assert_eq!(left_to_do(&node(|_| ()), Role::Manager), None);
         let seated = progress(&down("voter", "worker", "worker"), Role::Worker);
         assert!(matches!(seated, Progress::Waiting(_)), "its seat is the cluster's to take");
