@@ -112,10 +112,11 @@ impl Claims {
         true
     }
 
-    /// The process that is heard got a seat after its hello. Whether that is news for the others.
+    /// The process that is heard got a seat after its hello. Whether that is news for the others: its first one is, once. Which
+    /// seat it is decides nothing, and a peer that names one after the other is not passed on.
     pub fn seated(&mut self, node: NodeId, start: StartId, seat: RaftId) -> bool {
         let own = self.own.get_mut(&node).filter(|own| own.starts.this() == Some(start));
-        own.is_some_and(|own| own.seat.replace(seat) != Some(seat))
+        own.is_some_and(|own| own.seat.replace(seat).is_none())
     }
 
     /// All that another manager claims.

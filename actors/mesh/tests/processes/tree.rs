@@ -1,7 +1,6 @@
 //! The mesh's actors alone, in a universe: the other managers are written by hand, at the ends of in-memory pipes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_gateway::{Connection, Services};
 use muster_mesh::{Dial, DialFailure, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
@@ -239,7 +238,8 @@ async fn a_refusal_that_comes_after_a_new_certificate_is_said_to_be_of_the_old_o
 async fn nobody_is_greeted_before_the_raft_member_has_said_which_seat_it_has() {
     let stage = Stage::before_the_raft_member(Arc::new(NobodyThere)).await;
     let opens = async {
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        let waits = |mesh: &ActorNode| mesh.view["hellos_under_way"] == 1;
+        stage.universe.until(MESH, "the hello waits", waits).await;
         stage.raft_member_speaks();
     };
     let (client, ()) = tokio::join!(stage.hello(2, hello_of(2)), opens);
