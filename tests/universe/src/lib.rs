@@ -2,8 +2,8 @@
 //! raft member, blocklist and elections, and the gateway's decisions, over a simulated network, clocks and disks. One seed, one universe:
 //! it can be had again.
 //!
-//! - [`run()`]: one random universe: a cluster grows, is used and hurt, is healed, and must settle.
-//! - [`run_leases`], [`run_gates`]: random universes with many candidates for leases, and with a fleet under release gates.
+//! - [`Run`]: one random run of a [`Kind`]: a cluster that grows and is used while faults are injected, many candidates for leases, or a
+//!   fleet under release gates; afterwards it must settle. [`sweep`] runs many seeds. The binary of this package does both.
 //! - [`Universe`] with the verbs of `story`: a calm universe in which exactly what is told goes wrong.
 //! - [`Break`]: promises broken on purpose. The invariants are listed in `docs/invariants.md`.
 //!
@@ -37,14 +37,18 @@ mod report;
 mod roles;
 mod run;
 mod schedule;
+mod simulate;
 mod story;
 mod trace;
 mod world;
 
 pub use self::breaks::Break;
 pub use self::clients::OpNumber;
-pub use self::fleet::{Said, run_gates};
-pub use self::report::{Failure, GATES_MUST_SEE, MUST_HAPPEN, Report, Totals};
-pub use self::run::{ROLE_CHANGES, run, run_leases};
+pub use self::fleet::Said;
+use self::fleet::run_gates;
+pub use self::report::{Failure, Report, Totals};
+pub use self::run::ROLE_CHANGES;
+use self::run::{run, run_leases};
+pub use self::simulate::{Kind, Run, Summary, sweep};
 pub use self::story::Link;
 pub use self::world::Universe;

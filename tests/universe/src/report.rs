@@ -4,6 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::breaks::Break;
+use crate::simulate::Kind;
+
 /// What must have happened somewhere in a full run, or the run proves nothing about it.
 pub const MUST_HAPPEN: [&str; 49] = [
     "elections",
@@ -56,6 +59,10 @@ pub const MUST_HAPPEN: [&str; 49] = [
     "fault: outdated command",
     "fault: leader-loss hint",
 ];
+
+/// What must have happened somewhere among the candidates of a run of leases.
+pub const LEASES_MUST_SEE: [&str; 5] =
+    ["leases acquired", "leases renewed", "leases expired", "leases given up", "fault: elections crashed"];
 
 /// And what must have happened somewhere to the fleets of a run of gates.
 pub const GATES_MUST_SEE: [&str; 31] = [
@@ -137,21 +144,39 @@ pub struct Report {
     pub totals: Totals,
 }
 
-/// A universe that did not.
+/// A run that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
+    pub kind: Kind,
+    /// The bug that was injected.
+    pub bug: Option<Break>,
     pub seed: u64,
     /// The invariant's name, as in `docs/invariants.md`.
     pub name: String,
     pub detail: String,
+    /// The last events before it.
     pub tail: String,
+}
+
+impl Failure {
+    /// A failure of a run whose kind and bug [`crate::Run::execute`] fills in.
+    pub(crate) fn new(seed: u64, name: &str, detail: String, tail: String) -> Self {
+        Self { kind: Kind::default(), bug: None, seed, name: name.to_owned(), detail, tail }
+    }
+    /// It in one line.
+    pub fn line(&self) -> String {
+        format!("{} seed {}: {} is violated: {}", self.kind, self.seed, self.name, self.detail)
+    }
+    /// The command that runs it again, event by event.
+    pub fn reproduce(&self) -> String {
+        let bug = self.bug.map_or_else(String::new, |bug| format!(" --bug {bug:?}"));
+        format!("cargo run -p muster-universe -- {} {}{bug} --trace", self.kind, self.seed)
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { seed, name, detail, tail } = self;
-        writeln!(f, "{tail}")?;
-        writeln!(f, "seed {seed}: {name} is broken: {detail}")?;
-        write!(f, "again: MUSTER_SEED={seed} cargo test -p muster-universe --test universe replay -- --nocapture")
+        writeln!(f, "{}{}", self.tail, self.line())?;
+        write!(f, "reproduce: {}", self.reproduce())
     }
 }

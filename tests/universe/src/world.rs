@@ -210,7 +210,7 @@ impl Universe {
     }
     pub(crate) fn failure(&self, broken: &Broken) -> Failure {
         let Broken { name, detail } = broken;
-        Failure { seed: self.seed, name: (*name).to_owned(), detail: detail.clone(), tail: self.trace.tail() }
+        Failure::new(self.seed, name, detail.clone(), self.trace.tail())
     }
 
     /// Lets everything happen that happens until then, or until something is broken.

@@ -1,42 +1,30 @@
 //! Every promise can be broken, and the universe notices each within 200 seeds.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use muster_universe::{Break, Kind, Run};
 
-use muster_universe::{Break, Failure, Report, run, run_gates, run_leases};
+/// Each bug is detected within this many seeds.
+const SEEDS: u64 = 200;
 
-/// More of them show how rarely something is found.
-fn seeds() -> std::ops::RangeInclusive<u64> {
-    1..=std::env::var("MUSTER_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(200)
-}
-
-/// The first seed that finds it, and what else the seeds before it found.
-fn finds(broken: Break) -> Result<u64, Vec<String>> {
+fn check(kind: Kind, bug: Break) {
     let mut others = Vec::new();
-    for seed in seeds() {
-        match catch_unwind(AssertUnwindSafe(|| run(seed, Some(broken), false))) {
-            Ok(Ok(_)) => {}
-            Ok(Err(failure)) if broken.breaks().contains(&failure.name.as_str()) => return Ok(seed),
-            Ok(Err(failure)) => others.push(format!("seed {seed}: {}: {}", failure.name, failure.detail)),
-            Err(_) => others.push(format!("seed {seed}: a core panics")),
+    for seed in 1..=SEEDS {
+        let run = Run { bug: Some(bug), ..Run::new(kind, seed) };
+        match run.execute() {
+            Ok(_) => {}
+            Err(failure) if bug.breaks().contains(&failure.name.as_str()) => {
+                return println!("{bug:?}: seed {seed} finds that {} is broken", failure.name);
+            }
+            Err(failure) => others.push(failure.line()),
         }
     }
-    Err(others)
-}
-
-fn check(broken: Break) {
-    match finds(broken) {
-        Ok(seed) => println!("{broken:?}: seed {seed} finds that {:?} is broken", broken.breaks()),
-        Err(others) => {
-            panic!("{broken:?}: {:?} is not found broken; found were {others:#?}", broken.breaks())
-        }
-    }
+    panic!("{bug:?}: {:?} is not found broken; found were {others:#?}", bug.breaks());
 }
 
 macro_rules! each_is_noticed {
     ($($test:ident: $broken:ident,)*) => {
         $(#[test]
         fn $test() {
-            check(Break::$broken);
+            check(Kind::Roles, Break::$broken);
         })*
 
         #[test]
@@ -55,39 +43,29 @@ macro_rules! each_is_noticed {
     };
 }
 
-/// Leases are contended for, and gates passed, in universes of their own.
-fn check_in(run: fn(u64, Option<Break>, bool) -> Result<Report, Failure>, broken: Break) {
-    let found = seeds().find(|seed| match run(*seed, Some(broken), false) {
-        Ok(_) => false,
-        Err(failure) => broken.breaks().contains(&failure.name.as_str()),
-    });
-    let seed = found.unwrap_or_else(|| panic!("{broken:?}: {:?} is not found broken", broken.breaks()));
-    println!("{broken:?}: seed {seed} finds that {:?} is broken", broken.breaks());
-}
-
 #[test]
 fn renewals_by_a_leader_that_asks_nobody() {
-    check_in(run_leases, Break::RenewUnconfirmed);
+    check(Kind::Leases, Break::RenewUnconfirmed);
 }
 
 #[test]
 fn leases_that_pass_while_their_holder_lives() {
-    check_in(run_leases, Break::TakeLiveLeases);
+    check(Kind::Leases, Break::TakeLiveLeases);
 }
 
 #[test]
 fn members_admitted_by_what_they_have_read() {
-    check_in(run_gates, Break::AdmitUnseen);
+    check(Kind::Gates, Break::AdmitUnseen);
 }
 
 #[test]
 fn gates_restricted_by_what_was_read_of_who_serves() {
-    check_in(run_gates, Break::RestrictUnseen);
+    check(Kind::Gates, Break::RestrictUnseen);
 }
 
 #[test]
 fn runners_that_write_after_their_term() {
-    check_in(run_gates, Break::RunWithoutTerm);
+    check(Kind::Gates, Break::RunWithoutTerm);
 }
 
 each_is_noticed! {
