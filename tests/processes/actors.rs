@@ -95,11 +95,13 @@ fn others_subtree(path: &str, other: &str) -> bool {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_crashed_role_manager_heals_under_load() {
     crashed("node/manager/leader/role-manager");
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_crashed_raft_member_heals_under_load() {
     crashed("node/manager/raft-member");
 }
@@ -126,6 +128,7 @@ fn pending_work_survives_the_crash_of_its_role_manager() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn crashing_is_off_unless_the_configuration_allows_it() {
     let mut world = World::new();
     let (folder, listen) = (world.node("n1").folder.clone(), world.node("n1").listen.to_string());

@@ -29,6 +29,7 @@ fn a_restart_keeps_node_id_and_raft_id_and_joins_no_second_time() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_token_decides_what_a_node_becomes() {
     let world = World::with(2, 1);
     let seen = world.nodes_seen_by("n1");
@@ -59,6 +60,7 @@ fn wrong_tokens_are_refused_for_good_and_say_which_part_is_wrong() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn an_unreachable_seed_is_tried_for_ever_and_the_log_says_where_it_stands() {
     let mut world = World::new();
     let nobody = world.node("nobody").listen.to_string();
@@ -93,6 +95,7 @@ fn a_socket_path_that_no_kernel_takes_is_refused_at_once() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_second_daemon_on_one_directory_names_the_first() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();
@@ -107,6 +110,7 @@ fn a_second_daemon_on_one_directory_names_the_first() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_manager_whose_raft_data_was_deleted_asks_for_a_new_seat() {
     let mut world = World::with(3, 0);
     let victim = "n3";
@@ -131,6 +135,7 @@ fn a_manager_whose_raft_data_was_deleted_asks_for_a_new_seat() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn the_only_manager_without_its_raft_data_ends_and_says_what_can_be_done() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();

@@ -27,6 +27,7 @@ fn folders_of(pid: i32) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_cluster_in_front_comes_up_is_found_and_goes_with_ctrl_c() {
     let folder = temporary_folder("test").expect("a temporary folder");
     let mut front = Front::start(folder.path(), &["dev", "up"]);
@@ -46,6 +47,7 @@ fn a_cluster_in_front_comes_up_is_found_and_goes_with_ctrl_c() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_detached_cluster_stays_until_it_is_told_and_is_resumed_with_its_data() {
     let folder = temporary_folder("test").expect("a temporary folder");
     let up = ["dev", "up", "--managers", "1", "--workers", "1", "--detach"];
@@ -67,6 +69,7 @@ fn a_detached_cluster_stays_until_it_is_told_and_is_resumed_with_its_data() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_cluster_in_front_dies_with_a_killed_muster() {
     let folder = temporary_folder("test").expect("a temporary folder");
     let mut front = Front::start(folder.path(), &["dev", "up", "--managers", "1", "--workers", "1"]);
@@ -94,6 +97,7 @@ fn the_tour_tells_its_whole_story_and_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn an_interrupted_tour_leaves_nothing() {
     let folder = temporary_folder("test").expect("a temporary folder");
     let mut front = Front::start(folder.path(), &["dev", "tour"]);

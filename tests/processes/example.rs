@@ -55,6 +55,7 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn the_migration_walk_goes_as_it_is_written() {
     let folder = temporary_folder("walk").expect("a temporary folder");
     let (exit, said) = run(&shell_of(WALK), folder.path());

@@ -78,6 +78,7 @@ fn is_refused(world: &mut World, name: &str, by: &str) {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn the_level_rises_with_the_last_manager_and_an_older_build_is_refused_from_then_on() {
     let mut world = at_level_two();
     for (name, others) in [("n1", vec!["n2", "n3"]), ("n2", vec!["n3"])] {
@@ -116,6 +117,7 @@ fn the_level_rises_with_the_last_manager_and_an_older_build_is_refused_from_then
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_manager_that_was_away_while_the_level_rose_stops_its_manager_half() {
     let mut world = at_level_two();
     for name in ["n1", "n2"] {
@@ -138,6 +140,7 @@ fn a_manager_that_was_away_while_the_level_rose_stops_its_manager_half() {
 /// The last manager of its level is started again, with the same build: the others wait for it as long as for one that was
 /// killed, and then it is there again.
 #[test]
+#[ignore = "full tier"]
 fn the_last_of_its_level_may_be_started_again_in_time() {
     let mut world = at_level_two();
     for name in ["n1", "n2"] {
@@ -161,6 +164,7 @@ fn the_last_of_its_level_may_be_started_again_in_time() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn what_is_the_managers_own_is_nobody_elses() {
     let world = World::with(1, 1);
     eventually_so("it takes part", || status(&world, "n1")["participants"]["serving"] == 1);

@@ -41,6 +41,7 @@ fn a_killed_leader_costs_no_acknowledged_write_and_comes_back_as_a_follower() {
 
 /// The dead leader's clock is gone with it. Long enough for every lease to run out by that clock, were it kept.
 #[test]
+#[ignore = "full tier"]
 fn a_thousand_leases_outlive_the_leader_that_kept_their_clock() {
     let world = World::new();
     // Holders give up after 20 s without a renewal; the run is longer than a lease, so that a clock that nobody kept would show.
@@ -53,6 +54,7 @@ fn a_thousand_leases_outlive_the_leader_that_kept_their_clock() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn all_managers_killed_at_once_come_back_with_every_acknowledged_write() {
     let mut world = World::with(3, 0);
     let writer = writing(&world, &["n1", "n2", "n3"]);
@@ -73,6 +75,7 @@ fn all_managers_killed_at_once_come_back_with_every_acknowledged_write() {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_frozen_leader_is_replaced_and_follows_when_it_thaws() {
     let mut world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
@@ -121,16 +124,19 @@ fn an_old_copy_returns(c_is_smaller: bool) {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn an_old_copy_with_the_smaller_id_finds_its_quorum() {
     an_old_copy_returns(true);
 }
 
 #[test]
+#[ignore = "full tier"]
 fn an_old_copy_with_the_greater_id_finds_its_quorum() {
     an_old_copy_returns(false);
 }
 
 #[test]
+#[ignore = "full tier"]
 fn without_quorum_reads_are_labelled_and_writes_name_who_is_missing() {
     let mut world = World::with(3, 0);
     world.node("n2").kill();

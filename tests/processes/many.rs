@@ -15,6 +15,7 @@ const NODES: u128 = 3_000;
 
 /// They come in by a backup, to which they were added.
 #[test]
+#[ignore = "full tier"]
 fn thousands_of_nodes_and_blocks_are_listed_kept_and_taken_over() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();

@@ -92,6 +92,7 @@ impl Story {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_command_runs_once_on_a_node_of_the_newest_release_and_sees_what_it_is_part_of() {
     let story = Story::of(
         r#"env | grep -E '^(MUSTER|COLOUR)' | sort >> seen
@@ -140,6 +141,7 @@ fn a_command_runs_once_on_a_node_of_the_newest_release_and_sees_what_it_is_part_
 }
 
 #[test]
+#[ignore = "full tier"]
 fn a_command_that_says_never_is_not_tried_again_until_an_operator_says_so() {
     let story = Story::of("echo tried >> tries; test -e fixed && exit 0; echo 'wrong schema'; exit 78");
     let failed = story.reaches("failed");
@@ -154,6 +156,7 @@ fn a_command_that_says_never_is_not_tried_again_until_an_operator_says_so() {
 
 /// The daemon is killed. Nobody is left to renew its lease or to end the command but the guardian.
 #[test]
+#[ignore = "full tier"]
 fn the_command_of_a_killed_runner_is_gone_before_the_next_begins() {
     let mut story = Story::of(PLODS);
     let runner = story.runner();
@@ -166,6 +169,7 @@ fn the_command_of_a_killed_runner_is_gone_before_the_next_begins() {
 
 /// The daemon is frozen for longer than its lease: the guardian is not, and when the daemon goes on it has lost.
 #[test]
+#[ignore = "full tier"]
 fn the_command_of_a_frozen_runner_is_gone_before_the_next_begins_and_does_not_come_back() {
     let mut story = Story::of(PLODS);
     let runner = story.runner();
@@ -183,6 +187,7 @@ fn the_command_of_a_frozen_runner_is_gone_before_the_next_begins_and_does_not_co
 
 /// A daemon that is told to end tells its command so, kills it after its grace, and gives the lease back at once.
 #[test]
+#[ignore = "full tier"]
 fn a_daemon_that_stops_ends_its_command_and_the_next_begins_at_once() {
     let mut story = Story::of(
         r#"trap 'echo "$MUSTER_FENCING_TOKEN told" >> trace; exit 0' TERM
@@ -200,6 +205,7 @@ fn a_daemon_that_stops_ends_its_command_and_the_next_begins_at_once() {
 /// Whoever kills its guardian kills the command; whoever kills its keeper has it ended by the guardian. Either way the run
 /// has failed and is tried again, by one command at a time.
 #[test]
+#[ignore = "full tier"]
 fn a_command_whose_guardian_or_keeper_is_killed_is_ended_and_tried_again() {
     let mut story = Story::of(PLODS);
     let runner = story.runner();
@@ -220,6 +226,7 @@ fn a_command_whose_guardian_or_keeper_is_killed_is_ended_and_tried_again() {
 
 /// A keeper that is frozen says nothing of what its guardian has done long since, and holds nobody up for ever.
 #[test]
+#[ignore = "full tier"]
 fn a_keeper_that_is_frozen_with_its_guardian_is_given_up_with_the_time_of_its_run() {
     let mut story = Story::within(PLODS, "20s");
     let runner = story.runner();
@@ -244,6 +251,7 @@ fn a_keeper_that_is_frozen_with_its_guardian_is_given_up_with_the_time_of_its_ru
 
 /// A guardian that is frozen cannot end its command. Its keeper kills it, and the command dies with it.
 #[test]
+#[ignore = "full tier"]
 fn a_frozen_guardian_is_killed_with_its_command_when_the_time_of_its_run_is_over() {
     let mut story = Story::within(PLODS, "3s");
     let runner = story.runner();
@@ -262,6 +270,7 @@ fn a_frozen_guardian_is_killed_with_its_command_when_the_time_of_its_run_is_over
 /// Its log is a manager's, and so are its keys: a command that runs on it has nothing of them open, whoever else opened files
 /// without a thought of `exec`. Nor may it become another user, whom its guardian could not kill.
 #[test]
+#[ignore = "full tier"]
 fn a_command_has_nothing_of_its_daemon_open_and_takes_nobodys_rights() {
     let world = World::with(1, 0);
     let file = world.folder().join("look.toml");

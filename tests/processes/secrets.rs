@@ -177,6 +177,7 @@ fn paths(actor: &Value, into: &mut Vec<String>) {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn no_answer_holds_the_root_key_or_the_secret_of_a_token_but_those_that_are_asked_for_it() {
     let mut world = World::with(2, 1);
     let created = world.muster(&["token", "create", "--role", "worker"]).ended(0).json();

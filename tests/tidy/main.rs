@@ -6,6 +6,7 @@ mod invariants;
 mod licence;
 mod sources;
 mod texts;
+mod tiers;
 
 use std::path::{Path, PathBuf};
 

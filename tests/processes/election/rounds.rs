@@ -285,6 +285,7 @@ fn setting(key: &str, usual: impl FnOnce() -> u64) -> u64 {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn twenty_candidates_never_run_two_commands_at_once_whatever_is_killed_frozen_or_put_forward() {
     let seed = setting(super::SEED, rand::random);
     let rounds = setting("MUSTER_ROUNDS", || ROUNDS.into());

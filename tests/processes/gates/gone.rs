@@ -35,6 +35,7 @@ fn vouch_for(world: &World, name: &str, release: Triple) {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebody_forgets_it() {
     let mut world = World::new();
     world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
@@ -78,6 +79,7 @@ fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebod
 }
 
 #[test]
+#[ignore = "full tier"]
 fn without_quorum_nothing_changes_and_members_serve_until_their_leases_end() {
     let mut world = managers_of("1.0.0");
     apply(&world, "1.0.0", "1.0.0", &["a"]);

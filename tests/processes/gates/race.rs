@@ -221,6 +221,7 @@ fn names_in_the_way(refused: &ErrorBody, member: &str) {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn an_admission_and_a_restriction_at_once_exclude_each_other_whoever_is_let_go_first() {
     let mut dice = dice();
     let world = managers_of("1.0.0");

@@ -216,11 +216,13 @@ fn rounds_of(fate: Fate) {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn nothing_of_a_killed_runner_is_written_once_its_successor_has_begun() {
     rounds_of(Fate::Killed);
 }
 
 #[test]
+#[ignore = "full tier"]
 fn nothing_of_a_frozen_runner_is_written_once_its_successor_has_begun_although_it_wakes_up() {
     rounds_of(Fate::Frozen);
 }

@@ -22,6 +22,7 @@ fn matrix(at_work: bool) -> Outcomes {
 }
 
 #[test]
+#[ignore = "full tier"]
 fn the_kill_matrix_is_as_it_is_written_down() {
     let at_work = std::thread::Builder::new().name("at work".to_owned()).spawn(|| matrix(true)).expect("a thread");
     let at_rest = matrix(false);
