@@ -1,6 +1,7 @@
 //! The kit, tested: above all that it does fail, and says why.
 
 mod actors;
+mod examples;
 mod probes;
 mod universes;
 

@@ -152,3 +152,11 @@ async fn an_actor_stands_before_a_probe_and_may_crash() {
     assert_eq!(universe.journal(), ["disk: error", "disk: error"]);
     universe.finish().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_shows_messages_as_it_is_told_to() {
+    let mut numbers = muster_tests::Probe::showing("numbers", |n: &u32| n.to_string());
+    numbers.recipient().tell(7).unwrap();
+    assert_eq!(numbers.heard(), ["numbers: 7"]);
+    assert_eq!(numbers.next("a number").await, 7);
+}

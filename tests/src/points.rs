@@ -22,49 +22,8 @@ const ENOUGH: u32 = 4;
 /// The story makes a universe of its own each time, has an actor [crash](crate::Universe::crash_at) at the fuse's point, and in
 /// the end asserts what holds wherever that was. It is told for nothing if it repeats nothing that was not answered.
 ///
-/// ```
-/// use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
-/// use muster_messages::protocol::{Named, Reply};
-/// use muster_tests::{Universe, at_every_point, insisting};
-///
-/// struct Add {
-///     number: u64,
-///     reply: Reply<u64>,
-/// }
-/// # impl Named for Add {
-/// #     fn name(&self) -> &'static str { "add" }
-/// # }
-/// /// The greatest number so far, for ever.
-/// struct Greatest(Slot<u64>);
-/// impl Shell for Greatest {
-///     type Msg = Add;
-///     const KIND: &'static str = "Greatest";
-///     async fn handle(&mut self, _cx: &Cx<Add>, add: Add) -> Result<(), Fault> {
-///         let greatest = self.0.get().unwrap_or(0).max(add.number);
-///         self.0.set(greatest); // first what the next incarnation needs, then the answer
-///         let _gone = add.reply.send(greatest);
-///         Ok(())
-///     }
-/// }
-///
-/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() {
-/// let points = at_every_point(async |fuse| {
-///     let mut universe = Universe::start().await;
-///     let (address, slot) = (Address::new(8), Slot::new());
-///     universe.start_actor(Spec::actor("greatest", address.clone(), move || Ok(Greatest(slot.clone()))));
-///     universe.healthy("node/greatest", 1).await;
-///     universe.crash_at("node/greatest", &fuse);
-///     let mut answers = Vec::new();
-///     for number in [3, 7, 5] {
-///         answers.push(insisting(&address, |reply| Add { number, reply }).await);
-///     }
-///     assert_eq!(answers, [3, 7, 7]);
-///     universe.finish().await;
-/// })
-/// .await;
-/// assert_eq!(points, 3 * 4 + 2, "before and after each message, and each slot; and as it stops");
-/// # }
+/// ```ignore
+#[doc = include_str!("../kit/examples/points.rs")]
 /// ```
 pub async fn at_every_point(story: impl AsyncFnMut(Fuse)) -> u32 {
     told(Fuse::at, story).await

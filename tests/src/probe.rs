@@ -69,16 +69,6 @@ impl<M: Named + Send + 'static> Probe<M> {
 
 impl<M: Send + 'static> Probe<M> {
     /// A probe of messages that have no name of their own, or whose fields a failure should show.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() {
-    /// let mut numbers = muster_tests::Probe::showing("numbers", |n: &u32| n.to_string());
-    /// numbers.recipient().tell(7).unwrap();
-    /// assert_eq!(numbers.heard(), ["numbers: 7"]);
-    /// assert_eq!(numbers.next("a number").await, 7);
-    /// # }
-    /// ```
     pub fn showing(name: &str, show: fn(&M) -> String) -> Self {
         Self::made(name, show, Journal::new())
     }
@@ -112,30 +102,8 @@ impl<M: Send + 'static> Probe<M> {
     /// Lets a script answer some of the messages. It is called with each as it arrives, by whoever sends it, and hands
     /// back what is not for it; the next script sees that, then the test. A script says nothing to its own probe.
     ///
-    /// ```
-    /// use muster_messages::protocol::{Named, Reply};
-    /// use muster_tests::{PATIENCE, Probe, answered};
-    ///
-    /// enum SumsMsg {
-    ///     Double { n: u32, reply: Reply<u32> },
-    ///     Forget,
-    /// }
-    /// # impl Named for SumsMsg {
-    /// #     fn name(&self) -> &'static str { if let Self::Forget = self { "forget" } else { "double" } }
-    /// # }
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() {
-    /// let mut sums = Probe::new("sums");
-    /// sums.on(|msg| match msg {
-    ///     SumsMsg::Double { n, reply } => answered(reply, n * 2),
-    ///     other => Some(other),
-    /// });
-    /// let to = sums.recipient();
-    /// assert_eq!(to.ask(PATIENCE, |reply| SumsMsg::Double { n: 21, reply }).await, Ok(42));
-    /// to.tell(SumsMsg::Forget).unwrap();
-    /// assert!(matches!(sums.next("what no script takes").await, SumsMsg::Forget));
-    /// assert_eq!(sums.heard(), ["sums: double", "sums: forget"]);
-    /// # }
+    /// ```ignore
+    #[doc = include_str!("../kit/examples/script.rs")]
     /// ```
     pub fn on(&self, script: impl FnMut(M) -> Option<M> + Send + 'static) {
         locked(&self.inbox.scripts).push(Box::new(script));

@@ -26,19 +26,6 @@ use crate::{PATIENCE, Probe};
 /// universe lives on a runtime at a time. A test of several processes has a [`Host`] for each of the [others](Self::another).
 ///
 /// It is no simulation: time and mailboxes are the kernel's own. Cores alone need none of it.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() {
-/// let mut universe = muster_tests::Universe::start().await;
-/// universe.expects_panic("the disk is full");
-/// universe.expects_error("a disk broke");
-/// let writer = tokio::spawn(async { panic!("the disk is full") });
-/// assert!(writer.await.is_err());
-/// tracing::error!(disk = 7, "a disk broke");
-/// universe.finish().await;
-/// # }
-/// ```
 pub struct Universe {
     /// Empty once it is finished.
     home: Option<Host>,

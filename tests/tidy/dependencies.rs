@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use super::licence::is_allowed;
-use super::{report, texts, top};
+use super::{Text, has_word, report, texts, top};
 
 fn policy() -> toml::Table {
     let text = std::fs::read_to_string(top().join("deny.toml")).expect("deny.toml is there");
@@ -105,4 +105,67 @@ fn every_package_obeys_the_workspaces_lints() {
         }
     }
     report("lints are set once, for all", &violations);
+}
+
+/// What a manifest demands without naming it in the code: `(package, dependency)`, with the reason.
+const NOT_NAMED_IN_CODE: [(&str, &str); 2] = [
+    // The client of `kube` needs one of this crate's version features.
+    ("actors/elector/Cargo.toml", "k8s-openapi"),
+    // The frames written by hand are a file of the mesh's tests, included by its path.
+    ("tests/attacks/Cargo.toml", "muster-mesh"),
+];
+
+#[test]
+fn every_direct_dependency_is_used() {
+    let rust = texts(|path| path.ends_with(".rs"));
+    let mut violations = Vec::new();
+    for file in texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml") {
+        let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
+        let folder = file.path.trim_end_matches("Cargo.toml");
+        // The process scenarios are a test of `bins` that lies elsewhere.
+        let listed = manifest.get("test").and_then(toml::Value::as_array).into_iter().flatten();
+        let elsewhere = listed.filter_map(|test| test.get("path")?.as_str()?.strip_prefix("../"));
+        let roots: Vec<String> =
+            elsewhere.map(|path| path.trim_end_matches("main.rs").to_owned()).chain([folder.to_owned()]).collect();
+        let code: Vec<&Text> =
+            rust.iter().filter(|text| roots.iter().any(|root| text.path.starts_with(root.as_str()))).collect();
+        for table in ["dependencies", "dev-dependencies"] {
+            for name in manifest.get(table).and_then(toml::Value::as_table).into_iter().flat_map(toml::Table::keys) {
+                let word = name.replace('-', "_");
+                let used = code.iter().any(|text| text.text.lines().any(|line| has_word(line, &word)));
+                if !used && !NOT_NAMED_IN_CODE.contains(&(file.path.as_str(), name)) {
+                    violations.push(format!("{}: {name}", file.path));
+                }
+            }
+        }
+    }
+    report("every dependency of a manifest is named in its code", &violations);
+}
+
+#[test]
+fn examples_of_the_documentation_are_tests() {
+    let mut violations = Vec::new();
+    for file in
+        texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml" && !path.starts_with("tests/clients/"))
+    {
+        let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
+        let doctest = manifest.get("lib").and_then(|lib| lib.get("doctest")).and_then(toml::Value::as_bool);
+        if doctest != Some(false) {
+            violations.push(format!("{}: [lib] doctest = false", file.path));
+        }
+    }
+    for file in texts(|path| path.ends_with(".rs")) {
+        let fences = file
+            .text
+            .lines()
+            .map(str::trim_start)
+            .filter_map(|line| line.strip_prefix("//! ```").or_else(|| line.strip_prefix("/// ```")));
+        for opened in fences.step_by(2).filter(|opened| !matches!(*opened, "text" | "ignore")) {
+            violations.push(format!("{}: ```{opened}", file.path));
+        }
+    }
+    report(
+        "a doc-test is a program that is linked by itself: an example is a file of a test, included in the documentation",
+        &violations,
+    );
 }

@@ -1,19 +1,7 @@
 //! Admission for programs that embed it: announce, wait, serve, leave.
 //!
-//! ```no_run
-//! # async fn serve() {}
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use muster_reconciler::{Admission, Link, Member, Socket};
-//! let link = Link::new(Socket("/run/muster/muster.sock".into()));
-//! let member = Member::new("apiserver", "host-1", "2.0.0".parse()?).needs("schema", "2.0.0".parse()?);
-//! let waiting = Admission::announce(std::sync::Arc::new(link), member).await?;
-//! let guard = waiting.ready().await?;
-//! tokio::select! {
-//!     () = serve() => {}
-//!     why = guard.revoked() => eprintln!("no longer admitted: {why}"),
-//! }
-//! guard.drain().await;
-//! # Ok(()) }
+//! ```ignore
+#![doc = include_str!("../tests/stories/example.rs")]
 //! ```
 
 use std::sync::Arc;

@@ -6,6 +6,8 @@
 mod admission;
 mod cluster;
 mod everywhere;
+#[expect(dead_code, reason = "an example of the documentation: compiled, never run")]
+mod example;
 mod fleet;
 mod histories;
 mod judge;

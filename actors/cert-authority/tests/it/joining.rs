@@ -1,0 +1,260 @@
+//! Joining, joining again, and re-keying.
+use crate::world::*;
+use muster_cert_authority::core::*;
+use muster_messages::protocol::ProposeError;
+use muster_messages::wire::JoinReply;
+use muster_messages::*;
+
+#[test]
+fn a_worker_token_makes_a_worker_and_a_manager_token_a_manager() {
+    let mut world = World::new();
+    for (n, secret, role) in [(5, WORKER, Role::Worker), (6, MANAGER, Role::Manager)] {
+        let answer = world.join(joiner(n, secret));
+        let record = world.node(n);
+        assert_eq!((record.role, record.desired_role), (role, role));
+        assert_eq!(grant(&answer), (role, Some(record.granted)));
+        assert_eq!(record.certificate.as_ref().unwrap().serial, certificate(&answer).serial);
+        assert_eq!((record.addr.as_str(), record.liveness), ("10.0.0.9:4400", Liveness::Unknown));
+        let Answer::Joined(JoinReply::Joined { managers, node, .. }) = answer.unwrap() else { unreachable!() };
+        assert_eq!((managers[0].as_str(), node), ("n1.example:4400", id(n)));
+    }
+}
+
+#[test]
+fn the_event_log_tells_which_token_let_a_node_in() {
+    let mut world = World::new();
+    world.join(joiner(5, WORKER)).unwrap();
+    assert!(world.log.events.iter().any(|e| e.node == Some(id(5)) && e.reason == "joined with token w"));
+    assert!(!world.log.events.iter().any(|e| format!("{e:?}").contains(WORKER)));
+}
+
+#[test]
+fn an_unknown_or_revoked_token_leaves_no_node() {
+    let mut world = World::new();
+    for secret in ["", "x", "wwwwwwwwwwwwwwwwwwwwwwwwx"] {
+        assert_eq!(code(&world.join(joiner(5, secret))), ErrorCode::BadToken);
+    }
+    world.change(Change::DeleteToken("w".to_owned()));
+    assert_eq!(code(&world.join(joiner(5, WORKER))), ErrorCode::BadToken);
+    assert!(!world.log.nodes.contains_key(&id(5)));
+    assert!(world.signed.is_empty());
+}
+
+#[test]
+fn a_token_ends_when_its_time_or_its_uses_do() {
+    let mut world = World::new();
+    world.change(Change::PutToken(Token { expires_at: Some(NOW.plus(HOUR)), ..token("t", Role::Worker, "time") }));
+    world.change(Change::PutToken(Token { uses_left: Some(2), ..token("u", Role::Worker, "uses") }));
+    assert!(world.join(joiner(5, "time")).is_ok());
+    assert!(world.join(joiner(6, "uses")).is_ok());
+    assert!(world.join(joiner(7, "uses")).is_ok());
+    world.wall = NOW.plus(HOUR);
+    assert_eq!(code(&world.join(joiner(8, "time"))), ErrorCode::TokenExpired);
+    assert_eq!(code(&world.join(joiner(9, "uses"))), ErrorCode::TokenUsedUp);
+    assert_eq!(world.log.nodes.len(), 4);
+}
+
+#[test]
+fn the_last_use_of_a_token_lets_one_of_two_in() {
+    let mut world = World::new();
+    world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Worker, "uses") }));
+    world.hold = true;
+    let a = world.ask(Wish::Join(Box::new(joiner(5, "uses"))));
+    let b = world.ask(Wish::Join(Box::new(joiner(6, "uses"))));
+    world.settle();
+    assert!(world.answer(a).unwrap().is_ok());
+    assert_eq!(code(world.answer(b).unwrap()), ErrorCode::TokenUsedUp);
+    assert!(!world.log.nodes.contains_key(&id(6)));
+}
+
+#[test]
+fn a_repeated_join_is_the_same_node_and_one_use() {
+    let mut world = World::new();
+    world.change(Change::PutToken(Token {
+        uses_left: Some(1),
+        expires_at: Some(NOW.plus(HOUR)),
+        ..token("u", Role::Worker, "uses")
+    }));
+    let wish = joiner(5, "uses");
+    let first = world.join(wish.clone());
+    world.wall = NOW.plus(HOUR * 2); // used up and expired by now: the joiner has been let in already
+    let second = world.join(wish);
+    assert_eq!(certificate(&first).subject, certificate(&second).subject);
+    assert_ne!(certificate(&first).serial, certificate(&second).serial);
+    assert_eq!(world.node(5).certificate.as_ref().unwrap().serial, certificate(&second).serial);
+    assert_eq!(world.log.nodes.len(), 2);
+}
+
+#[test]
+fn a_join_whose_end_nobody_knows_is_safe_to_repeat() {
+    for applied in [false, true] {
+        let mut world = World::new();
+        world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Worker, "uses") }));
+        world.hold = true;
+        let wish = joiner(5, "uses");
+        let ask = world.ask(Wish::Join(Box::new(wish.clone())));
+        if applied {
+            let (_, command) = world.proposals.front().cloned().unwrap();
+            let at = world.log.revision.next();
+            muster_store::apply(&mut world.log, at, &command).unwrap();
+        }
+        world.fail(ProposeError::UnknownOutcome);
+        assert_eq!(code(world.answer(ask).unwrap()), ErrorCode::UnknownOutcome);
+        world.show();
+        world.hold = false;
+        assert!(world.join(wish).is_ok(), "applied: {applied}");
+        assert_eq!(world.log.nodes.len(), 2);
+    }
+}
+
+#[test]
+fn two_copies_of_one_join_at_once_are_one_node() {
+    let mut world = World::new();
+    world.hold = true;
+    let wish = joiner(5, WORKER);
+    let a = world.ask(Wish::Join(Box::new(wish.clone())));
+    let b = world.ask(Wish::Join(Box::new(wish)));
+    world.settle();
+    assert!(world.answer(a).unwrap().is_ok() && world.answer(b).unwrap().is_ok());
+    assert_eq!(world.log.nodes.len(), 2);
+}
+
+#[test]
+fn knowing_a_node_s_id_and_request_is_not_enough_to_become_it() {
+    let mut world = World::new();
+    let wish = joiner(5, MANAGER);
+    world.join(wish.clone()).unwrap();
+    let thief = JoinWish { key: key(), secret: Secret::new(WORKER), ..wish };
+    assert_eq!(code(&world.join(thief)), ErrorCode::Conflict);
+    assert_eq!(world.signed.len(), 1);
+}
+
+#[test]
+fn a_taken_name_gets_a_number() {
+    let mut world = World::new();
+    world.hold = true;
+    let named = |n| JoinWish { name: "n1".parse().unwrap(), ..joiner(n, WORKER) };
+    let asks: Vec<AskId> = (5..8).map(|n| world.ask(Wish::Join(Box::new(named(n))))).collect();
+    world.settle();
+    for (ask, (n, name)) in asks.into_iter().zip([(5, "n1-2"), (6, "n1-3"), (7, "n1-4")]) {
+        assert!(world.answer(ask).unwrap().is_ok());
+        assert_eq!(world.node(n).name.as_str(), name);
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_meanwhile_is_chosen_anew() {
+    let mut world = World::new();
+    world.hold = true;
+    let ask = world.ask(Wish::Join(Box::new(joiner(5, WORKER))));
+    world.change(Change::CreateNode(Box::new(node_record(id(77), "n5", Role::Worker))));
+    world.settle();
+    assert!(world.answer(ask).unwrap().is_ok());
+    assert_eq!(world.node(5).name.as_str(), "n5-2");
+}
+
+/// A removed machine that still knows a valid token may come back, but as another node: the old id stays out.
+#[test]
+fn a_removed_node_with_a_token_is_a_new_node_or_none() {
+    let mut world = World::new();
+    let wish = joiner(5, WORKER);
+    world.join(wish.clone()).unwrap();
+    world.remove(5);
+    assert_eq!(code(&world.join(wish.clone())), ErrorCode::Blocked);
+    assert_eq!(code(&world.join(JoinWish { rekey: true, ..wish.clone() })), ErrorCode::Blocked);
+    assert_eq!(code(&world.join(JoinWish { request: RequestId(99), ..wish })), ErrorCode::Blocked);
+    assert!(world.join(joiner(6, WORKER)).is_ok());
+    assert_eq!(world.log.nodes.len(), 2);
+}
+
+#[test]
+fn a_join_overtaken_by_a_block_is_refused() {
+    let mut world = World::new();
+    (world.hold, world.blind) = (true, true);
+    let ask = world.ask(Wish::Join(Box::new(joiner(5, WORKER))));
+    let block = Blocked { node: id(5), by: Principal::Operator, blocked_at: NOW, expires_at: NOW.plus(HOUR) };
+    world.change(Change::Block(block));
+    world.settle();
+    assert_eq!(code(world.answer(ask).unwrap()), ErrorCode::Blocked);
+}
+
+#[test]
+fn a_rekeyed_node_keeps_its_id_and_gets_the_role_that_the_cluster_granted() {
+    let mut world = World::new();
+    world.add(5, Role::Manager);
+    world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Worker, "uses") }));
+    let before = world.node(5).clone();
+    let wish = JoinWish { rekey: true, ..joiner(5, "uses") };
+    let answer = world.join(wish.clone());
+    assert_eq!(grant(&answer), (Role::Manager, Some(before.granted)));
+    assert_eq!(world.node(5).name, before.name);
+    assert_eq!(world.log.tokens["u"].uses_left, Some(0));
+    assert!(world.join(wish).is_ok(), "a repeated one counts no second use");
+    let another = JoinWish { rekey: true, ..joiner(5, "uses") };
+    assert_eq!(code(&world.join(another)), ErrorCode::TokenUsedUp);
+}
+
+#[test]
+fn a_rekeying_node_must_still_exist() {
+    let mut world = World::new();
+    let wish = JoinWish { rekey: true, ..joiner(5, MANAGER) };
+    assert_eq!(code(&world.join(wish)), ErrorCode::Removed);
+    assert!(!world.log.nodes.contains_key(&id(5)));
+}
+
+#[test]
+fn without_quorum_a_joiner_hears_who_is_missing() {
+    let mut world = World::new();
+    world.hold = true;
+    let ask = world.ask(Wish::Join(Box::new(joiner(5, WORKER))));
+    world.fail(ProposeError::NoQuorum { missing: vec![id(9)] });
+    let refusal = world.answer(ask).unwrap().as_ref().unwrap_err();
+    assert_eq!(refusal.code, ErrorCode::NoQuorum);
+    assert!(refusal.details.contains(id(9).as_str()));
+}
+
+#[test]
+fn a_user_has_one_certificate_in_force() {
+    let mut world = World::new();
+    let wish = ada(1);
+    let first = certificate(&world.user(wish.clone()));
+    assert_eq!(first.principal(), Principal::Admin("ada".parse().unwrap()));
+    assert_eq!(code(&world.user(ada(2))), ErrorCode::Conflict);
+    // Its own request, repeated because the answer was lost: the lost certificate is replaced.
+    let second = certificate(&world.user(wish));
+    assert_ne!(first.serial, second.serial);
+    assert_eq!(world.log.users[&"ada".parse::<Name>().unwrap()].serial, second.serial);
+    world.wall = second.not_after;
+    assert!(world.user(ada(3)).is_ok(), "an expired user can be made again");
+}
+
+#[test]
+fn a_revoked_user_does_not_come_back_by_a_repeated_request() {
+    let mut world = World::new();
+    let wish = ada(1);
+    world.user(wish.clone()).unwrap();
+    world.change(Change::DeleteUser("ada".parse().unwrap()));
+    assert_eq!(code(&world.user(wish)), ErrorCode::Conflict);
+    assert!(world.user(ada(2)).is_ok());
+}
+
+#[test]
+fn two_operators_who_create_one_user_get_one() {
+    let mut world = World::new();
+    world.hold = true;
+    let (a, b) = (world.ask(Wish::User(ada(1))), world.ask(Wish::User(ada(2))));
+    world.settle();
+    assert!(world.answer(a).unwrap().is_ok());
+    assert_eq!(code(world.answer(b).unwrap()), ErrorCode::Conflict);
+}
+
+#[test]
+fn namespaces_and_lifetimes_of_users_are_checked() {
+    let mut world = World::new();
+    for (n, bad) in ["Bad Name", "-a", "a-", "a.b", ""].into_iter().enumerate() {
+        let bad = UserWish { namespaces: vec![bad.to_owned()], ..ada(10 + n as u128) };
+        assert_eq!(code(&world.user(bad)), ErrorCode::Invalid);
+    }
+    let short = UserWish { lifetime: Some(std::time::Duration::from_secs(1)), ..ada(2) };
+    assert_eq!(code(&world.user(short)), ErrorCode::Invalid);
+}

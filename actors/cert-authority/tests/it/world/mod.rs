@@ -1,0 +1,288 @@
+//! A cluster of one: the core, a log that applies what it proposes, a real root, and ports that keep the answers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use muster_cert_authority::Config;
+use muster_cert_authority::core::*;
+use muster_messages::protocol::{ProposeError, UserCertificate};
+use muster_messages::wire::{JoinReply, SignReply};
+use muster_messages::*;
+use muster_pki::*;
+
+pub const HOUR: Duration = Duration::from_secs(3600);
+pub const NOW: WallTime = WallTime(1_800_000_000_000);
+pub const WORKER: &str = "wwwwwwwwwwwwwwwwwwwwwwwww";
+pub const MANAGER: &str = "mmmmmmmmmmmmmmmmmmmmmmmmm";
+
+pub type Outcome = Result<Answer, ErrorBody>;
+
+pub struct World {
+    pub core: CertAuthority,
+    /// What every member has applied.
+    pub log: Tables,
+    pub now: Moment,
+    pub wall: WallTime,
+    pub answers: BTreeMap<AskId, Outcome>,
+    /// Every profile that was ever signed.
+    pub signed: Vec<Profile>,
+    /// While set, proposals wait in `proposals`.
+    pub hold: bool,
+    pub proposals: VecDeque<(StepId, Command)>,
+    /// While set, the copy of the core stays as it is.
+    pub blind: bool,
+    pub alarm: Option<Moment>,
+    pub signer_fails: bool,
+    issuer: Issuer,
+    last: u64,
+}
+
+pub fn id(n: u128) -> NodeId {
+    NodeId::from_entropy(n)
+}
+
+pub fn key() -> CsrKey {
+    CsrKey::parse(&make_csr(&new_key()).unwrap()).unwrap()
+}
+
+pub fn token(id: &str, role: Role, secret: &str) -> Token {
+    Token {
+        id: id.to_owned(),
+        role,
+        secret: Secret::new(secret),
+        default: false,
+        created_at: NOW,
+        expires_at: None,
+        uses_left: None,
+        revision: Revision(0),
+    }
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    pub fn with(config: Config) -> Self {
+        let cluster = ClusterId::from_entropy(1);
+        let root = Root::create(cluster, NOW).unwrap();
+        let issuer = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap();
+        let mut world = Self {
+            core: CertAuthority::new(config),
+            log: Tables::default(),
+            now: Moment(0),
+            wall: NOW,
+            answers: BTreeMap::new(),
+            signed: Vec::new(),
+            hold: false,
+            proposals: VecDeque::new(),
+            blind: false,
+            alarm: None,
+            signer_fails: false,
+            issuer,
+            last: 0,
+        };
+        let record = ClusterRecord {
+            id: cluster,
+            name: "default".parse().unwrap(),
+            incarnation: Incarnation(1),
+            feature_level: 1,
+            root_cert_pem: root.cert_pem,
+            root_key_pem: root.key_pem,
+            founded_at: NOW,
+            revision: Revision(0),
+        };
+        world.change(Change::Found {
+            cluster: Box::new(record),
+            founder: Box::new(node_record(id(1), "n1", Role::Manager)),
+            tokens: vec![token("w", Role::Worker, WORKER), token("m", Role::Manager, MANAGER)],
+        });
+        world
+    }
+
+    /// Somebody else's entry.
+    pub fn change(&mut self, change: Change) {
+        let command = Command::idempotent(self.wall, Principal::Operator, "test").change(change);
+        self.apply(&command).unwrap();
+        self.show();
+    }
+
+    pub fn add(&mut self, n: u128, role: Role) {
+        let name = format!("n{n}");
+        self.change(Change::CreateNode(Box::new(node_record(id(n), &name, role))));
+    }
+
+    pub fn remove(&mut self, n: u128) {
+        let block = Blocked { node: id(n), by: Principal::Operator, blocked_at: self.wall, expires_at: self.wall };
+        let command = Command::idempotent(self.wall, Principal::Operator, "removed")
+            .change(Change::DeleteNode(id(n)))
+            .change(Change::Block(block));
+        self.apply(&command).unwrap();
+        self.show();
+    }
+
+    fn apply(&mut self, command: &Command) -> Result<Revision, CommandRefusal> {
+        let at = self.log.revision.next();
+        muster_store::apply(&mut self.log, at, command).map(|()| at)
+    }
+
+    /// Hands the applied copy to the core, unless it is kept blind.
+    pub fn show(&mut self) {
+        if !self.blind {
+            self.input(Input::Copy(self.log.clone()));
+        }
+    }
+
+    pub fn input(&mut self, input: Input) {
+        let mut effects = Vec::new();
+        self.core.step(self.now, self.wall, input, &mut effects);
+        for effect in effects {
+            match effect {
+                Effect::Sign { step, profile, key } => {
+                    let signed = match (&profile, self.signer_fails) {
+                        (_, true) => Err(SignError::Key),
+                        (Profile::Node(p), _) => self.issuer.sign_node(p, &key),
+                        (Profile::User(p), _) => self.issuer.sign_user(p, &key),
+                    };
+                    self.signed.push(profile);
+                    self.input(Input::Signed(step, signed));
+                }
+                Effect::Propose { step, command } => {
+                    self.proposals.push_back((step, command));
+                    if !self.hold {
+                        self.settle();
+                    }
+                }
+                Effect::CatchUp(_) => self.show(),
+                Effect::Answer(ask, answer) => {
+                    assert!(self.answers.insert(ask, answer).is_none(), "answered once");
+                }
+                Effect::WakeAt(at) => self.alarm = Some(at),
+            }
+        }
+    }
+
+    /// Applies the proposals that wait.
+    pub fn settle(&mut self) {
+        while !self.proposals.is_empty() {
+            self.settle_one();
+        }
+    }
+
+    /// Applies the oldest proposal that waits.
+    pub fn settle_one(&mut self) {
+        if let Some((step, command)) = self.proposals.pop_front() {
+            let result = self.apply(&command).map_err(ProposeError::Refused);
+            self.show();
+            self.input(Input::Proposed(step, result));
+        }
+    }
+
+    /// The oldest waiting proposal ends like this, without being applied.
+    pub fn fail(&mut self, why: ProposeError) {
+        let (step, _) = self.proposals.pop_front().unwrap();
+        self.input(Input::Proposed(step, Err(why)));
+    }
+
+    pub fn ask(&mut self, wish: Wish) -> AskId {
+        self.last += 1;
+        self.input(Input::Asked(AskId(self.last), wish));
+        AskId(self.last)
+    }
+
+    pub fn answer(&self, ask: AskId) -> Option<&Outcome> {
+        self.answers.get(&ask)
+    }
+
+    pub fn node(&self, n: u128) -> &NodeRecord {
+        &self.log.nodes[&id(n)]
+    }
+
+    pub fn renewal(&self, n: u128) -> Wish {
+        let (role, granted) = self.log.nodes.get(&id(n)).map_or((Role::Worker, Revision(1)), |r| (r.role, r.granted));
+        Wish::Node(NodeWish {
+            identity: CertIdentity {
+                cluster: ClusterId::from_entropy(1),
+                subject: Subject::Node { node: id(n), role },
+                serial: "00".to_owned(),
+                granted: Some(granted),
+                incarnation: Incarnation(1),
+                not_after: NOW.plus(HOUR),
+            },
+            observed: Some("10.0.0.7:41000".parse().unwrap()),
+            key: key(),
+        })
+    }
+
+    pub fn renew(&mut self, n: u128) -> Outcome {
+        let wish = self.renewal(n);
+        let ask = self.ask(wish);
+        self.answers[&ask].clone()
+    }
+
+    pub fn join(&mut self, wish: JoinWish) -> Outcome {
+        let ask = self.ask(Wish::Join(Box::new(wish)));
+        self.answers[&ask].clone()
+    }
+
+    pub fn user(&mut self, wish: UserWish) -> Outcome {
+        let ask = self.ask(Wish::User(wish));
+        self.answers[&ask].clone()
+    }
+}
+
+pub fn node_record(id: NodeId, name: &str, role: Role) -> NodeRecord {
+    NodeRecord {
+        addr: format!("{name}.example:4400"),
+        release: "0.1.0".to_owned(),
+        ..NodeRecord::new(id, name.parse().unwrap(), role, NOW)
+    }
+}
+
+pub fn joiner(n: u128, secret: &str) -> JoinWish {
+    JoinWish {
+        request: RequestId(n),
+        node: id(n),
+        secret: Secret::new(secret),
+        name: format!("n{n}").parse().unwrap(),
+        addr: "10.0.0.9:4400".to_owned(),
+        release: "0.1.0".to_owned(),
+        labels: BTreeMap::new(),
+        observed: Some("10.0.0.9:50000".parse().unwrap()),
+        key: key(),
+        rekey: false,
+    }
+}
+
+pub fn ada(request: u128) -> UserWish {
+    UserWish {
+        name: "ada".parse().unwrap(),
+        admin: true,
+        namespaces: vec![],
+        lifetime: None,
+        by: Principal::Operator,
+        request: RequestId(request),
+        key: key(),
+    }
+}
+
+pub fn code(outcome: &Outcome) -> ErrorCode {
+    outcome.as_ref().unwrap_err().code
+}
+
+/// The certificate that was handed out.
+pub fn certificate(outcome: &Outcome) -> CertIdentity {
+    let pem = match outcome.as_ref().unwrap() {
+        Answer::Signed(SignReply { cert_pem, .. })
+        | Answer::Joined(JoinReply::Joined { cert_pem, .. })
+        | Answer::User(UserCertificate { cert_pem, .. }) => cert_pem,
+        other => panic!("no certificate in {other:?}"),
+    };
+    identity_of_pem(pem).unwrap()
+}
+
+/// What a certificate says of its role, and since when.
+pub fn grant(outcome: &Outcome) -> (Role, Option<Revision>) {
+    let identity = certificate(outcome);
+    (identity.node().unwrap().1, identity.granted)
+}

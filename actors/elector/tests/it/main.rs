@@ -1,0 +1,6 @@
+//! The elector against the service core, and on the Kubernetes API.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
+
+mod elector;
+mod kubernetes;

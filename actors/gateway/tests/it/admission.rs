@@ -1,0 +1,281 @@
+//! Who comes in, over real sockets.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+use muster_gateway::{DialError, Dialer, GatewayConfig};
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{JoinFrame, Refusal};
+use muster_messages::{RefusalReason, Replica, Role};
+
+const NATIVE: [Service; 3] = [Service::Mesh, Service::Agent, Service::Api];
+
+fn quick() -> GatewayConfig {
+    GatewayConfig { catch_up: Duration::from_millis(50), ..GatewayConfig::default() }
+}
+
+fn reason<T: std::fmt::Debug>(dialed: Result<T, DialError>) -> Option<RefusalReason> {
+    match dialed {
+        Ok(_) => None,
+        Err(error) => Some(error.reason().unwrap_or_else(|| panic!("not a refusal: {error:?}"))),
+    }
+}
+
+#[tokio::test]
+async fn each_identity_reaches_the_services_that_are_its_own() {
+    use RefusalReason as R;
+    let world = World::new(1);
+    let (manager, worker) = (world.node(2, Role::Manager, 5), world.node(3, Role::Worker, 6));
+    let (demoted, removed, blocked) =
+        (world.node(4, Role::Manager, 5), world.node(5, Role::Worker, 5), world.node(6, Role::Worker, 5));
+    let (user, admin, revoked) = (world.user("ann", false), world.user("root", true), world.user("bob", false));
+    let mut replica = copy_at(10);
+    replica = with_node(with_node(replica, 2, Role::Manager, 5), 3, Role::Worker, 6);
+    replica = with_block(with_node(replica, 4, Role::Worker, 9), 6);
+    replica = with_user(with_user(replica, &user), &admin);
+    let mut gate = Gate::manager(&world, quick(), replica).await;
+
+    // The refusal at the mesh, the agent session, the API.
+    type Row<'a> = (&'a str, &'a Arc<NodeCredentials>, [Option<R>; 3]);
+    let expected: [Row<'_>; 8] = [
+        ("manager", &manager, [None, None, None]),
+        ("worker", &worker, [Some(R::Forbidden), None, None]),
+        ("demoted", &demoted, [Some(R::Demoted), None, None]),
+        ("removed", &removed, [Some(R::Forbidden), Some(R::Removed), Some(R::Removed)]),
+        ("blocked", &blocked, [Some(R::Blocked), Some(R::Blocked), Some(R::Blocked)]),
+        ("user", &user, [Some(R::Forbidden), Some(R::Forbidden), None]),
+        ("operator", &admin, [Some(R::Forbidden), Some(R::Forbidden), None]),
+        ("revoked", &revoked, [Some(R::Forbidden), Some(R::Forbidden), Some(R::Unauthenticated)]),
+    ];
+    for (who, credentials, wanted) in expected {
+        for (service, wanted) in NATIVE.into_iter().zip(wanted) {
+            let dialed = gate.dial(credentials, service).await;
+            if let Ok(dialed) = &dialed {
+                assert_eq!((dialed.node, dialed.identity.node()), (id(1), Some((id(1), Role::Manager))));
+                let connection = gate.received(service).await;
+                assert_eq!(connection.identity.as_ref(), Some(&credentials.identity));
+            }
+            assert_eq!(reason(dialed), wanted, "{who} at {service:?}");
+        }
+    }
+    let stranger = Dialer::anonymous(&world.root.cert_pem);
+    for service in NATIVE {
+        assert_eq!(reason(stranger.dial(&gate.addr, service, None).await), Some(R::Unauthenticated));
+    }
+    let metrics = gate.port.metrics();
+    assert_eq!((metrics.refused["blocked"], metrics.refused["demoted"]), (3, 1));
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn http_is_handed_a_refusal_to_answer_with_and_strangers_their_first_bytes() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let world = World::new(1);
+    let (worker, blocked) = (world.node(3, Role::Worker, 6), world.node(6, Role::Worker, 5));
+    let replica = with_block(with_node(copy_at(10), 3, Role::Worker, 6), 6);
+    let mut gate = Gate::manager(&world, quick(), replica).await;
+
+    let _open = gate.dial(&worker, Service::Http).await.unwrap();
+    let known = gate.received(Service::Http).await;
+    assert_eq!((known.identity, known.refused), (Some(worker.identity.clone()), None));
+
+    let _open = gate.dial(&blocked, Service::Http).await.unwrap();
+    let refused = gate.received(Service::Http).await;
+    assert_eq!(refused.refused.map(|r| r.reason), Some(RefusalReason::Blocked));
+    assert_eq!(refused.identity, Some(blocked.identity.clone()));
+    // Neither a cut by name nor a newer copy may come before the answer.
+    gate.port.cut(&blocked.identity.principal(), &[], RefusalReason::Blocked);
+    assert_eq!(refused.kill.cut_reason(), None);
+
+    let dialed = Dialer::anonymous(&world.root.cert_pem).dial(&gate.addr, Service::Http, None).await.unwrap();
+    let mut open = dialed.stream.into_inner();
+    open.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    open.flush().await.unwrap();
+    let mut stranger = gate.received(Service::Http).await;
+    assert_eq!((&stranger.identity, stranger.alpn.as_deref()), (&None, Some(&b"h2"[..])));
+    let mut request = vec![0; 18];
+    stranger.stream.read_exact(&mut request).await.unwrap();
+    assert_eq!(request, b"GET / HTTP/1.1\r\n\r\n");
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn a_worker_names_the_managers_to_those_who_need_one() {
+    let world = World::new(1);
+    let mut gate = Gate::worker(&world).await;
+    gate.managers.set(vec!["10.0.0.9:4400".to_owned()]);
+    gate.managers.set(Vec::new());
+    let other = world.node(3, Role::Worker, 6);
+    for service in [Service::Mesh, Service::Agent, Service::Join] {
+        let error = gate.dial(&other, service).await.unwrap_err();
+        let refusal = error.refusal().expect("a refusal");
+        assert_eq!(refusal.reason, RefusalReason::NotAManager);
+        assert_eq!(refusal.managers, ["10.0.0.9:4400"]);
+    }
+    gate.dial(&other, Service::Api).await.unwrap();
+    assert_eq!(gate.received(Service::Api).await.identity, Some(other.identity.clone()));
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn a_lagging_manager_waits_for_its_copy_and_decides_by_it() {
+    let world = World::new(1);
+    let patient = GatewayConfig { catch_up: PATIENCE, ..GatewayConfig::default() };
+    let gate = Gate::manager(&world, patient, copy_at(9)).await;
+    let promoted = world.node(2, Role::Manager, 10);
+    let dialing = tokio::spawn({
+        let (addr, dialer) = (gate.addr.clone(), dialer(&promoted));
+        async move { dialer.dial(&addr, Service::Mesh, Some(id(1))).await.map(|d| d.node) }
+    });
+    eventually("the decision waits", || gate.port.metrics().caught_up == 1).await;
+    gate.publish(with_node(copy_at(10), 2, Role::Manager, 10));
+    assert_eq!(dialing.await.unwrap().unwrap(), id(1));
+    assert_eq!(gate.port.metrics().on_certificate, 0);
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn a_copy_that_stays_too_old_accepts_mesh_and_agent_and_sends_the_others_on() {
+    let world = World::new(1);
+    let gate = Gate::manager(&world, quick(), with_node(copy_at(9), 1, Role::Manager, 1)).await;
+    let promoted = world.node(2, Role::Manager, 10);
+    assert_eq!(reason(gate.dial(&promoted, Service::Mesh).await), None);
+    assert_eq!(reason(gate.dial(&promoted, Service::Agent).await), None);
+    let error = gate.dial(&promoted, Service::Api).await.unwrap_err();
+    let refusal = error.refusal().expect("a refusal");
+    assert_eq!(refusal.reason, RefusalReason::NotKnownHereYet);
+    assert_eq!(refusal.managers, ["10.0.0.1:4400"], "known from the copy");
+    assert!(refusal.retry_after_ms.is_some());
+    eventually("both are counted", || gate.port.metrics().on_certificate == 2).await;
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn an_empty_copy_accepts_the_dial_back_without_waiting() {
+    let world = World::new(1);
+    let patient = GatewayConfig { catch_up: PATIENCE * 100, ..GatewayConfig::default() };
+    let gate = Gate::manager(&world, patient, Replica::default()).await;
+    let before = Instant::now();
+    assert_eq!(reason(gate.dial(&world.node(2, Role::Manager, 500), Service::Mesh).await), None);
+    assert!(before.elapsed() < PATIENCE);
+    assert_eq!(gate.port.metrics().caught_up, 0);
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn a_service_that_is_full_or_starting_says_so() {
+    let world = World::new(1);
+    let replica = with_node(copy_at(10), 3, Role::Worker, 6);
+    let mut gate = Gate::manager(&world, quick(), replica).await;
+    gate.serve(Service::Agent, 1);
+    let worker = world.node(3, Role::Worker, 6);
+    let _first = gate.dial(&worker, Service::Agent).await.unwrap();
+    let full = reason(gate.dial(&worker, Service::Agent).await);
+    assert_eq!(full, Some(RefusalReason::TooManyRequests));
+    gate.inboxes.remove(&Service::Agent);
+    let gone = reason(gate.dial(&worker, Service::Agent).await);
+    assert_eq!(gone, Some(RefusalReason::NotKnownHereYet));
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn whoever_has_too_many_connections_is_told_when_to_come_back_and_others_come_in() {
+    let world = World::new(1);
+    let (worker, manager, other) =
+        (world.node(3, Role::Worker, 6), world.node(2, Role::Manager, 5), world.node(4, Role::Worker, 5));
+    let mut replica = with_node(with_node(copy_at(10), 3, Role::Worker, 6), 2, Role::Manager, 5);
+    replica = with_node(replica, 4, Role::Worker, 5);
+    let few = GatewayConfig { max_per_principal: 2, max_identified: 3, ..quick() };
+    let mut gate = Gate::manager(&world, few, replica).await;
+    let mut held = Vec::new();
+    for service in [Service::Agent, Service::Api] {
+        held.push((gate.dial(&worker, service).await.unwrap(), gate.received(service).await));
+    }
+    let turned_away = |refusal: Option<&Refusal>| refusal.map(|r| (r.reason, r.retry_after_ms));
+    let later = Some((RefusalReason::TooManyRequests, Some(200)));
+    assert_eq!(turned_away(gate.dial(&worker, Service::Api).await.unwrap_err().refusal()), later);
+    let _open = gate.dial(&worker, Service::Http).await.unwrap();
+    let to_answer = gate.received(Service::Http).await;
+    assert_eq!(turned_away(to_answer.refused.as_ref()), later, "for the HTTP service to say");
+
+    held.push((gate.dial(&manager, Service::Mesh).await.unwrap(), gate.received(Service::Mesh).await));
+    assert_eq!(turned_away(gate.dial(&other, Service::Agent).await.unwrap_err().refusal()), later, "there are three");
+    assert_eq!(gate.port.metrics().refused["too_many_requests"], 3);
+    held.remove(0);
+    eventually("a connection that ended has made room", || gate.port.metrics().identified == 2).await;
+    gate.dial(&other, Service::Agent).await.unwrap();
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn renewed_credentials_are_served_to_the_next_connection() {
+    let world = World::new(1);
+    let gate = Gate::manager(&world, quick(), with_node(copy_at(10), 3, Role::Worker, 6)).await;
+    let worker = world.node(3, Role::Worker, 6);
+    let before = gate.dial(&worker, Service::Agent).await.unwrap();
+    let renewed = world.node(1, Role::Manager, 1);
+    gate.credentials.send_replace(renewed.clone());
+    let after = gate.dial(&worker, Service::Agent).await.unwrap();
+    assert_ne!(before.identity.serial, after.identity.serial);
+    assert_eq!(after.identity.serial, renewed.identity.serial);
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn a_dialer_presents_renewed_credentials_on_its_next_dial() {
+    let world = World::new(1);
+    let mut gate = Gate::manager(&world, quick(), with_node(copy_at(10), 3, Role::Worker, 6)).await;
+    let current = tokio::sync::watch::Sender::new(world.node(3, Role::Worker, 6));
+    let dialer = Dialer::new(current.subscribe());
+    for _ in 0..2 {
+        let _open = dialer.dial(&gate.addr, Service::Agent, None).await.unwrap();
+        let shown = gate.received(Service::Agent).await.identity.expect("a node");
+        assert_eq!(shown.serial, current.borrow().identity.serial);
+        current.send_replace(world.node(3, Role::Worker, 6));
+    }
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn a_dialer_says_what_is_wrong() {
+    let (world, other) = (World::new(1), World::new(2));
+    let gate = Gate::manager(&world, quick(), with_node(copy_at(10), 3, Role::Worker, 6)).await;
+    let worker = world.node(3, Role::Worker, 6);
+
+    let wrong = dialer(&worker).dial(&gate.addr, Service::Agent, Some(id(8))).await;
+    assert!(matches!(wrong, Err(DialError::WrongPeer { .. })), "{wrong:?}");
+
+    let foreign = gate.dial(&other.node(3, Role::Worker, 6), Service::Agent).await;
+    assert!(matches!(foreign, Err(DialError::Tls { .. })), "{foreign:?}");
+
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let refused = dialer(&worker).dial(&closed, Service::Agent, None).await.unwrap_err();
+    assert!(refused.is_refused(), "{refused:?}");
+
+    let mute = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let timeouts = muster_gateway::DialTimeouts { tls: Duration::from_millis(50), ..Default::default() };
+    let mute_addr = mute.local_addr().unwrap().to_string();
+    let late = dialer(&worker).with_timeouts(timeouts).dial(&mute_addr, Service::Agent, None).await.unwrap_err();
+    assert!(matches!(late, DialError::Timeout { stage: muster_gateway::Stage::Tls, .. }), "{late:?}");
+
+    let user = world.user("ann", false);
+    let unreadable = dialer(&user).dial("not an address", Service::Api, None).await;
+    assert!(matches!(unreadable, Err(DialError::Resolve { .. })), "{unreadable:?}");
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn a_joiner_without_any_trust_can_fetch_the_root_and_check_who_gave_it() {
+    let (world, other) = (World::new(1), World::new(2));
+    let mut gate = Gate::manager(&world, quick(), copy_at(10)).await;
+    let mut unverified = Dialer::dial_unverified(&gate.addr, Default::default()).await.unwrap();
+    unverified.stream.send(&JoinFrame::GetRoot).await.unwrap();
+    let connection = gate.received(Service::Join).await;
+    let mut served = muster_gateway::Framed::new(connection.stream);
+    assert_eq!(served.recv::<JoinFrame>().await.unwrap(), Some(JoinFrame::GetRoot));
+    let server = unverified.verify(&world.root.cert_pem).unwrap();
+    assert_eq!(server.node(), Some((id(1), Role::Manager)));
+    assert!(unverified.verify(&other.root.cert_pem).is_err());
+    gate.finish().await;
+}

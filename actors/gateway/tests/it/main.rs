@@ -1,0 +1,8 @@
+//! The gateway over real sockets on loopback.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
+
+mod admission;
+mod cutting;
+mod strangers;
+mod support;

@@ -1,0 +1,266 @@
+//! What is signed, and what a certificate is believed to say.
+use std::time::Duration;
+
+use crate::fixture::{Cluster, HOUR, ago, key, now};
+use muster_messages::{Incarnation, Name, NodeId, Principal, Revision, Role, Secret, Subject, WallTime};
+use muster_pki::*;
+use proptest::prelude::*;
+use rcgen::{CertificateParams, CustomExtension, DnType, KeyPair, SanType};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use x509_parser::prelude::*;
+
+fn der(pem: &str) -> Vec<u8> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
+}
+
+#[test]
+fn a_node_certificate_round_trips() {
+    let cluster = Cluster::new(1);
+    for (role, granted) in [(Role::Worker, Some(Revision(u64::MAX))), (Role::Manager, None)] {
+        let mut profile = cluster.profile(2, role);
+        profile.granted = granted;
+        profile.incarnation = Incarnation(3);
+        let signed = cluster.issuer.sign_node(&profile, &key()).unwrap();
+        let read = identity_of_pem(&signed.cert_pem).unwrap();
+        assert_eq!(read.cluster, cluster.id);
+        assert_eq!(read.subject, Subject::Node { node: profile.node, role });
+        assert_eq!((read.granted, read.incarnation), (granted, Incarnation(3)));
+        assert_eq!((&read.serial, read.not_after), (&signed.serial, signed.not_after));
+    }
+}
+
+#[test]
+fn users_and_operators_are_told_apart() {
+    let cluster = Cluster::new(1);
+    let name: Name = "ada".parse().unwrap();
+    for admin in [false, true] {
+        let profile = UserProfile {
+            cluster: cluster.id,
+            name: name.clone(),
+            admin,
+            incarnation: Incarnation(1),
+            lifetime: HOUR,
+            now: now(),
+        };
+        let signed = cluster.issuer.sign_user(&profile, &key()).unwrap();
+        let wanted = if admin { Principal::Admin(name.clone()) } else { Principal::User(name.clone()) };
+        assert_eq!(identity_of_pem(&signed.cert_pem).unwrap().principal(), wanted);
+    }
+}
+
+#[test]
+fn nothing_of_a_hostile_request_but_its_key_is_signed() {
+    let cluster = Cluster::new(1);
+    let hostile = KeyPair::generate().unwrap();
+    let mut wishes = CertificateParams::new(vec!["evil.example".to_owned()]).unwrap();
+    wishes.distinguished_name.push(DnType::CommonName, "root");
+    wishes.distinguished_name.push(DnType::OrganizationalUnitName, "manager");
+    wishes.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    wishes.subject_alt_names.push(SanType::URI("spiffe://x/admin/root".try_into().unwrap()));
+    let csr = wishes.serialize_request(&hostile).unwrap().pem().unwrap();
+    let profile = cluster.profile(5, Role::Worker);
+    let signed = cluster.issuer.sign_node(&profile, &CsrKey::parse(&csr).unwrap()).unwrap();
+
+    let der = der(&signed.cert_pem);
+    let (_, cert) = X509Certificate::from_der(&der).unwrap();
+    let text = format!("{cert:?}");
+    assert!(!text.contains("evil.example") && !text.contains("admin"));
+    assert!(!cert.is_ca());
+    assert_eq!(cert.public_key().subject_public_key.data.as_ref(), hostile.public_key_raw());
+    assert_eq!(cert.subject().to_string(), format!("CN={}, OU=worker, O={}", profile.node, cluster.id));
+}
+
+#[test]
+fn certificates_are_back_dated_and_end_with_the_root() {
+    let cluster = Cluster::new(1);
+    let mut profile = cluster.profile(1, Role::Worker);
+    let dates = |pem: &str| {
+        let der = der(pem);
+        let (_, cert) = X509Certificate::from_der(&der).unwrap();
+        let v = cert.validity();
+        (v.not_before.timestamp(), v.not_after.timestamp())
+    };
+    let signed = cluster.issuer.sign_node(&profile, &key()).unwrap();
+    let secs = profile.now.0 / 1000;
+    assert_eq!(dates(&signed.cert_pem), (secs - 3600, secs + 90 * 24 * 3600));
+    assert_eq!(signed.not_after, WallTime::from_unix_secs(secs + 90 * 24 * 3600));
+
+    profile.lifetime = ROOT_LIFETIME * 2;
+    let (_, root_ends) = dates(&cluster.root.cert_pem);
+    let signed = cluster.issuer.sign_node(&profile, &key()).unwrap();
+    assert_eq!(dates(&signed.cert_pem).1, root_ends);
+
+    profile.lifetime = Duration::from_secs(3599);
+    assert!(matches!(cluster.issuer.sign_node(&profile, &key()), Err(SignError::Lifetime { .. })));
+    profile.lifetime = HOUR;
+    profile.now = now().plus(ROOT_LIFETIME);
+    assert!(matches!(cluster.issuer.sign_node(&profile, &key()), Err(SignError::RootExpires(_))));
+}
+
+#[test]
+fn a_root_signs_only_with_its_own_key() {
+    let (a, b) = (Cluster::new(1), Cluster::new(2));
+    assert_eq!(Issuer::from_pem(&a.root.cert_pem, &b.root.key_pem).unwrap_err(), SignError::KeyMismatch);
+    let leaf = a.node(1, Role::Manager);
+    assert_eq!(Issuer::from_pem(&leaf.cert_pem, &leaf.key_pem).unwrap_err(), SignError::Root);
+    assert!(!format!("{:?} {:?}", a.root, a.issuer).contains("PRIVATE"));
+}
+
+#[test]
+fn requests_without_proof_or_with_another_algorithm_are_refused() {
+    assert_eq!(CsrKey::parse(" "), Err(BadCsr::Empty));
+    assert!(matches!(CsrKey::parse("hello"), Err(BadCsr::Pem(_))));
+    assert!(matches!(CsrKey::parse(&"x".repeat(MAX_PEM + 1)), Err(BadCsr::Pem(BadPem::TooLarge(_)))));
+    let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
+    let csr = CertificateParams::default().serialize_request(&p384).unwrap().pem().unwrap();
+    assert_eq!(CsrKey::parse(&csr), Err(BadCsr::Algorithm));
+
+    // The same request with one bit of its signature flipped.
+    let key = new_key();
+    let good = make_csr(&key).unwrap();
+    let mut der = rustls::pki_types::CertificateSigningRequestDer::from_pem_slice(good.as_bytes()).unwrap().to_vec();
+    *der.last_mut().unwrap() ^= 1;
+    let forged = rcgen_pem("CERTIFICATE REQUEST", &der);
+    assert_eq!(CsrKey::parse(&forged), Err(BadCsr::Signature));
+}
+
+fn rcgen_pem(label: &str, der: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in der.chunks(3) {
+        let n = chunk.iter().fold(0u32, |n, b| n << 8 | u32::from(*b)) << (8 * (3 - chunk.len()));
+        for i in 0..4 {
+            let digit = DIGITS[(n >> (18 - 6 * i)) as usize & 63];
+            text.push(if i <= chunk.len() { char::from(digit) } else { '=' });
+        }
+    }
+    let lines: Vec<&str> = text.as_bytes().chunks(64).map(|l| std::str::from_utf8(l).unwrap()).collect();
+    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
+}
+
+/// A certificate with these URIs and extensions, signed by nobody in particular.
+fn handmade(uris: &[&str], grant: Option<Vec<u8>>) -> Vec<u8> {
+    let mut params = CertificateParams::default();
+    for uri in uris {
+        params.subject_alt_names.push(SanType::URI((*uri).try_into().unwrap()));
+    }
+    let oid = [1, 3, 6, 1, 4, 1, 32473, 77, 1];
+    params.custom_extensions = grant
+        .into_iter()
+        .map(|content| CustomExtension::from_oid_content(&oid, content))
+        .chain([CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 32473, 99], vec![5, 0])])
+        .collect();
+    params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+}
+
+#[test]
+fn only_one_well_formed_uri_identifies() {
+    let id = NodeId::from_entropy(1);
+    let grant = || Some(vec![0x30, 6, 2, 1, 1, 2, 1, 1]);
+    let good = format!("spiffe://{id}/worker/{id}");
+    assert!(identity_of(&handmade(&[&good], grant())).is_ok(), "an unknown extension does not break it");
+    assert_eq!(identity_of(&handmade(&[], grant())), Err(BadCertificate::Uris(0)));
+    assert_eq!(identity_of(&handmade(&[&good, &good], grant())), Err(BadCertificate::Uris(2)));
+    assert_eq!(identity_of(&handmade(&[&good], None)), Err(BadCertificate::NoGrant));
+    assert_eq!(identity_of(&handmade(&[&good], Some(vec![5, 0]))), Err(BadCertificate::BadGrant));
+    for uri in [
+        format!("http://{id}/worker/{id}"),
+        format!("spiffe://{id}/worker/{id}/"),
+        format!("spiffe://{id}/worker"),
+        format!("spiffe://{id}/root/{id}"),
+        format!("spiffe://{id}/Worker/{id}"),
+    ] {
+        assert_eq!(identity_of(&handmade(&[&uri], grant())), Err(BadCertificate::Uri), "{uri}");
+    }
+    for uri in [
+        format!("spiffe://{id}/worker/{id}x"),
+        format!("spiffe://cluster/worker/{id}"),
+        format!("spiffe://{id}/admin/Root"),
+        format!("spiffe://{id}/user/a%20b"),
+        format!("spiffe://{id}/user/"),
+    ] {
+        assert!(matches!(identity_of(&handmade(&[&uri], grant())), Err(BadCertificate::Name(_))), "{uri}");
+    }
+}
+
+#[test]
+fn a_root_identifies_nobody() {
+    let cluster = Cluster::new(1);
+    assert_eq!(identity_of_pem(&cluster.root.cert_pem), Err(BadCertificate::Authority));
+}
+
+proptest! {
+    #[test]
+    fn identity_of_never_panics_on_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        let _ = identity_of(&bytes);
+    }
+
+    #[test]
+    fn identity_of_never_panics_on_a_damaged_certificate(
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut: Option<prop::sample::Index>,
+    ) {
+        static GOOD: std::sync::LazyLock<Vec<u8>> =
+            std::sync::LazyLock::new(|| der(&Cluster::new(1).node(2, Role::Worker).cert_pem));
+        let mut bytes = GOOD.clone();
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        let _ = identity_of(&bytes);
+    }
+
+    #[test]
+    fn requests_never_panic_the_parser(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = CsrKey::parse(&rcgen_pem("CERTIFICATE REQUEST", &bytes));
+        let _ = CsrKey::parse(&String::from_utf8_lossy(&bytes));
+        let _ = identity_of_pem(&rcgen_pem("CERTIFICATE", &bytes));
+        let _ = JoinToken::parse(&String::from_utf8_lossy(&bytes));
+    }
+}
+
+#[test]
+fn an_expired_node_proves_with_its_old_key_that_it_is_itself() {
+    let cluster = Cluster::new(1);
+    let mut profile = cluster.profile(9, Role::Manager);
+    (profile.now, profile.lifetime) = (ago(HOUR * 24 * 200), HOUR);
+    let old = cluster.credentials(&profile);
+    let new = key();
+    let proof = prove_rekey(&old.key_pem, &new).unwrap();
+    let check = |root: &str, cert: &str, proof: &[u8], key: &CsrKey| verify_rekey(root, cert, proof, key);
+    let root = cluster.root.cert_pem.as_str();
+    assert_eq!(check(root, &old.cert_pem, &proof, &new).unwrap(), old.identity);
+
+    let other = Cluster::new(2);
+    assert_eq!(check(&other.root.cert_pem, &old.cert_pem, &proof, &new), Err(BadRekey::Foreign));
+    assert_eq!(check(root, &old.cert_pem, &proof, &key()), Err(BadRekey::Signature));
+    assert_eq!(check(root, &old.cert_pem, &[], &new), Err(BadRekey::Signature));
+    let thief = prove_rekey(&new_key(), &new).unwrap();
+    assert_eq!(check(root, &old.cert_pem, &thief, &new), Err(BadRekey::Signature));
+    let user = UserProfile {
+        cluster: cluster.id,
+        name: "ada".parse().unwrap(),
+        admin: true,
+        incarnation: Incarnation(1),
+        lifetime: HOUR,
+        now: now(),
+    };
+    let user = cluster.issuer.sign_user(&user, &new).unwrap();
+    assert_eq!(check(root, &user.cert_pem, &proof, &new), Err(BadRekey::NotANode));
+}
+
+#[test]
+fn a_token_is_for_one_root_whatever_its_white_space() {
+    let (a, b) = (Cluster::new(1), Cluster::new(1));
+    let token = JoinToken::new(&a.root.cert_pem, Secret::new("x".repeat(25))).unwrap();
+    assert!(token.is_for(&a.root.cert_pem));
+    assert!(token.is_for(&format!("\n{}\n\n", a.root.cert_pem)));
+    assert!(!token.is_for(&b.root.cert_pem));
+    assert!(!token.is_for("nonsense"));
+    assert_eq!(new_token_secret().expose().len(), 25);
+    assert_eq!(new_token_id().len(), 8);
+}

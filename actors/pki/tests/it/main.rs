@@ -1,0 +1,8 @@
+//! Certificates, handshakes and the files of an identity.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
+
+mod certificates;
+mod fixture;
+mod handshake;
+mod identity_files;

@@ -1,0 +1,46 @@
+//! An actor that keeps its promise wherever it crashes.
+
+use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
+use muster_messages::protocol::{Named, Reply};
+use muster_tests::{Universe, at_every_point, insisting};
+
+struct Add {
+    number: u64,
+    reply: Reply<u64>,
+}
+impl Named for Add {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+}
+/// The greatest number so far, whatever restarts.
+struct Greatest(Slot<u64>);
+impl Shell for Greatest {
+    type Msg = Add;
+    const KIND: &'static str = "Greatest";
+    async fn handle(&mut self, _cx: &Cx<Add>, add: Add) -> Result<(), Fault> {
+        let greatest = self.0.get().unwrap_or(0).max(add.number);
+        self.0.set(greatest); // first what the next incarnation needs, then the answer
+        let _gone = add.reply.send(greatest);
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_greatest_number_survives_every_crash() {
+    let points = at_every_point(async |fuse| {
+        let mut universe = Universe::start().await;
+        let (address, slot) = (Address::new(8), Slot::new());
+        universe.start_actor(Spec::actor("greatest", address.clone(), move || Ok(Greatest(slot.clone()))));
+        universe.healthy("node/greatest", 1).await;
+        universe.crash_at("node/greatest", &fuse);
+        let mut answers = Vec::new();
+        for number in [3, 7, 5] {
+            answers.push(insisting(&address, |reply| Add { number, reply }).await);
+        }
+        assert_eq!(answers, [3, 7, 7]);
+        universe.finish().await;
+    })
+    .await;
+    assert_eq!(points, 3 * 4 + 2, "before and after each message, and each slot; and as it stops");
+}

@@ -1,0 +1,28 @@
+//! A probe whose script answers some of the messages.
+
+use muster_messages::protocol::{Named, Reply};
+use muster_tests::{PATIENCE, Probe, answered};
+
+enum SumsMsg {
+    Double { n: u32, reply: Reply<u32> },
+    Forget,
+}
+impl Named for SumsMsg {
+    fn name(&self) -> &'static str {
+        if let Self::Forget = self { "forget" } else { "double" }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_script_answers_what_it_takes() {
+    let mut sums = Probe::new("sums");
+    sums.on(|msg| match msg {
+        SumsMsg::Double { n, reply } => answered(reply, n * 2),
+        other => Some(other),
+    });
+    let to = sums.recipient();
+    assert_eq!(to.ask(PATIENCE, |reply| SumsMsg::Double { n: 21, reply }).await, Ok(42));
+    to.tell(SumsMsg::Forget).unwrap();
+    assert!(matches!(sums.next("what no script takes").await, SumsMsg::Forget));
+    assert_eq!(sums.heard(), ["sums: double", "sums: forget"]);
+}

@@ -1,0 +1,70 @@
+//! A whole test of an actor between probes.
+
+use std::time::Duration;
+
+use muster_kernel::{Address, Cx, Fault, Recipient, Shell, Spec};
+use muster_messages::CrashHow;
+use muster_messages::protocol::{Named, Reply};
+use muster_tests::{PATIENCE, Universe};
+
+// What the actor under test hears: orders, which it counts and passes on.
+enum WaiterMsg {
+    Order { dish: String, reply: Reply<u32> },
+}
+impl Named for WaiterMsg {
+    fn name(&self) -> &'static str {
+        "order"
+    }
+}
+
+// What its collaborator hears.
+enum KitchenMsg {
+    Cook { dish: String },
+}
+impl Named for KitchenMsg {
+    fn name(&self) -> &'static str {
+        "cook"
+    }
+}
+
+struct Waiter {
+    kitchen: Recipient<KitchenMsg>,
+    taken: u32,
+}
+impl Shell for Waiter {
+    type Msg = WaiterMsg;
+    const KIND: &'static str = "Waiter";
+    async fn handle(&mut self, _cx: &Cx<WaiterMsg>, msg: WaiterMsg) -> Result<(), Fault> {
+        let WaiterMsg::Order { dish, reply } = msg;
+        self.kitchen.tell(KitchenMsg::Cook { dish })?;
+        self.taken += 1;
+        let _gone = reply.send(self.taken);
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_order_reaches_the_kitchen_and_a_crash_forgets_the_count() {
+    let mut universe = Universe::start().await;
+    let mut kitchen = universe.probe("kitchen");
+    let (waiter, to_kitchen) = (Address::new(8), kitchen.recipient());
+    universe.start_actor(Spec::actor("waiter", waiter.clone(), move || {
+        Ok(Waiter { kitchen: to_kitchen.clone(), taken: 0 })
+    }));
+    universe.healthy("node/waiter", 1).await;
+    let order = |dish: &str| {
+        let dish = dish.to_owned();
+        waiter.ask(PATIENCE, |reply| WaiterMsg::Order { dish, reply })
+    };
+
+    assert_eq!(order("soup").await, Ok(1));
+    let dish = kitchen.expect("the order", |KitchenMsg::Cook { dish }| Some(dish)).await;
+    assert_eq!(dish, "soup");
+
+    universe.crash("node/waiter", CrashHow::Panic);
+    universe.healthy("node/waiter", 2).await;
+    assert_eq!(order("fish").await, Ok(1));
+    kitchen.until("the fish", |KitchenMsg::Cook { dish }| dish == "fish").await;
+    kitchen.expect_none(Duration::from_secs(3600)).await;
+    universe.finish().await;
+}
