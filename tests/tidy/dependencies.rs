@@ -122,13 +122,13 @@ fn every_direct_dependency_is_used() {
     for file in texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml") {
         let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
         let folder = file.path.trim_end_matches("Cargo.toml");
-        // The process scenarios are a test of `bins` that lies elsewhere.
-        let listed = manifest.get("test").and_then(toml::Value::as_array).into_iter().flatten();
-        let elsewhere = listed.filter_map(|test| test.get("path")?.as_str()?.strip_prefix("../"));
-        let roots: Vec<String> =
-            elsewhere.map(|path| path.trim_end_matches("main.rs").to_owned()).chain([folder.to_owned()]).collect();
+        // A program or a test may lie in another package's folder, such as the process scenarios of `bins`.
+        let targets = ["test", "bin"].iter().filter_map(|kind| manifest.get(*kind)?.as_array()).flatten();
+        let elsewhere = targets.filter_map(|target| target.get("path")?.as_str()?.strip_prefix("../"));
+        let roots: Vec<&str> =
+            elsewhere.map(|path| path.trim_start_matches("../").trim_end_matches("main.rs")).chain([folder]).collect();
         let code: Vec<&Text> =
-            rust.iter().filter(|text| roots.iter().any(|root| text.path.starts_with(root.as_str()))).collect();
+            rust.iter().filter(|text| roots.iter().any(|root| text.path.starts_with(root))).collect();
         for table in ["dependencies", "dev-dependencies"] {
             for name in manifest.get(table).and_then(toml::Value::as_table).into_iter().flat_map(toml::Table::keys) {
                 let word = name.replace('-', "_");
