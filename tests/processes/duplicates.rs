@@ -129,7 +129,7 @@ fn leaders(world: &World, names: &[&str]) -> BTreeMap<String, BTreeSet<String>> 
 #[ignore = "full tier"]
 fn a_copy_of_a_workers_directory_is_named_beside_its_original_until_it_ends() {
     let mut world = World::new();
-    world.settings = SHORT.to_owned();
+    world.settings += SHORT;
     world.node("n1").start(&["--init"]).ready();
     let workers = world.join_more(1, muster_messages::Role::Worker);
     let (worker, node) = (workers[0].clone(), id_of(&world, &workers[0]));
