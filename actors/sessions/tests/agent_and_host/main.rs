@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
 
 mod everywhere;
-mod memory;
 mod stage;
 
 use std::sync::Arc;
