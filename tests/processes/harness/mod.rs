@@ -7,6 +7,7 @@
 //! The kernel ties a child to the *thread* that started it, so nodes are started from the test's own thread.
 
 mod follower;
+mod lead;
 mod network;
 mod node;
 mod permit;

@@ -48,7 +48,14 @@ impl World {
         Self::new().up(managers, workers)
     }
 
-    /// The same, with links that can be cut, and the timing that is shipped: how soon a cut is noticed is what it is for.
+    /// The same, with further tables of their configuration.
+    pub fn with_settings(settings: &str, managers: usize, workers: usize) -> Self {
+        let mut world = Self::new();
+        world.settings += settings;
+        world.up(managers, workers)
+    }
+
+    /// The same as [`World::with`], with links that can be cut, and the timing that is shipped: how soon a cut is noticed is what it is for.
     pub fn with_a_network(managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
         world.settings.clear();
