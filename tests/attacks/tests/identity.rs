@@ -122,7 +122,7 @@ async fn certificates_open_only_what_their_holder_may_use() {
         let revoked = Request::UserRevoke { name: name.parse().expect("a name") };
         cluster.ask("n1", revoked).await.expect("n1 revokes");
         let revoked = Instant::now();
-        ends(&mut live).await;
+        is_cut(&mut live).await;
         println!("{name}: cut {:?} after the answer", revoked.elapsed());
         refused(&cluster, "n1", Service::Api, &user, &[RefusalReason::Unauthenticated]).await;
     }
@@ -148,7 +148,7 @@ async fn certificates_open_only_what_their_holder_may_use() {
 }
 
 /// Waits until the other side ends this connection.
-async fn ends(connection: &mut Connection) {
+async fn is_cut(connection: &mut Connection) {
     let begun = Instant::now();
     loop {
         let call = connection.call(Request::Contact, RequestId(1), Duration::from_millis(500)).await;
@@ -181,7 +181,7 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         cluster.ask("n1", remove).await.expect("n1 removes it");
         let removed = Instant::now();
         for connection in &mut live {
-            ends(connection).await;
+            is_cut(connection).await;
         }
         println!("{victim}: cut on every manager {:?} after the answer", removed.elapsed());
         let why = [RefusalReason::Blocked, RefusalReason::Removed];
