@@ -63,7 +63,7 @@ impl World {
         world.up(managers, workers)
     }
 
-    fn up(self, managers: usize, workers: usize) -> Self {
+    pub(super) fn up(self, managers: usize, workers: usize) -> Self {
         let mut world = self;
         world.node("n1").start(&["--init"]).ready();
         for (count, role) in [(managers - 1, Role::Manager), (workers, Role::Worker)] {
