@@ -1,17 +1,24 @@
 //! `muster dev`: clusters that leave nothing behind.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use muster::cli::dev::process::ProcessId;
 use muster::cli::dev::state::State;
 use muster::cli::dev::story::temporary_folder;
 use rustix::process::Signal;
+use tempfile::TempDir;
 
-use crate::harness::{Front, Ran, eventually_so};
+use crate::harness::{Front, Permit, Ran, eventually_so, permit};
 
 fn processes(folder: &Path) -> Vec<ProcessId> {
     let state = State::read(&folder.join(".muster")).expect("the state can be read");
     state.nodes.iter().filter_map(|node| node.running()).collect()
+}
+
+/// A place on this machine for a cluster that no [`World`](crate::harness::World) keeps, and a folder for it.
+fn place() -> (Arc<Permit>, TempDir) {
+    (permit(), temporary_folder("test").expect("a temporary folder"))
 }
 
 #[track_caller]
@@ -29,7 +36,7 @@ fn folders_of(pid: i32) -> Vec<String> {
 #[test]
 #[ignore = "full tier"]
 fn a_cluster_in_front_comes_up_is_found_and_goes_with_ctrl_c() {
-    let folder = temporary_folder("test").expect("a temporary folder");
+    let (_permit, folder) = place();
     let mut front = Front::start(folder.path(), &["dev", "up"]);
     front.says("Ctrl-C stops it");
     let running = processes(folder.path());
@@ -49,7 +56,7 @@ fn a_cluster_in_front_comes_up_is_found_and_goes_with_ctrl_c() {
 #[test]
 #[ignore = "full tier"]
 fn a_detached_cluster_stays_until_it_is_told_and_is_resumed_with_its_data() {
-    let folder = temporary_folder("test").expect("a temporary folder");
+    let (_permit, folder) = place();
     let up = ["dev", "up", "--managers", "1", "--workers", "1", "--detach"];
     Ran::new(folder.path(), &up).ended(0);
     let running = processes(folder.path());
@@ -71,7 +78,7 @@ fn a_detached_cluster_stays_until_it_is_told_and_is_resumed_with_its_data() {
 #[test]
 #[ignore = "full tier"]
 fn a_cluster_in_front_dies_with_a_killed_muster() {
-    let folder = temporary_folder("test").expect("a temporary folder");
+    let (_permit, folder) = place();
     let mut front = Front::start(folder.path(), &["dev", "up", "--managers", "1", "--workers", "1"]);
     front.says("Ctrl-C stops it");
     let running = processes(folder.path());
@@ -88,7 +95,7 @@ fn a_cluster_in_front_dies_with_a_killed_muster() {
 
 #[test]
 fn the_tour_tells_its_whole_story_and_leaves_nothing() {
-    let folder = temporary_folder("test").expect("a temporary folder");
+    let (_permit, folder) = place();
     let told = Ran::new(folder.path(), &["dev", "tour", "-o", "json"]).ended(0).json();
     let steps = told["steps"].as_array().expect("steps").clone();
     assert_eq!(steps.len(), 11, "{told}");
@@ -99,7 +106,7 @@ fn the_tour_tells_its_whole_story_and_leaves_nothing() {
 #[test]
 #[ignore = "full tier"]
 fn an_interrupted_tour_leaves_nothing() {
-    let folder = temporary_folder("test").expect("a temporary folder");
+    let (_permit, folder) = place();
     let mut front = Front::start(folder.path(), &["dev", "tour"]);
     front.says("found a cluster");
     let children = children_of(front.id.pid);

@@ -129,7 +129,7 @@ fn leaders(world: &World, names: &[&str]) -> BTreeMap<String, BTreeSet<String>> 
 #[ignore = "full tier"]
 fn a_copy_of_a_workers_directory_is_named_beside_its_original_until_it_ends() {
     let mut world = World::new();
-    world.settings = SHORT.to_owned();
+    world.settings += SHORT;
     world.node("n1").start(&["--init"]).ready();
     let workers = world.join_more(1, muster_messages::Role::Worker);
     let (worker, node) = (workers[0].clone(), id_of(&world, &workers[0]));
@@ -172,8 +172,7 @@ fn a_copy_of_a_managers_directory_never_votes_beside_its_original_nor_after_it()
     for _ in 0..3 {
         let leader = world.leader_seen_by("n1");
         let heir = if leader == "n1" { "n2" } else { "n1" };
-        world.muster(&["raft", "transfer-leader", heir]).ended(0);
-        eventually_so("another one leads", || world.leader_seen_by("n1") == heir);
+        world.make_lead(heir);
     }
     world.node("n3").kill();
     let count = |world: &World| identity(world, "n1")["duplicates_refused"].as_u64().unwrap_or(0);
@@ -194,9 +193,7 @@ fn a_copy_of_a_managers_directory_never_votes_beside_its_original_nor_after_it()
 fn a_copy_of_a_running_managers_directory_waits_for_as_long_as_the_original_answers() {
     let mut world = World::with(3, 0);
     let node = id_of(&world, "n3");
-    if world.leader_seen_by("n1") == "n3" {
-        world.muster(&["raft", "transfer-leader", "n1"]).ended(0);
-    }
+    world.make_lead("n1");
     // As a snapshot of a machine: of one moment. File by file, the log could be older than the note of what it has acknowledged.
     world.node("n3").signal(Signal::STOP);
     copy(&mut world, "n3");

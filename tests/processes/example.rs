@@ -9,7 +9,7 @@ use muster::cli::dev::story::temporary_folder;
 use muster::guard::{Exit, Guarded, Launch, News, Report, Streams};
 use muster_elector::{BootTime, Hold, Timekeeper};
 
-use crate::harness::MUSTER;
+use crate::harness::{MUSTER, permit};
 
 /// Far above what it takes.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -57,6 +57,7 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
 #[test]
 #[ignore = "full tier"]
 fn the_migration_walk_goes_as_it_is_written() {
+    let _permit = permit();
     let folder = temporary_folder("walk").expect("a temporary folder");
     let (exit, said) = run(&shell_of(WALK), folder.path());
     assert_eq!(exit, Some(Exit::Code(0)), "{said}");

@@ -166,6 +166,7 @@ impl Onlooker {
 #[ignore = "full tier"]
 fn no_node_is_shown_down_while_managers_are_restarted_and_killed_under_two_hundred_agents() {
     let mut world = World::new();
+    // How long sessions are gone is measured with the timing that is shipped.
     world.settings = "[gateway]\njoins_per_second = 1000\n".to_owned();
     world.node("n1").start(&["--init"]).ready();
     world.join_more(2, Role::Manager);

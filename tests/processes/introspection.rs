@@ -91,7 +91,7 @@ fn no_series_are_left_of_paths_that_are_gone_and_sessions_are_one_path_together(
     eventually_so("each node has its session, and no series of its own", || {
         sessions(&mut world, &leader) + sessions(&mut world, &follower) == 3
     });
-    world.muster(&["raft", "transfer-leader", &follower]).ended(0);
+    world.make_lead(&follower);
     eventually_so("the leader's actors have no series here any more", || {
         !scraped(&mut world, &leader).contains("node/manager/leader/")
     });
@@ -109,9 +109,7 @@ fn a_leader_whose_disk_hangs_answers_all_the_while_and_shows_the_write_in_progre
     world.node("n1").disk_hangs_while(&hang).start(&["--init"]).ready();
     world.join_more(2, Role::Manager);
     world.all_settled();
-    if world.leader_seen_by("n1") != "n1" {
-        world.muster(&["raft", "transfer-leader", "n1"]).ended(0);
-    }
+    world.make_lead("n1");
     let writer =
         Writer::start(["n2", "n3"].map(|name| world.socket(name)).to_vec(), world.seen("n1", "n1").expect("n1").id);
     eventually_so("there is something to write", || writer.acknowledged() > 20);

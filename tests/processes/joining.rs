@@ -90,7 +90,7 @@ fn a_promoted_node_that_nobody_can_dial_reads_so_in_its_own_log_and_status() {
 #[ignore = "full tier"]
 fn a_promoted_node_whose_manager_half_cannot_start_says_why_where_it_was_promoted() {
     let mut world = World::new();
-    "[supervision]\nbackoff_cap = \"2s\"\n".clone_into(&mut world.settings);
+    world.settings += "[supervision]\nbackoff_cap = \"2s\"\n";
     world.node("n1").start(&["--init"]).ready();
     world.join_more(1, Role::Worker);
     let raft = world.node("n2").folder.join("raft");

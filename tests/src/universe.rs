@@ -64,9 +64,6 @@ struct Expected {
 /// How often others get a turn before time may pass: what comes at once comes within so many.
 const TURNS: u32 = 200;
 
-/// How long the last tasks, and what works beside actors, get to see that these have gone.
-const GRACE: Duration = Duration::from_secs(5);
-
 impl Universe {
     /// Starts one, whose root is called `node`.
     pub async fn start() -> Self {
@@ -196,7 +193,8 @@ impl Universe {
         let home = self.home.take().expect("it is finished once");
         let tree = home.tree().clone();
         home.stop().await;
-        let deadline = Instant::now() + GRACE;
+        // The last tasks, and what works beside actors, get to see that these have gone.
+        let deadline = Instant::now() + PATIENCE;
         let left = |runtimes: &[Watched]| runtimes.iter().map(Watched::left).sum::<usize>();
         while (left(&self.runtimes) > 0 || !tree.list().is_empty()) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -18,7 +18,7 @@ use crate::bytes::{announce, call, call_in, challenge_in, control, nested, numbe
 pub const DOOR: u64 = 4242;
 
 /// No answer takes longer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How far a bad manager came.
 #[derive(Debug)]

@@ -73,6 +73,7 @@ impl Cluster {
     pub fn begin(dice: Dice) -> Self {
         let mut world = World::new();
         world.network = Some(crate::harness::Network::new());
+        // The timing that is shipped: leaders that change are part of it.
         world.settings = "[supervision]\nbackoff_first = \"100ms\"\nbackoff_cap = \"2s\"\n".to_owned();
         let clocks = WallClocks::new(world.folder());
         let mut cluster = Self {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use muster_messages::Dice;
 
 use self::cluster::Cluster;
+use crate::harness::alone;
 
 /// How long it goes on without a pause. A storm hurts by what comes together; the calm after it tells close to its cause what it broke.
 const STORM: Duration = Duration::from_secs(20);
@@ -28,6 +29,7 @@ fn after_every_storm_there_is_one_leader_one_truth_and_nothing_left_over() {
     println!("MUSTER_SEED={seed} repeats the choices of this run; how the processes race is new each time");
     let storms_for = Duration::from_secs(setting("MUSTER_CHAOS_SECS", 40));
     let begun = Instant::now();
+    let _machine = alone();
     let mut cluster = Cluster::begin(Dice::seeded(seed));
     while begun.elapsed() < storms_for {
         cluster.storm(STORM);

@@ -115,14 +115,20 @@ fn lease(name: &str) -> LeaseRef {
     LeaseRef { namespace: "default".to_owned(), name: name.to_owned() }
 }
 
-/// One round of an election: whether the second came within a second of the first, else it says nothing.
+/// How long the cluster waits for further candidates in the scenario of two that arrive. Shipped are 1.5 s, which the tests of
+/// `muster-elections` hold it to in virtual time.
+const SETTLE: &str = "[elections]\nsettle = \"5s\"\n";
+/// Well within that.
+const TOGETHER: Duration = Duration::from_secs(4);
+
+/// One round of an election: whether the second came in time for the first, else it says nothing.
 async fn two_arrive(world: &World, client: &mut Client, lease: LeaseRef, versions: (&str, &str), apart: u64) -> bool {
     let (tell, mut led) = unbounded_channel();
     let first = Versioned::stand(world.socket("n1"), &lease, versions.0, &tell).await;
     let begun = first.announced().await;
     tokio::time::sleep(Duration::from_millis(apart)).await; // it is what is being told
     let second = Versioned::stand(world.socket("n2"), &lease, versions.1, &tell).await;
-    let in_time = second.announced().await - begun < Duration::from_secs(1);
+    let in_time = second.announced().await - begun < TOGETHER;
     if in_time {
         let (leader, at) = next(&mut led).await;
         println!("{leader} leads {:?} after the first was announced", at - begun);
@@ -140,13 +146,13 @@ async fn two_arrive(world: &World, client: &mut Client, lease: LeaseRef, version
 
 #[test]
 #[ignore = "full tier"]
-fn two_versions_that_arrive_in_any_order_within_a_second_make_one_election() {
-    let world = World::with(3, 0);
+fn two_versions_that_arrive_in_any_order_within_the_settling_time_make_one_election() {
+    let world = World::with_settings(SETTLE, 3, 0);
     world.wait_for(async {
         let mut client = Client::to_socket(world.socket("n1"), PATIENCE);
         let orders = [("1.30.0", "1.29.0"), ("1.29.0", "1.30.0")];
         for (number, order) in orders.into_iter().enumerate() {
-            for apart in [0, 300, 700] {
+            for apart in [0, 300, 1500] {
                 let mut told = false;
                 for attempt in 0..20 {
                     let lease = lease(&format!("versions-{number}-{apart}-{attempt}"));
@@ -155,7 +161,7 @@ fn two_versions_that_arrive_in_any_order_within_a_second_make_one_election() {
                         break;
                     }
                 }
-                assert!(told, "this machine announces nothing within a second");
+                assert!(told, "this machine announces nothing within {TOGETHER:?}");
             }
         }
     });

@@ -10,7 +10,7 @@ use muster_messages::{
 use rustix::process::Signal;
 
 use super::record::{self, Scene, events};
-use super::{apply, blockers, managers_of, member, status, told};
+use super::{apply, blockers, managers_in, member, status, told};
 use crate::harness::{World, eventually, eventually_so};
 
 /// A lease lasts 15 s from its last renewal, which is asked for every 2 s and given up after 10: so much of it is left at least.
@@ -57,7 +57,8 @@ fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebod
     family[0].signal(Signal::KILL);
     assert_eq!(m1.exit(), None);
     eventually_so("its command is gone", || !family.iter().any(|process| process.is_alive()));
-    assert_eq!(blockers(&status(&world)), ["appliance", "m1"], "nobody has told the cluster");
+    let still = blockers(&status(&world));
+    assert!(still == ["appliance", "m1"] || died.elapsed() > LEFT, "nobody has told the cluster: {still:?}");
     eventually_so("its lease has ended", || blockers(&status(&world)) == ["appliance"]);
     assert!(died.elapsed() > LEFT, "{:?}", died.elapsed());
     let waits = status(&world);
@@ -81,7 +82,10 @@ fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebod
 #[test]
 #[ignore = "full tier"]
 fn without_quorum_nothing_changes_and_members_serve_until_their_leases_end() {
-    let mut world = managers_of("1.0.0");
+    let mut world = World::new();
+    // The timing that is shipped: that a quorum is missing is to be known before any lease ends.
+    world.settings.clear();
+    let mut world = managers_in(world, "1.0.0");
     apply(&world, "1.0.0", "1.0.0", &["a"]);
     let mut m1 = member(&world, "n1", "m1", "1.0.0");
     m1.says("serving in db");
@@ -96,7 +100,8 @@ fn without_quorum_nothing_changes_and_members_serve_until_their_leases_end() {
         assert!(refused.stderr.contains("n2") && refused.stderr.contains("n3"), "{}", refused.stderr);
     };
     refused(&["reconciler", "pause", "schema"]);
-    assert!(family.iter().all(|process| process.is_alive()), "it serves on");
+    let serves = family.iter().all(|process| process.is_alive());
+    assert!(serves || lost.elapsed() > LEFT, "it serves on");
     refused(&["member", "drain", "db/m1"]);
     refused(&["reconciler", "status", "schema"]);
     let late = ["wait-ready", "db", "--release", "1.0.0", "--timeout", "1s"];

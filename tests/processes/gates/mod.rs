@@ -30,7 +30,11 @@ pub fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<st
 
 /// Three managers of this release.
 fn managers_of(release: &str) -> World {
-    let mut world = World::new();
+    managers_in(World::new(), release)
+}
+
+fn managers_in(world: World, release: &str) -> World {
+    let mut world = world;
     world.node("n1").start(&["--init", "--release", release]).ready();
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Manager));
     for name in ["n2", "n3"] {

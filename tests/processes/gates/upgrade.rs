@@ -1,7 +1,6 @@
 //! The story that gates are for: the new release waits for the old one, and the old one does not come back.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{GateState, Triple};
@@ -15,8 +14,6 @@ use crate::harness::{Follower, Front, WAIT_MS, World, eventually, eventually_so}
 
 const ONE: Triple = Triple::new(1, 0, 0);
 const TWO: Triple = Triple::new(2, 0, 0);
-/// The time in which an older runner makes way for a newer candidate: its lease, and 2 s.
-const MAKES_WAY: Duration = Duration::from_secs(17);
 
 /// Each object's release and last write.
 fn objects(world: &World) -> Vec<(String, Write)> {
@@ -77,12 +74,11 @@ fn a_rolling_upgrade_waits_for_those_who_could_not_live_with_it_and_keeps_them_o
 
     let [mut m1, mut m2, mut m3] = old;
     let mut m1 = upgrade(&mut world, "n1", "m1", &mut m1);
-    let there = Instant::now();
     let newest = world.seen("n2", "n1").expect("n1 is a node").id;
     let waits = eventually("the new release waits for those who serve", || {
         Some(status(&world)).filter(|s| s["runner"]["member"] == newest.as_str() && s["reason"] == "blockers")
     });
-    assert!(there.elapsed() < MAKES_WAY, "I6: {:?}", there.elapsed());
+    // I6: how soon the older runner makes way, `a_newer_candidate_takes_over_and_an_older_one_stands_back` shows in virtual time.
     assert_eq!((waits["phase"].as_str(), blockers(&waits)), (Some("waiting"), vec!["m2".to_owned(), "m3".to_owned()]));
     let help = text(&waits["message"]);
     assert!(help.contains("2 serve that could not live with 2.0.0"), "{help}");

@@ -7,9 +7,12 @@
 //! The kernel ties a child to the *thread* that started it, so nodes are started from the test's own thread.
 
 mod follower;
+mod lead;
 mod network;
 mod node;
+mod permit;
 mod ran;
+mod timing;
 mod wall_clock;
 mod world;
 mod writer;
@@ -17,7 +20,9 @@ mod writer;
 pub use self::follower::{Follower, WAIT_MS};
 pub use self::network::Network;
 pub use self::node::Node;
+pub use self::permit::{Permit, alone, permit, share};
 pub use self::ran::{Front, Ran};
+pub use self::timing::PATIENT;
 pub use self::wall_clock::{WallClock, WallClocks};
 pub use self::world::World;
 pub use self::writer::{Writer, assert_kept};

@@ -17,9 +17,6 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use super::network::Known;
 use super::{MUSTERD, Network, PATIENCE, eventually};
 
-/// By then a process has ended by itself: an orderly stop is given 10 s, and a busy machine as much again.
-const ENDS_WITHIN: Duration = Duration::from_secs(20);
-
 /// A data directory with an address, and the process that serves it now, if one does.
 pub struct Node {
     pub name: String,
@@ -244,15 +241,12 @@ impl Node {
         assert_eq!(self.exit(), Some(0), "{} ends cleanly:\n{}", self.name, self.log());
     }
 
-    /// TERM; the exit status, and how long it took to end. The promise is 10 s; what ends only because a test has no
-    /// patience left is far above that.
+    /// TERM; the exit status, and how long it took to end. The promise is 10 s, to which the daemon keeps by its own clock.
     #[track_caller]
     pub fn ends_of_its_own_accord(&mut self) -> (Option<i32>, Duration) {
         let told = Instant::now();
         let code = self.signal(Signal::TERM).exit();
-        let took = told.elapsed();
-        assert!(took < ENDS_WITHIN, "{} took {took:?} to end:\n{}", self.name, self.log());
-        (code, took)
+        (code, told.elapsed())
     }
 
     /// TERM, a clean end, and nothing in all it has ever logged that somebody should look at. How long it took.

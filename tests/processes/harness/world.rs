@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster::cli::client::{Client, parse};
@@ -12,7 +13,7 @@ use muster_messages::{NodeListView, NodeView, Role};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Network, Node, Ran, eventually};
+use super::{Network, Node, PATIENT, Permit, Ran, eventually, permit};
 
 /// The nodes of one test. Dropped: every process is killed and the folder goes.
 pub struct World {
@@ -23,17 +24,22 @@ pub struct World {
     pub network: Option<Network>,
     folder: TempDir,
     runtime: tokio::runtime::Runtime,
+    /// After the nodes, whose place on this machine it is.
+    _permit: Arc<Permit>,
 }
 
 impl World {
+    /// Waits for a place on this machine.
     pub fn new() -> Self {
+        let permit = permit();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         Self {
             nodes: BTreeMap::new(),
-            settings: String::new(),
+            settings: PATIENT.to_owned(),
             network: None,
             folder: temporary_folder("test").expect("a temporary folder"),
             runtime: runtime.expect("a runtime"),
+            _permit: permit,
         }
     }
 
@@ -42,14 +48,22 @@ impl World {
         Self::new().up(managers, workers)
     }
 
-    /// The same, with links that can be cut.
+    /// The same, with further tables of their configuration.
+    pub fn with_settings(settings: &str, managers: usize, workers: usize) -> Self {
+        let mut world = Self::new();
+        world.settings += settings;
+        world.up(managers, workers)
+    }
+
+    /// The same as [`World::with`], with links that can be cut, and the timing that is shipped: how soon a cut is noticed is what it is for.
     pub fn with_a_network(managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
+        world.settings.clear();
         world.network = Some(Network::new());
         world.up(managers, workers)
     }
 
-    fn up(self, managers: usize, workers: usize) -> Self {
+    pub(super) fn up(self, managers: usize, workers: usize) -> Self {
         let mut world = self;
         world.node("n1").start(&["--init"]).ready();
         for (count, role) in [(managers - 1, Role::Manager), (workers, Role::Worker)] {
@@ -104,7 +118,9 @@ impl World {
     pub fn muster_at(&self, name: &str, args: &[&str]) -> Ran {
         let socket = self.socket(name);
         let socket = socket.to_str().expect("the folder's path is text");
-        Ran::new(self.folder(), &[&["--socket", socket, "-o", "json"], args].concat())
+        // No leader at this moment is no failure of a scenario that is about something else: the command waits for one.
+        let waits: &[&str] = if args.contains(&"--timeout") { &[] } else { &["--timeout", "60s"] };
+        Ran::new(self.folder(), &[&["--socket", socket, "-o", "json"], waits, args].concat())
     }
 
     /// Runs `muster` against n1.

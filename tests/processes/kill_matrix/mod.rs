@@ -9,8 +9,11 @@ mod stage;
 mod table;
 mod work;
 
+use std::sync::Arc;
+
 use self::kinds::HOWS;
 use self::stage::{Outcomes, Stage};
+use crate::harness::{alone, share};
 
 /// The thread that starts a cluster's processes keeps them alive.
 fn matrix(at_work: bool) -> Outcomes {
@@ -24,7 +27,13 @@ fn matrix(at_work: bool) -> Outcomes {
 #[test]
 #[ignore = "full tier"]
 fn the_kill_matrix_is_as_it_is_written_down() {
-    let at_work = std::thread::Builder::new().name("at work".to_owned()).spawn(|| matrix(true)).expect("a thread");
+    let machine = alone();
+    let theirs = Arc::clone(&machine);
+    let at_work = std::thread::Builder::new().name("at work".to_owned()).spawn(move || {
+        share(&theirs);
+        matrix(true)
+    });
+    let at_work = at_work.expect("a thread");
     let at_rest = matrix(false);
     let at_work = at_work.join().expect("what is at work bears it, too");
     table::compare(&at_rest, &at_work);

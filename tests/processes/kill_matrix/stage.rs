@@ -77,7 +77,7 @@ impl Stage {
     /// Three managers and a worker.
     pub fn set(at_work: bool) -> Self {
         let mut world = World::new();
-        world.settings = "[supervision]\nbackoff_first = \"100ms\"\nbackoff_cap = \"1s\"\n".to_owned();
+        world.settings += "[supervision]\nbackoff_first = \"100ms\"\nbackoff_cap = \"1s\"\n";
         world.node("n1").start(&["--init"]).ready();
         for (count, role) in [(2, Role::Manager), (1, Role::Worker)] {
             world.join_more(count, role);

@@ -145,10 +145,18 @@ async fn a_raft_member_that_replays_its_log_ends_nothing() {
 async fn a_connection_ends_with_its_certificate() {
     let world = World::new(1);
     let mut gate = Gate::manager(&world, GatewayConfig::default(), three_nodes()).await;
-    let brief = world.node_until(3, Role::Worker, 6, Duration::from_secs(3));
-    let agent = Live::open(&mut gate, &brief, Service::Agent).await;
+    // Where this machine is too busy to use one while it is valid, the next one is valid for longer.
+    let mut left = Duration::from_secs(3);
+    let agent = loop {
+        let brief = world.node_until(3, Role::Worker, 6, left);
+        if let Ok(client) = gate.dial(&brief, Service::Agent).await {
+            break Live { client, server: gate.received(Service::Agent).await };
+        }
+        left *= 2;
+        assert!(left < PATIENCE, "a valid certificate is refused");
+    };
     agent.ends(RefusalReason::Unauthenticated).await;
-    eventually("it is counted", || gate.port.metrics().expired == 1).await;
+    eventually("it is counted", || gate.port.metrics().expired > 0).await;
     gate.finish().await;
 }
 

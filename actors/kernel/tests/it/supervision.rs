@@ -69,7 +69,7 @@ fn counter(name: &'static str, address: &Address<Msg>, slot: &Slot<u64>, log: &L
 }
 
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    for _ in 0..2000 {
+    for _ in 0..12_000 {
         if holds().await {
             return;
         }
@@ -79,7 +79,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 async fn get(address: &Address<Msg>) -> Result<u64, AskError> {
-    address.ask(Duration::from_secs(5), Msg::Get).await
+    address.ask(Duration::from_secs(60), Msg::Get).await
 }
 
 #[tokio::test]

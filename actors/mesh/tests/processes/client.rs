@@ -118,7 +118,7 @@ impl Client {
             self.stream.read_exact(&mut payload).await.ok()?;
             Some(payload)
         };
-        tokio::time::timeout(Duration::from_secs(30), reading).await.expect("it answers or ends")
+        tokio::time::timeout(Duration::from_secs(60), reading).await.expect("it answers or ends")
     }
     /// Reads until the victim ends the session.
     pub async fn wait_end(&mut self) {

@@ -166,7 +166,7 @@ fn a_crashed_door_peer_or_mesh_heals() {
         nodes[0].wait_view(path, |v| v["incarnation"] == 2);
         let text = format!("after-{}", path.len());
         // A call may fall into the gap; the level is that calls are answered again.
-        let until = std::time::Instant::now() + Duration::from_secs(30);
+        let until = std::time::Instant::now() + Duration::from_secs(60);
         let mut answered = String::new();
         while !answered.starts_with("answer ok") && std::time::Instant::now() < until {
             nodes[1].tell(&format!("call 1 {text}"));

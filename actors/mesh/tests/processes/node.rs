@@ -273,8 +273,10 @@ impl Running {
             }
             ["call", to, text] => {
                 let (mesh, to, text) = (self.mesh.clone(), node(parse(to)), (*text).to_owned());
+                // Nobody answers what is held.
+                let deadline = Duration::from_secs(if text == "hold" { 3 } else { 20 });
                 self.around.spawn(async move {
-                    match mesh.call(to, Duration::from_secs(3), call(&text)).await {
+                    match mesh.call(to, deadline, call(&text)).await {
                         Ok(bytes) => say(format_args!("answer ok {}", String::from_utf8_lossy(&bytes))),
                         Err(error) => say(format_args!("answer {}", error.code)),
                     }
@@ -283,7 +285,7 @@ impl Running {
             ["probe", addr, expect] => {
                 let (addr, expect) = ((*addr).to_owned(), node(parse(expect)));
                 let msg = |reply| protocol::MeshMsg::Probe { addr, expect, reply };
-                let probed = self.mesh.recipient().ask(Duration::from_secs(10), msg).await.expect("it answers");
+                let probed = self.mesh.recipient().ask(Duration::from_secs(60), msg).await.expect("it answers");
                 say(format_args!("probe {}", probed.map_or_else(|e| e.code.to_string(), |()| "ok".to_owned())));
             }
             ["crash", path] => self.universe.crash(path, CrashHow::Panic),

@@ -4,7 +4,6 @@
 
 mod dispatcher;
 mod everywhere;
-mod memory;
 mod stage;
 
 use std::sync::Arc;

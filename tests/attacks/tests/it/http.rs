@@ -26,7 +26,7 @@ async fn say(caller: &Caller, bytes: &[u8]) -> String {
         let _closed = stream.flush().await;
         let _reset = stream.read_to_end(&mut answer).await;
     };
-    timeout(Duration::from_secs(30), talk).await.expect("it answers and closes");
+    timeout(Duration::from_secs(60), talk).await.expect("it answers and closes");
     String::from_utf8_lossy(&answer).into_owned()
 }
 
@@ -80,7 +80,7 @@ async fn slow_headers_and_huge_bodies_are_let_go_and_requests_without_end_cost_n
     let slow = tokio::spawn(async move {
         let mut stream = slow.tls().await.expect("TLS");
         let begun = Instant::now();
-        for byte in b"GET /livez HTTP/1.1\r\nx-slow: ".iter().chain(std::iter::repeat(&b'a')).take(600) {
+        for byte in b"GET /livez HTTP/1.1\r\nx-slow: ".iter().chain(std::iter::repeat(&b'a')).take(6000) {
             if stream.write_all(&[*byte]).await.is_err() || stream.flush().await.is_err() {
                 break;
             }
@@ -137,13 +137,13 @@ async fn slow_headers_and_huge_bodies_are_let_go_and_requests_without_end_cost_n
             seen
         };
         let (_, seen) =
-            timeout(Duration::from_secs(60), async { tokio::join!(writing, reading) }).await.expect("in time");
+            timeout(Duration::from_secs(300), async { tokio::join!(writing, reading) }).await.expect("in time");
         answered += seen;
     }
     assert_eq!(answered, 100_000);
 
     let waited = slow.await.expect("it ends");
-    assert!(waited < Duration::from_secs(40), "a slow header was kept for {waited:?}");
+    assert!(waited < Duration::from_secs(60), "a slow header was kept for {waited:?}");
     let grown = rss_kib(node.pid().expect("it runs")).expect("it runs").saturating_sub(before);
     assert!(grown < 32 * 1024, "{grown} KiB");
     assert!(!node.log().contains("panicked"), "{}", node.log());

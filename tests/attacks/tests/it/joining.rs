@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,17 +17,22 @@ use tokio_rustls::TlsAcceptor;
 
 type Received = Arc<Mutex<Vec<Vec<u8>>>>;
 
+/// How many connections were opened.
+type Connections = Arc<AtomicUsize>;
+
 /// A server that speaks the join protocol with a certificate of its own cluster, says that its root is `root_pem`, and
 /// keeps every frame that it receives.
-async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received) {
+async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received, Connections) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = listener.local_addr().expect("bound");
     let tls = TlsAcceptor::from(muster_pki::server_config(own, Service::Join.alpn()).expect("its own certificate"));
     let node = own.identity.node().expect("a node").0;
     let received = Received::default();
-    let kept = received.clone();
+    let connections = Connections::default();
+    let (kept, opened) = (received.clone(), connections.clone());
     tokio::spawn(async move {
         while let Ok((tcp, _)) = listener.accept().await {
+            opened.fetch_add(1, Ordering::SeqCst);
             let (tls, kept, root_pem) = (tls.clone(), kept.clone(), root_pem.clone());
             tokio::spawn(async move {
                 let Ok(stream) = tls.accept(tcp).await else { return };
@@ -44,7 +50,7 @@ async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received)
             });
         }
     });
-    (addr, received)
+    (addr, received, connections)
 }
 
 #[tokio::test]
@@ -58,14 +64,14 @@ async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
     let (ours, theirs) = (ours.expect("an identity"), theirs.expect("an identity"));
 
     // It shows its own root: the digest is wrong, and the joiner stops for good.
-    let (addr, honest_liar) = fake(&theirs, theirs.root_pem.clone()).await;
+    let (addr, honest_liar, _) = fake(&theirs, theirs.root_pem.clone()).await;
     let mut joiner = Daemon::new(program, cluster.folder(), "victim1").expect("a port");
     joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
     assert_eq!(joiner.exit().await.expect("it ends"), Some(6), "{}", joiner.log());
     assert!(joiner.log().contains("digest"), "{}", joiner.log());
 
     // It shows the real root, which is public, and cannot prove that it belongs to it.
-    let (addr, skilful_liar) = fake(&theirs, ours.root_pem.clone()).await;
+    let (addr, skilful_liar, connections) = fake(&theirs, ours.root_pem.clone()).await;
     let mut joiner = Daemon::new(program, cluster.folder(), "victim2").expect("a port");
     joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
     until("it has asked the liar for the root", async || {
@@ -74,9 +80,12 @@ async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
     })
     .await
     .expect("it asks");
-    // Long enough for the second connection, the one that would carry the secret.
-    let waited = tokio::time::timeout(Duration::from_secs(2), joiner.ready()).await;
-    assert!(!matches!(waited, Ok(Ok(_))), "it joined a liar");
+    // The second connection would carry the secret; with the sixth it is trying for the third time.
+    until("it tries again", async || Ok((connections.load(Ordering::SeqCst) > 5).then_some(())))
+        .await
+        .expect("it does");
+    let joined = tokio::time::timeout(Duration::ZERO, joiner.ready()).await;
+    assert!(!matches!(joined, Ok(Ok(_))), "it joined a liar");
     joiner.kill().await;
 
     for received in [honest_liar, skilful_liar] {

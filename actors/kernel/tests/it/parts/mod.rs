@@ -171,7 +171,7 @@ impl Hand {
         alive
     }
     pub async fn who(&self) -> Option<(u64, Address<Msg>)> {
-        self.address.ask(Duration::from_secs(5), Msg::Who).await.ok()
+        self.address.ask(Duration::from_secs(60), Msg::Who).await.ok()
     }
 }
 pub struct Yard {
@@ -211,7 +211,7 @@ impl Yard {
 
 /// Looks again until it holds. Under paused time this takes none.
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..20_000 {
+    for _ in 0..60_000 {
         if holds() {
             return;
         }

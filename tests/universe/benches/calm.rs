@@ -1,5 +1,5 @@
 //! How many times faster than real time a universe in which nothing goes wrong is: five nodes, each with an agent whose session beats
-//! every 100 ms, and a leader that beats as often.
+//! every 100 ms, and a leader that beats as often: `cargo bench -p muster-universe`, `MUSTER_MINUTES=600` for longer.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,7 @@ fn worked() -> Duration {
     Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or_default())
 }
 
-/// `cargo test --release -p muster-universe --test calm -- --ignored --nocapture`; without `--release` as the other tests run.
-#[test]
-#[ignore = "measures, and says nothing"]
-fn how_much_faster_than_real_time() {
+fn main() {
     let minutes = std::env::var("MUSTER_MINUTES").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
     for (managers, workers) in [(3, 2), (5, 0)] {
         let mut universe = Universe::calm(1, managers, workers, Duration::from_millis(100));

@@ -1,4 +1,10 @@
-//! What an idle session costs.
+//! What an idle session costs, with the client's end and the pipe between them: `cargo bench -p muster-sessions`.
+
+#![expect(clippy::unwrap_used, reason = "a benchmark ends where what it relies on fails")]
+
+#[allow(dead_code, reason = "the tests use the rest of it")]
+#[path = "../tests/it/stage.rs"]
+mod stage;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,11 +17,10 @@ use muster_tests::eventually;
 
 use crate::stage::{M1, Stage, node};
 
-/// Not part of a run: `cargo test --release -p muster-sessions -- --ignored --nocapture memory`.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "measures the memory of one idle session, client end and pipe included"]
-async fn memory_of_an_idle_session() {
-    const SESSIONS: u128 = 5_000;
+const SESSIONS: u128 = 5_000;
+
+#[tokio::main(flavor = "multi_thread")]
+async fn main() {
     let cluster_id = crate::stage::cluster();
     let stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);

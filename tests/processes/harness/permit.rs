@@ -1,0 +1,160 @@
+//! How many clusters there are at once: as many as the machine has cores, whatever `--test-threads` says.
+//!
+//! Owns   one slot per core and a gate before them, as locked files: test programs that run at the same time share them.
+//! Keeps  PERMIT-1  at most as many permits are out as there are cores, and no other beside one that has the machine alone.
+//!        PERMIT-2  a thread waits for a permit only while it has none, so that no two tests wait for each other.
+//!
+//! A permit belongs to the test's thread: every cluster that the thread starts shares it. The kernel takes a lock back when
+//! its process ends.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::thread::available_parallelism;
+
+use super::between_looks;
+
+thread_local! {
+    static HELD: RefCell<Weak<Permit>> = const { RefCell::new(Weak::new()) };
+}
+
+/// Given back with its last copy.
+#[derive(Debug)]
+pub struct Permit {
+    alone: bool,
+    _locked: Vec<File>,
+}
+
+/// The permit of this thread. A thread that has none waits for a slot.
+pub fn permit() -> Arc<Permit> {
+    held().unwrap_or_else(|| hold(Slots::of_this_machine().one()))
+}
+
+/// The machine without any other process scenario, for as long as the result is kept.
+pub fn alone() -> Arc<Permit> {
+    match held() {
+        Some(permit) => {
+            assert!(permit.alone, "a test asks for the whole machine before it starts anything");
+            permit
+        }
+        None => hold(Slots::of_this_machine().all()),
+    }
+}
+
+/// Makes this the permit of a thread that the test has started.
+pub fn share(permit: &Arc<Permit>) {
+    HELD.with_borrow_mut(|held| *held = Arc::downgrade(permit));
+}
+
+fn held() -> Option<Arc<Permit>> {
+    HELD.with_borrow(Weak::upgrade)
+}
+
+fn hold(permit: Permit) -> Arc<Permit> {
+    let permit = Arc::new(permit);
+    share(&permit);
+    permit
+}
+
+struct Slots {
+    gate: File,
+    slots: Vec<File>,
+}
+
+impl Slots {
+    fn of_this_machine() -> Self {
+        let cores = available_parallelism().map_or(1, usize::from);
+        Self::open(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("clusters"), cores)
+    }
+
+    fn open(folder: &Path, slots: usize) -> Self {
+        std::fs::create_dir_all(folder).expect("cargo's temporary folder is writable");
+        let open = |name: &str| {
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(name));
+            file.expect("cargo's temporary folder is writable")
+        };
+        Self { gate: open("gate"), slots: (0..slots).map(|number| open(&format!("slot-{number}"))).collect() }
+    }
+
+    /// The gate is held while waiting, so that whoever wants all slots is not overtaken for ever.
+    fn one(mut self) -> Permit {
+        lock(&self.gate);
+        loop {
+            if let Some(free) = self.slots.iter().position(is_now_ours) {
+                return Permit { alone: false, _locked: vec![self.slots.swap_remove(free)] };
+            }
+            between_looks();
+        }
+    }
+
+    fn all(self) -> Permit {
+        lock(&self.gate);
+        self.slots.iter().for_each(lock);
+        Permit { alone: true, _locked: self.slots.into_iter().chain([self.gate]).collect() }
+    }
+}
+
+fn lock(file: &File) {
+    file.lock().expect("a file can be locked");
+}
+
+fn is_now_ours(slot: &File) -> bool {
+    match slot.try_lock() {
+        Ok(()) => true,
+        Err(TryLockError::WouldBlock) => false,
+        Err(TryLockError::Error(error)) => panic!("a file can be locked: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread::{scope, spawn, yield_now};
+
+    use super::*;
+
+    #[test]
+    fn no_more_permits_than_slots_are_out_and_none_beside_one_for_all() {
+        const SLOTS: usize = 3;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (ones, alls) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        // A permit is counted after it was got and until before it is given back.
+        let work = |own: &AtomicUsize, most: usize, others: &AtomicUsize| {
+            assert!(own.fetch_add(1, Ordering::SeqCst) < most);
+            for _ in 0..100 {
+                assert_eq!(others.load(Ordering::SeqCst), 0);
+                yield_now();
+            }
+            own.fetch_sub(1, Ordering::SeqCst);
+        };
+        scope(|threads| {
+            for number in 0..8 * SLOTS {
+                let (slots, ones, alls, work) = (Slots::open(folder.path(), SLOTS), &ones, &alls, &work);
+                threads.spawn(move || {
+                    if number % 4 == 0 {
+                        let _permit = slots.all();
+                        work(alls, 1, ones);
+                    } else {
+                        let _permit = slots.one();
+                        work(ones, SLOTS, alls);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn clusters_of_one_thread_and_of_those_that_it_starts_share_a_permit() {
+        let first = permit();
+        assert!(Arc::ptr_eq(&first, &permit()));
+        let theirs = Arc::clone(&first);
+        let started = spawn(move || {
+            share(&theirs);
+            Arc::ptr_eq(&theirs, &permit())
+        });
+        assert!(started.join().expect("it does not panic"));
+        drop(first);
+        assert!(held().is_none());
+    }
+}
