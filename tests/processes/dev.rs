@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use muster::cli::dev::process::ProcessId;
 use muster::cli::dev::state::State;
-use muster::cli::dev::story::temporary_folder;
+use muster_local_cluster::{ProcessId, temporary_folder};
 use rustix::process::Signal;
 
 use crate::harness::{Front, Ran, eventually_so};

@@ -6,7 +6,7 @@
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    muster::cli::parent::obey();
+    muster_local_cluster::parent::obey();
     let args: Vec<_> = std::env::args_os().collect();
     muster::guard::hidden(&args).unwrap_or_else(|| muster::daemon::main(args.into_iter()))
 }
