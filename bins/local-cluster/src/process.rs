@@ -271,6 +271,6 @@ mod tests {
         command.env("MUSTER_LISTEN", "own");
         let (mut process, log) = start(command, Lifetime::Tied);
         process.exit().await;
-        println!("{}", std::fs::read_to_string(log.path()).unwrap());
+        println!("\n{}", std::fs::read_to_string(log.path()).unwrap()); // libtest may have begun a line
     }
 }
