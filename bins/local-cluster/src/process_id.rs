@@ -125,7 +125,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_process_that_ignores_term_is_counted_and_killed() {
         let mut child = std::process::Command::new("sh").args(["-c", "trap '' TERM; exec sleep 600"]).spawn().unwrap();
         let id = ProcessId::of_child(&child);
