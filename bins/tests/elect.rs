@@ -7,11 +7,10 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use muster::cli::dev::process::ProcessId;
 use muster::cli::elect::command::{End, guard};
-use muster::cli::parent;
 use muster::guard::{Exit, Guarded, Launch, News, Report, adopt};
 use muster_elector::{BootTime, Hold, Timekeeper};
+use muster_local_cluster::{ProcessId, parent};
 use muster_messages::Moment;
 use rustix::process::Signal;
 use tempfile::TempDir;

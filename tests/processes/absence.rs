@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use muster::cli::dev::process::free_address;
 use muster_kernel::Clock;
+use muster_local_cluster::free_address;
 use muster_messages::wire::Request;
 use muster_messages::{NodeView, RaftId, Role};
 

@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use muster::cli::dev::process::ProcessId;
 use muster::cli::dev::state::State;
-use muster::cli::dev::story::temporary_folder;
+use muster_local_cluster::{ProcessId, temporary_folder};
 use rustix::process::Signal;
 use tempfile::TempDir;
 

@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use muster::cli::dev::story::temporary_folder;
 use muster::guard::{Exit, Guarded, Launch, News, Report, Streams};
 use muster_elector::{BootTime, Hold, Timekeeper};
+use muster_local_cluster::temporary_folder;
 
 use crate::harness::{MUSTER, permit};
 

@@ -8,11 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use muster::cli::client::Client;
 use muster_agent::{
     AgentConfig, AgentPorts, AgentSetup, JoinArgs, JoinConfig, NodeMemory, SessionStatus, agent_address, agent_spec,
     join,
 };
+use muster_client::Client;
 use muster_gateway::Dialer;
 use muster_kernel::{Intensity, Supervisor, Tree};
 use muster_messages::wire::{ActorsAsk, Request};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster::cli::dev::process::ProcessId;
+use muster_local_cluster::ProcessId;
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Which daemon to ask when none is named: of `./.muster/*/muster.sock` the first that answers, managers first,
+//! Which daemon to ask: what the flags name; else of `./.muster/*/muster.sock` the first that answers, managers first,
 //! else `/run/muster/muster.sock`.
 
 use std::path::{Path, PathBuf};
@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use muster_client::{Client, Connection, Failure, Identity, Outcome, Target};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, RequestId, Role, StatusView};
+use serde::Deserialize;
 
-use super::connection::Connection;
-use super::failure::{Failure, Outcome};
+use super::args::Global;
 
 /// Where an installed daemon serves.
 pub const SYSTEM_SOCKET: &str = "/run/muster/muster.sock";
@@ -26,6 +27,39 @@ enum Rank {
     Worker,
     /// Answers, but was removed, blocked or is otherwise in trouble.
     Troubled,
+}
+
+/// The client that the flags ask for.
+pub async fn client(global: &Global) -> Outcome<Client> {
+    let socket = match &global.socket {
+        Some(path) => Ok(path.clone()),
+        None => socket(Path::new(".")).await,
+    };
+    let Some(file) = &global.identity else {
+        return Ok(Client::to_socket(socket?, global.timeout));
+    };
+    let identity = Identity::read(file)?;
+    let managers = known_managers(socket.ok(), &identity, global.timeout).await;
+    Ok(Client::to(Target::Managers { dialer: Box::new(identity.dialer()?), managers }, global.timeout))
+}
+
+/// The managers as a daemon on this machine knows them, else as the identity file does.
+async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: Duration) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct Contact {
+        managers: Vec<String>,
+        root_pem: String,
+    }
+    let Some(socket) = socket else {
+        return identity.managers.clone();
+    };
+    match Client::to_socket(socket, timeout).ask::<Contact>(Request::Contact).await {
+        // A socket of another cluster, a dev cluster in this folder say, knows nothing about this identity.
+        Ok(contact) if contact.root_pem.trim() == identity.root_pem.trim() && !contact.managers.is_empty() => {
+            contact.managers
+        }
+        _ => identity.managers.clone(),
+    }
 }
 
 /// The socket to use, looked for below `folder`.

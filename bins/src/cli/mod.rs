@@ -1,29 +1,23 @@
 //! `muster`: reads arguments, asks a daemon, prints the answer.
 //!
-//! Owns   the words of the command line, the client's end of the admin socket and of `muster-api/1`, local clusters
-//!        of processes (`dev`), and load (`bench`).
+//! Owns   the words of the command line, clusters on this machine (`dev`), and load (`bench`).
 //! Keeps  CLI-1  with `-o json` stdout holds one JSON document (one per line with `--watch`) and stderr the error document.
 //!        CLI-2  the exit status follows from the error's code alone.
 //!        CLI-3  a process started in front never outlives this one.
 
 pub mod args;
 pub mod bench;
-pub mod client;
 mod commands;
-pub mod connection;
 mod definition;
 pub mod dev;
 mod discover;
 pub mod duration;
 pub mod elect;
-pub mod failure;
-mod identity;
 pub mod output;
-pub mod parent;
 mod render;
 mod screen;
-pub mod settled;
 mod signals;
+mod tally;
 mod wait_ready;
 mod waiting;
 
@@ -33,10 +27,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::parent;
 use muster_messages::ErrorCode;
 
 use self::args::{Cli, Command, Format};
-use self::failure::{Failure, Outcome};
+use self::output::print_failure;
 use crate::guard;
 
 /// Runs `muster` with these arguments, the program's name first.
@@ -60,7 +56,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match run(cli) {
         Ok(exit) => ExitCode::from(exit),
         Err(failure) => {
-            failure.print(format);
+            print_failure(&failure, format);
             ExitCode::from(failure.exit)
         }
     }
@@ -94,7 +90,7 @@ fn usage(args: &[OsString], error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let sentence = text.trim_start_matches("error: ").lines().next().unwrap_or("usage").to_owned();
-    Failure::new(ErrorCode::Invalid, sentence).print(Format::Json);
+    print_failure(&Failure::new(ErrorCode::Invalid, sentence), Format::Json);
     ExitCode::from(2)
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use muster_client::Failure;
 use serde_json::Value;
 
 use super::args::{Format, Global};
@@ -43,6 +44,14 @@ impl Out {
         if self.format == Format::Table && !self.quiet {
             crate::stderr::say(printable(line.as_ref()));
         }
+    }
+}
+
+/// One sentence, or the error document, on stderr.
+pub fn print_failure(failure: &Failure, format: Format) {
+    match format {
+        Format::Json => crate::stderr::say(failure.to_json()),
+        Format::Table => crate::stderr::say(format_args!("muster: {}", printable_lines(&failure.message))),
     }
 }
 

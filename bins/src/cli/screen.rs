@@ -2,10 +2,9 @@
 
 use std::io::{IsTerminal, Write};
 
+use muster_client::{Failure, Outcome};
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
-
-use super::failure::{Failure, Outcome};
 
 /// A screen of its own, without a cursor and without wrapping; and back to what was there.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";

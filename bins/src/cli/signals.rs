@@ -1,8 +1,7 @@
 //! Interruption by a person or the system.
 
+use muster_client::{Failure, Outcome};
 use tokio::signal::unix::{SignalKind, signal};
-
-use super::failure::{Failure, Outcome};
 
 /// The signals that ask this process to end, heard from the moment this is made.
 pub struct Interrupts {

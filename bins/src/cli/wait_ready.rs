@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use muster_client::{Failure, Outcome, Target};
 use muster_messages::{
     CANDIDATES_SCOPE, DNS_LABEL, ErrorCode, ParticipantKey, Release, SessionId, Triple, is_dns_label,
 };
@@ -16,11 +17,10 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::args::Global;
-use super::client::{Client, Target};
+use super::discover;
 use super::duration::parse_duration;
 use super::elect::command::{End, Forwarded, Speaker, guard};
 use super::elect::default_identity;
-use super::failure::{Failure, Outcome};
 use super::output::{Out, print};
 use crate::guard::{Exit, Launch, Number, adopt};
 
@@ -96,7 +96,7 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
     let mut signals = Forwarded::listen()?;
     // What a killed guardian leaves behind becomes ours.
     adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
-    let link = match Client::from_flags(global).await?.target() {
+    let link = match discover::client(global).await?.target() {
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };

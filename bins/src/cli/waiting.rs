@@ -2,13 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use muster_client::{Client, Failure, Outcome, Progress, left_to_do, parse, progress};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, NodeView, Role};
 use serde_json::json;
-
-use super::client::{Client, parse};
-use super::failure::{Failure, Outcome};
-use super::settled::{Progress, left_to_do, progress};
 
 /// How often a waiting command looks. A promotion takes about 100 ms; a look costs the daemon far under 1 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use muster_elector::{BootTime, Hold, Timekeeper};
+use muster_local_cluster::parent;
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -22,7 +23,6 @@ use super::guardian::{AGAIN, GUARDIAN, Input, Number};
 use super::keeper::CLOSING;
 use super::line::{FRAME, Frame, News, news_of, order_frame, send_input};
 use super::overdue::Overdue;
-use crate::cli::parent;
 
 /// How long an order may wait for a process that does not read: some hundreds before it do already.
 const PATIENCE: Duration = Duration::from_secs(1);

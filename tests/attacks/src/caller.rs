@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster::cli::failure::{Failure, Outcome};
+use muster_client::{Failure, Outcome};
 use muster_gateway::{BoxStream, Dialer, Framed};
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Greeting;

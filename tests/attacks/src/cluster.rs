@@ -1,12 +1,10 @@
 //! A cluster to attack, in a folder of its own.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use muster::cli::client::{Client, parse};
-use muster::cli::dev::story::temporary_folder;
-use muster::cli::failure::{Failure, Outcome};
-use muster::cli::settled::{Progress, progress};
+use muster_client::{Client, Failure, Outcome, Progress, parse, progress};
+use muster_local_cluster::temporary_folder;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{NodeListView, NodeView, Role};
@@ -14,9 +12,6 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::daemon::Daemon;
-
-/// How long anything may take: only waited out when something is broken.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Dropped: every process is killed and the folder goes.
 pub struct Cluster {
@@ -135,18 +130,13 @@ impl Cluster {
     }
 }
 
-/// Looks until there is something to see. Failures to look are looked over, but told at the end.
-pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        let seen = look().await;
-        if let Ok(Some(seen)) = seen {
-            return Ok(seen);
-        }
-        if Instant::now() >= end {
-            seen?;
-            return Err(Failure::internal(format!("not so within {PATIENCE:?}: {what}")));
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+/// [`muster_local_cluster::until`] for what may fail meanwhile: the last failure is told at the end.
+pub async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
+    let mut last = None;
+    let seen = muster_local_cluster::until(what, async || {
+        let seen = poll().await;
+        last = seen.as_ref().err().cloned();
+        Ok(seen.unwrap_or(None))
+    });
+    seen.await.map_err(|late| last.unwrap_or(late))
 }

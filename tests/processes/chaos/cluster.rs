@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use muster::cli::client::Client;
+use muster_client::Client;
 use muster_messages::wire::Request;
 use muster_messages::{Dice, ErrorCode, Role};
 use rustix::process::Signal;

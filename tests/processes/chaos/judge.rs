@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster::cli::settled::{Progress, progress};
+use muster_client::{Progress, progress};
 use muster_messages::wire::Request;
 use muster_messages::{Liveness, Membership, NodeId, NodeListView, NodeView, RaftStatusView, Role};
 

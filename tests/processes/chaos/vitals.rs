@@ -1,8 +1,7 @@
 //! What a process holds: files, memory, threads.
 
+use muster_local_cluster::ProcessId;
 use std::collections::BTreeMap;
-
-use muster::cli::dev::process::ProcessId;
 
 /// A process that is at rest has this many files more than at another time, or fewer: who dialled whom differs.
 const FILES_MORE: usize = 24;

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use muster::cli::dev::process::ProcessId;
-use muster::cli::parent;
+use muster_local_cluster::{ProcessId, parent};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::harness::WallClock;

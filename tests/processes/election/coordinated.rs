@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use muster::cli::client::Client;
+use muster_client::Client;
 use muster_elector::{
     BY_OLDEST_VERSION, BootTime, Candidacy, Candidate as Stands, Election, ElectorConfig, LeaderElector, Link, Session,
     Setup, Socket, Standing, Term, Timekeeper,

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use muster::cli::parent;
+use muster_local_cluster::parent;
 use rustix::process::{Signal, test_kill_process_group};
 
 use super::candidate::{Candidate, Entry, Family, Frozen, Leftovers};

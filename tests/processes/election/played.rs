@@ -64,7 +64,7 @@ fn a_part() {
     match var("PART").as_str() {
         "record" => record(Path::new(&var("FOLDER")), var("MANNERS") == "Stubborn"),
         "resource" => {
-            muster::cli::parent::obey();
+            muster_local_cluster::parent::obey();
             let args: Vec<String> = var("ARGS").lines().map(str::to_owned).collect();
             exit(fenced_resource::run(&args).into());
         }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use muster::cli::dev::process::ProcessId;
 use muster_elector::{BootTime, Timekeeper};
+use muster_local_cluster::ProcessId;
 use muster_messages::Role;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use muster::cli::client::{Client, parse};
-use muster::cli::failure::Failure;
+use muster_client::{Client, Failure, parse};
 use muster_elector::{BootTime, Timekeeper};
 use muster_messages::wire::Request;
 use muster_messages::{Moment, Revision};

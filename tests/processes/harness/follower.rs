@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use muster::cli::client::{Client, parse};
-use muster::cli::failure::Failure;
+use muster_client::{Client, Failure, parse};
 use muster_messages::Revision;
 use muster_messages::wire::Request;
 use serde_json::Value;

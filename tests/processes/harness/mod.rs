@@ -17,6 +17,8 @@ mod wall_clock;
 mod world;
 mod writer;
 
+pub use muster_local_cluster::eventually;
+
 pub use self::follower::{Follower, WAIT_MS};
 pub use self::network::Network;
 pub use self::node::Node;
@@ -27,29 +29,16 @@ pub use self::wall_clock::{WallClock, WallClocks};
 pub use self::world::World;
 pub use self::writer::{Writer, assert_kept};
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long anything may take before a test fails. Budgets are measured by `muster bench`, not here: a debug build
 /// on a busy machine is slow.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = muster_local_cluster::WAIT_LIMIT;
 
 /// The program that people type.
 pub const MUSTER: &str = env!("CARGO_BIN_EXE_muster");
 /// The daemon.
 pub const MUSTERD: &str = env!("CARGO_BIN_EXE_musterd");
-
-/// Looks until there is something to see.
-#[track_caller]
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(Instant::now() < end, "not so within {PATIENCE:?}: {what}");
-        between_looks();
-    }
-}
 
 /// [`eventually`] for a claim that is true or not.
 #[track_caller]

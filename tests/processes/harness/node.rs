@@ -1,30 +1,24 @@
 //! One daemon.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use muster::cli::dev::process::{ProcessId, Ready, free_address};
-use muster::cli::parent;
+use muster_local_cluster::{Lifetime, LocalNode, NodeProcess, ProcessId, Ready};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 use super::network::Known;
-use super::{MUSTERD, Network, PATIENCE, eventually};
+use super::{MUSTERD, Network, eventually};
 
-/// A data directory with an address, and the process that serves it now, if one does.
+/// A [`LocalNode`] for scenarios: it waits by itself, and fails the test when that takes too long.
 pub struct Node {
-    pub name: String,
-    pub folder: PathBuf,
-    pub listen: SocketAddr,
+    local: LocalNode,
     /// What its processes have beside this one's environment.
     pub environment: Vec<(&'static str, OsString)>,
-    running: Option<Running>,
     /// See [`Node::speaks`].
     level: Option<u32>,
     /// See [`Node::disk_hangs_while`].
@@ -41,21 +35,24 @@ pub struct Node {
     door: Option<(SocketAddr, Arc<Known>)>,
 }
 
-struct Running {
-    child: Child,
-    id: ProcessId,
-    stdout: Receiver<String>,
+impl Deref for Node {
+    type Target = LocalNode;
+    fn deref(&self) -> &LocalNode {
+        &self.local
+    }
+}
+
+impl DerefMut for Node {
+    fn deref_mut(&mut self) -> &mut LocalNode {
+        &mut self.local
+    }
 }
 
 impl Node {
     pub fn new(world: &Path, name: &str, settings: &str) -> Self {
-        let listen = free_address().expect("a port is free");
         Self {
-            name: name.to_owned(),
-            folder: world.join(name),
-            listen,
+            local: LocalNode::anywhere(world, name).expect("a port is free"),
             environment: vec![],
-            running: None,
             level: None,
             disk_hangs_while: None,
             disk_may_fill: false,
@@ -75,10 +72,6 @@ impl Node {
     /// Where others reach it.
     pub fn address(&self) -> SocketAddr {
         self.door.as_ref().map_or(self.listen, |(door, _)| *door)
-    }
-
-    pub fn socket(&self) -> PathBuf {
-        self.folder.join("muster.sock")
     }
 
     /// From its next start on it pretends to be a build of this feature level.
@@ -116,7 +109,6 @@ impl Node {
 
     /// Starts the daemon with these flags beside directory, name, address and configuration.
     pub fn start(&mut self, flags: &[&str]) -> &mut Self {
-        assert!(self.running.is_none(), "{} runs already", self.name);
         std::fs::create_dir_all(&self.folder).expect("the world's folder is writable");
         let config = self.folder.join("test.toml");
         let level = self.level.map_or_else(String::new, |level| format!("feature_level = {level}\n"));
@@ -129,86 +121,55 @@ impl Node {
             let limit = if self.disk_is_full { "ulimit -S -f 0; " } else { "" };
             command.args(["-c", &format!("trap '' XFSZ; {limit}exec \"$0\" \"$@\""), MUSTERD]);
         }
-        command.arg("--data-dir").arg(&self.folder).arg("--config").arg(&config);
-        command.args(["--name", &self.name, "--listen", &self.listen.to_string()]).args(flags);
+        command.args(self.arguments()).arg("--config").arg(&config).args(flags);
         command.args(["--advertise", &self.address().to_string()]);
         self.spawn(command)
     }
 
     /// Starts the daemon with exactly this command line, its log beside the others'.
     pub fn spawn(&mut self, mut command: Command) -> &mut Self {
-        let log = OpenOptions::new().create(true).append(true).open(self.log_path());
-        command.env_remove("MUSTER_SOCKET").env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(Stdio::piped());
-        command.stderr(log.expect("the log can be written")).envs(self.environment.iter().cloned());
-        parent::tie(&mut command);
-        let mut child = command.spawn().expect("musterd starts");
-        let stdout = child.stdout.take().expect("stdout is piped");
-        let id = ProcessId::of(child.id()).unwrap_or(ProcessId { pid: 0, started: 0 });
+        assert!(self.local.process_id().is_none(), "{} runs already", self.name);
+        command.env("RUST_BACKTRACE", "0").envs(self.environment.iter().cloned());
+        let id = self.local.start(command, Lifetime::Tied).expect("musterd starts");
         if let Some((_, known)) = &self.door {
             known.runs(&self.name, id.pid);
         }
-        let (tell, hear) = channel();
-        std::thread::spawn(move || {
-            BufReader::new(stdout).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
-        });
-        self.running = Some(Running { child, id, stdout: hear });
         self
     }
 
-    fn log_path(&self) -> PathBuf {
-        self.folder.with_extension("log")
-    }
-
-    /// Everything its processes have logged.
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(self.log_path()).unwrap_or_default()
-    }
-
-    fn process(&mut self) -> &mut Running {
-        let name = &self.name;
-        self.running.as_mut().unwrap_or_else(|| panic!("{name} does not run"))
+    #[track_caller]
+    fn process(&mut self) -> &mut NodeProcess {
+        self.local.process().unwrap_or_else(|failure| panic!("{failure}"))
     }
 
     pub fn pid(&mut self) -> i32 {
-        self.process().id.pid
+        self.process_id().pid
     }
 
     /// The process that serves it now.
     pub fn process_id(&mut self) -> ProcessId {
-        self.process().id
+        self.process().id()
     }
 
     /// Waits for the one line on stdout.
     #[track_caller]
     pub fn ready(&mut self) -> Ready {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            match self.process().stdout.recv_timeout(left) {
-                Ok(line) => {
-                    if let Some(ready) = Ready::parse(&line) {
-                        self.metrics = Some(ready.metrics.clone());
-                        return ready;
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    panic!("{} is not ready within {PATIENCE:?}:\n{}", self.name, self.log())
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    panic!("{} ended before it was ready:\n{}", self.name, self.log())
-                }
-            }
-        }
+        let what = format!("{} is ready", self.name);
+        let ready = eventually(&what, || match self.process().try_ready() {
+            Ok(ready) => ready,
+            Err(status) => panic!("{} ended before it was ready ({status}):\n{}", self.name, self.log()),
+        });
+        self.metrics = Some(ready.metrics.clone());
+        ready
     }
 
     /// Whether the ready line has not come yet and the process still tries.
     pub fn still_tries(&mut self) -> bool {
-        let process = self.process();
-        process.stdout.try_recv().is_err() && process.id.is_alive()
+        self.process().try_ready() == Ok(None) && self.is_running()
     }
 
     pub fn signal(&mut self, signal: Signal) -> &mut Self {
-        self.process().id.signal(signal);
+        self.process().signal(signal);
         self
     }
 
@@ -216,10 +177,7 @@ impl Node {
     #[track_caller]
     pub fn exit(&mut self) -> Option<i32> {
         let what = format!("{} ends", self.name);
-        let process = self.process();
-        let status: ExitStatus = eventually(&what, || process.child.try_wait().expect("it is our child"));
-        self.running = None;
-        status.code()
+        eventually(&what, || self.local.try_exit().unwrap_or_else(|failure| panic!("{failure}"))).code()
     }
 
     /// Whether TERM would reach it. The system ends a process that does not listen to signals yet.
@@ -258,18 +216,5 @@ impl Node {
         let wrong: Vec<&str> = log.lines().filter(|line| line.contains(" ERROR ")).collect();
         assert!(wrong.is_empty(), "{} had trouble: {wrong:#?}\n{log}", self.name);
         took
-    }
-
-    pub fn is_running(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| running.id.is_alive())
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Some(mut running) = self.running.take() {
-            let _ = running.child.kill(); // KILL also ends a frozen process
-            let _ = running.child.wait();
-        }
     }
 }

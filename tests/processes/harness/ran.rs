@@ -5,8 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
-use muster::cli::dev::process::ProcessId;
-use muster::cli::parent;
+use muster_local_cluster::{ProcessId, parent};
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster::cli::client::{Client, parse};
-use muster::cli::dev::story::temporary_folder;
-use muster::cli::failure::Failure;
+use muster_client::{Client, Failure, Progress, parse, progress};
+use muster_local_cluster::temporary_folder;
 use muster_messages::wire::Request;
 use muster_messages::{NodeListView, NodeView, Role};
 use serde_json::Value;
@@ -180,7 +179,6 @@ impl World {
     /// Waits until every node agrees with itself: desired role, role, certificate and membership.
     #[track_caller]
     pub fn all_settled(&self) {
-        use muster::cli::settled::{Progress, progress};
         let by = self.other_than(&[]);
         eventually("every node is settled", || {
             let nodes = self.nodes_seen_by(&by);

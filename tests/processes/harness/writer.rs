@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use muster::cli::client::Client;
+use muster_client::Client;
 use muster_messages::wire::Request;
 use muster_messages::{NodeId, NodeView};
 

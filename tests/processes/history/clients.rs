@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use muster::cli::client::Client;
-use muster::cli::failure::{Failure, Outcome};
+use muster_client::{Client, Failure, Outcome};
 use muster_messages::wire::Request;
 use muster_messages::{Dice, NodeId, NodeView};
 use muster_tests::history::{Begun, End, History, MOST_CLIENTS, Value};

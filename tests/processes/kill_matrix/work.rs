@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use muster::cli::client::{Client, parse};
+use muster_client::{Client, parse};
 use muster_messages::wire::{LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{LeaseView, MANAGERS_SCOPE, ManagedKey, Membership, Revision, Role};
 use rustix::process::Signal;

@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use muster_client::{Client, Failure, Identity, Outcome, Target};
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{ErrorCode, LeaseView, Name, NodeId, RaftStatusView};
 use serde::Deserialize;
 
 use crate::cli::args::Global;
-use crate::cli::client::{Client, Target};
 use crate::cli::commands::user::{NewUser, create};
 use crate::cli::duration::millis;
-use crate::cli::failure::{Failure, Outcome};
-use crate::cli::identity::Identity;
 
 /// Where runs keep their leases; deleted again at the end.
 pub const NAMESPACE: &str = "muster-bench";

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use muster_client::{Failure, Outcome, parse};
 use muster_elector::clock::TokioTime;
 use muster_elector::{
     Candidate, Cluster, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, Session, Setup, Term,
@@ -18,8 +19,6 @@ use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{ErrorCode, FencingToken, LeaseView};
 
 use super::stats::Times;
-use crate::cli::client::parse;
-use crate::cli::failure::{Failure, Outcome};
 
 /// Where their leases are.
 const NAMESPACE: &str = "muster-bench-leases";

@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use muster_client::{Failure, Outcome, parse};
+use muster_local_cluster::{Lifetime, ProcessId, free_address, temporary_folder};
 use muster_messages::Role;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use serde_json::{Value, json};
@@ -13,13 +15,10 @@ use super::access::own_identity;
 use super::holders::{Book, Holders, all_hold};
 use super::stats::Times;
 use crate::cli::args::BenchLeases;
-use crate::cli::client::parse;
 use crate::cli::dev::cluster::LocalCluster;
-use crate::cli::dev::process::{ProcessId, free_address};
 use crate::cli::dev::state::State;
-use crate::cli::dev::story::{kill_leader, leader, temporary_folder};
+use crate::cli::dev::story::{kill_leader, leader};
 use crate::cli::duration::millis;
-use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::{Out, Table};
 use crate::cli::signals::Interrupts;
 
@@ -27,7 +26,7 @@ pub async fn run(args: &BenchLeases, out: Out) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
     let folder = temporary_folder("bench")?;
     let state = State::plan(3, 2, free_address)?;
-    let mut cluster = LocalCluster::prepare(folder.path(), state, true)?;
+    let mut cluster = LocalCluster::prepare(folder.path(), state, Lifetime::Tied)?;
     let told = tokio::select! {
         told = measured(&mut cluster, args, out) => told,
         word = interrupts.next() => Err(Failure::internal(word)),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use muster_client::{Client, Failure, Outcome, Target};
 use muster_messages::wire::Request;
 use muster_messages::{NodeId, NodeListView, RaftStatusView};
 use serde_json::{Value, json};
@@ -13,14 +14,14 @@ use super::native::NativeClient;
 use super::rest::RestClient;
 use super::stats::Times;
 use crate::cli::args::{BenchArgs, BenchOp, Global, Via};
-use crate::cli::client::{Client, Target};
-use crate::cli::failure::{Failure, Outcome, Tally};
+use crate::cli::discover;
 use crate::cli::output::{Out, Table, print};
 use crate::cli::signals::Interrupts;
+use crate::cli::tally::Tally;
 
 pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
-    let mut control = Client::from_flags(global).await?;
+    let mut control = discover::client(global).await?;
     let node = some_node(&mut control).await?;
     let access = Access::prepare(&mut control, global).await?;
     let told = tokio::select! {

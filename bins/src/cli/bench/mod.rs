@@ -9,8 +9,9 @@ mod rest;
 mod roles;
 mod stats;
 
+use muster_client::Outcome;
+
 use super::args::{BenchArgs, BenchCommand, Global};
-use super::failure::Outcome;
 use super::output::Out;
 
 pub(super) async fn run(args: BenchArgs, out: Out, global: &Global) -> Outcome<u8> {

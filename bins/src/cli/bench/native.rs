@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use muster_client::{Client, Outcome, Target};
 use muster_messages::wire::{ActorsAsk, ActorsOf, LeaseRef, LeaseRequest, Request};
 use muster_messages::{ErrorCode, NodeId, Revision};
 use serde::Deserialize;
 
 use super::access::{LABEL, lease_of};
 use crate::cli::args::BenchOp;
-use crate::cli::client::{Client, Target};
-use crate::cli::failure::Outcome;
 
 /// See the module.
 pub struct NativeClient {

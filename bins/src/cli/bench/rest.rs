@@ -10,6 +10,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use muster_client::{Failure, Outcome, Target};
 use muster_gateway::Dialer;
 use muster_kernel::Clock;
 use muster_messages::protocol::Service;
@@ -18,8 +19,6 @@ use serde_json::{Value, json};
 
 use super::access::{LABEL, NAMESPACE, lease_of, over_tls};
 use crate::cli::args::BenchOp;
-use crate::cli::client::Target;
-use crate::cli::failure::{Failure, Outcome};
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::{Lifetime, free_address, temporary_folder};
 use muster_messages::Role;
 use muster_messages::wire::Request;
 use serde_json::{Value, json};
 
 use super::stats::Times;
 use crate::cli::dev::cluster::LocalCluster;
-use crate::cli::dev::process::free_address;
 use crate::cli::dev::state::State;
-use crate::cli::dev::story::{become_role, bring_back, kill_leader, leader, temporary_folder};
-use crate::cli::failure::{Failure, Outcome};
+use crate::cli::dev::story::{become_role, bring_back, kill_leader, leader};
 use crate::cli::output::{Out, Table};
 use crate::cli::signals::Interrupts;
 
@@ -31,7 +31,7 @@ pub async fn run(rounds: u32, out: Out) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
     let folder = temporary_folder("bench")?;
     let state = State::plan(3, 0, free_address)?;
-    let mut cluster = LocalCluster::prepare(folder.path(), state, true)?;
+    let mut cluster = LocalCluster::prepare(folder.path(), state, Lifetime::Tied)?;
     let mut times = BTreeMap::new();
     let told = tokio::select! {
         told = all_rounds(&mut cluster, rounds, &mut times, out) => told,

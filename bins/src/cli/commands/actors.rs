@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
+use muster_client::{Outcome, parse};
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use serde_json::Value;
 
 use super::Asking;
 use crate::cli::args::{ActorAt, ActorsArgs, ActorsCommand};
-use crate::cli::client::parse;
-use crate::cli::failure::Outcome;
-use crate::cli::output::{cell, print, printable};
+use crate::cli::output::{cell, print, print_failure, printable};
 use crate::cli::render;
 use crate::cli::screen::Screen;
 use crate::cli::signals::Interrupts;
@@ -109,7 +108,7 @@ async fn watch(asking: &mut Asking, request: &Request, of: &str) -> Outcome<u8> 
                 picture.heading = format!("{old}; no answer since: {}", printable(&failure.message));
                 picture.draw(screen.as_ref(), &mut looks);
             }
-            Err(failure) if failure.passes() && asking.out.is_json() => failure.print(asking.out.format),
+            Err(failure) if failure.passes() && asking.out.is_json() => print_failure(&failure, asking.out.format),
             Err(failure) => return Err(failure),
         }
     }

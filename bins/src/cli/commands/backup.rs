@@ -8,6 +8,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, header};
 use hyper_util::rt::TokioIo;
+use muster_client::{Failure, Outcome, Target};
 use muster_messages::ErrorCode;
 use muster_messages::protocol::Service;
 use serde_json::json;
@@ -15,8 +16,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use super::Asking;
-use crate::cli::client::Target;
-use crate::cli::failure::{Failure, Outcome};
 
 pub async fn run(asking: &Asking, file: &Path) -> Outcome<u8> {
     let to_stdout = file == Path::new("-");

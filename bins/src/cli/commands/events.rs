@@ -1,14 +1,13 @@
 //! `muster events`: what happened, and with `--watch` what happens.
 
+use muster_client::{Outcome, parse};
 use muster_messages::Revision;
 use muster_messages::wire::Request;
 use serde_json::Value;
 
 use super::Asking;
 use crate::cli::args::EventsArgs;
-use crate::cli::client::parse;
 use crate::cli::duration::millis;
-use crate::cli::failure::Outcome;
 use crate::cli::output::{cell, print};
 use crate::cli::render;
 

@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, Name};
 use serde::Deserialize;
@@ -9,9 +10,7 @@ use serde_json::{Value, json};
 
 use super::Asking;
 use crate::cli::args::KubeconfigArgs;
-use crate::cli::client::parse;
 use crate::cli::duration::millis;
-use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::print;
 
 /// What the leader made for this file.

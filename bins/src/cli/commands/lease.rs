@@ -1,5 +1,6 @@
 //! `muster lease …`
 
+use muster_client::{Outcome, parse};
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{GuardScope, LeaseView};
 use serde_json::Value;
@@ -7,9 +8,7 @@ use serde_json::Value;
 use super::Asking;
 use super::node::ids;
 use crate::cli::args::{GuardCommand, LeaseArgs, LeaseCommand};
-use crate::cli::client::parse;
 use crate::cli::duration::millis;
-use crate::cli::failure::Outcome;
 use crate::cli::render;
 
 pub async fn run(asking: &mut Asking, LeaseArgs { namespace, command }: LeaseArgs) -> Outcome<u8> {

@@ -14,14 +14,13 @@ pub(super) mod user;
 
 use std::collections::BTreeMap;
 
+use muster_client::{Client, Outcome, parse};
 use muster_messages::NodeView;
 use muster_messages::wire::{ListOf, Request};
 
 use super::args::{Cli, Command, FreshArg};
-use super::client::{Client, parse};
-use super::failure::Outcome;
 use super::output::Out;
-use super::{bench, dev, elect, render, wait_ready};
+use super::{bench, dev, discover, elect, render, wait_ready};
 
 /// What a command that asks a daemon works with.
 pub(super) struct Asking {
@@ -67,7 +66,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::WaitReady(args) => return wait_ready::run(args, out, &cli.global).await,
         _ => {}
     }
-    let client = Client::from_flags(&cli.global).await?;
+    let client = discover::client(&cli.global).await?;
     let mut asking = Asking { client, out };
     match cli.command {
         Command::Status(fresh) => status(&mut asking, fresh).await,

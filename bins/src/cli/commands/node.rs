@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{Generation, Role};
 use serde_json::{Value, json};
 
 use super::Asking;
 use crate::cli::args::{NodeCommand, RoleChange};
-use crate::cli::client::parse;
-use crate::cli::failure::{Failure, Outcome, Tally};
 use crate::cli::output::cell;
 use crate::cli::render;
+use crate::cli::tally::Tally;
 use crate::cli::waiting::wait_until_settled;
 
 pub async fn run(asking: &mut Asking, command: NodeCommand) -> Outcome<u8> {

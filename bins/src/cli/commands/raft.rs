@@ -1,11 +1,11 @@
 //! `muster raft …`
 
+use muster_client::Outcome;
 use muster_messages::wire::Request;
 use serde_json::Value;
 
 use super::Asking;
 use crate::cli::args::RaftCommand;
-use crate::cli::failure::Outcome;
 use crate::cli::output::cell;
 use crate::cli::render;
 

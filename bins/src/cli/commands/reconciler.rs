@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
+use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{ErrorCode, ManagedKey, Revision};
 use serde_json::Value;
@@ -13,11 +14,9 @@ use super::node::ids;
 use crate::cli::args::{
     MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName as Named,
 };
-use crate::cli::client::parse;
 use crate::cli::definition;
 use crate::cli::duration::millis;
-use crate::cli::failure::{Failure, Outcome};
-use crate::cli::output::{cell, print};
+use crate::cli::output::{cell, print, print_failure};
 use crate::cli::render;
 
 pub async fn run(asking: &mut Asking, command: ReconcilerCommand) -> Outcome<u8> {
@@ -185,7 +184,7 @@ async fn watch(asking: &mut Asking, name: String, until: Option<&str>, last: &mu
             Ok(text) => text,
             Err(failure) if shown.is_some() && failure.passes() => {
                 if trouble.is_none() {
-                    failure.print(asking.out.format);
+                    print_failure(&failure, asking.out.format);
                 }
                 trouble = Some(failure);
                 tokio::time::sleep(AGAIN).await;

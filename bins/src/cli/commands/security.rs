@@ -1,11 +1,11 @@
 //! `muster cert …`, `muster ca show`, `muster blocklist ls`
 
+use muster_client::Outcome;
 use muster_messages::wire::{ListOf, Request};
 
 use super::Asking;
 use super::node::each;
 use crate::cli::args::{BlocklistCommand, CaCommand, CertCommand};
-use crate::cli::failure::Outcome;
 use crate::cli::output::cell;
 use crate::cli::render;
 

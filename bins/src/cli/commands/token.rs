@@ -1,11 +1,11 @@
 //! `muster token …`
 
+use muster_client::Outcome;
 use muster_messages::wire::{ListOf, Request};
 
 use super::Asking;
 use crate::cli::args::TokenCommand;
 use crate::cli::duration::millis;
-use crate::cli::failure::Outcome;
 use crate::cli::output::cell;
 use crate::cli::render;
 

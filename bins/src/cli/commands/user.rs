@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use muster_client::{Client, Failure, Identity, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{ErrorCode, Name};
 use serde::Deserialize;
@@ -9,10 +10,7 @@ use serde_json::{Value, json};
 
 use super::Asking;
 use crate::cli::args::UserCommand;
-use crate::cli::client::{Client, parse};
 use crate::cli::duration::millis;
-use crate::cli::failure::{Failure, Outcome};
-use crate::cli::identity::Identity;
 use crate::cli::output::print;
 use crate::cli::render;
 

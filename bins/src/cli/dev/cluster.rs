@@ -1,25 +1,31 @@
 //! A cluster of processes on this machine: what `dev up`, `dev tour` and `bench roles` work with.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::join_all;
+use muster_client::{Client, Failure, Outcome, parse};
+use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, Ready, free_address, pause};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, Role};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::process::{Daemon, Entry, Launch, free_address};
 use super::state::{NodeState, State};
 use super::story::nodes;
-use crate::cli::client::{Client, parse};
-use crate::cli::failure::{Failure, Outcome};
 
 /// Told when a node is ready, with the time since it was started.
 pub type Report<'a> = &'a mut dyn FnMut(&NodeState, Duration);
 
 /// How long a question to the cluster as a whole may take, elections included.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often ends are looked for: soon for a person, and too rarely to cost anything in a cluster that runs for days.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The configuration of all nodes, in the cluster's folder.
+const CONFIG: &str = "musterd.toml";
 
 /// What a node answers that cannot do what another one can.
 const ELSEWHERE: [ErrorCode; 4] =
@@ -29,24 +35,25 @@ const ELSEWHERE: [ErrorCode; 4] =
 pub struct LocalCluster {
     dir: PathBuf,
     /// Whether the daemons end with this process.
-    tied: bool,
+    lifetime: Lifetime,
     state: State,
-    daemons: Vec<Option<Daemon>>,
+    /// In the order of the state's.
+    nodes: Vec<LocalNode>,
     /// Stopped in its tracks (SIGSTOP): its socket accepts and never answers, so it is not asked.
     frozen: Option<String>,
 }
 
 impl LocalCluster {
     /// A cluster in `dir`, resumed if one was there. Nothing is started yet.
-    pub fn prepare(dir: &Path, state: State, tied: bool) -> Outcome<Self> {
+    pub fn prepare(dir: &Path, state: State, lifetime: Lifetime) -> Outcome<Self> {
         let config =
             "# Written by `muster dev`: lets `muster actors crash` work on this cluster.\n[debug]\ncrash = true\n";
         let failed = |e| Failure::io(format!("cannot use {}", dir.display()), &e);
         std::fs::create_dir_all(dir).map_err(failed)?;
-        std::fs::write(dir.join("musterd.toml"), config).map_err(failed)?;
+        std::fs::write(dir.join(CONFIG), config).map_err(failed)?;
         state.write(dir)?;
-        let daemons = state.nodes.iter().map(|_| None).collect();
-        Ok(Self { dir: dir.to_owned(), tied, state, daemons, frozen: None })
+        let nodes = state.nodes.iter().map(|node| local_node(dir, node)).collect();
+        Ok(Self { dir: dir.to_owned(), lifetime, state, nodes, frozen: None })
     }
 
     /// What is written down.
@@ -87,8 +94,8 @@ impl LocalCluster {
     pub async fn add(&mut self, role: Role) -> Outcome<String> {
         let name = format!("n{}", self.state.nodes.len() + 1);
         let node = NodeState { name: name.clone(), role, listen: free_address()?, joined: false, process: None };
+        self.nodes.push(local_node(&self.dir, &node));
         self.state.nodes.push(node);
-        self.daemons.push(None);
         let entry = self.entry(role).await?;
         self.start_all(&[self.state.nodes.len() - 1], &entry, &mut |_, _| ()).await?;
         Ok(name)
@@ -104,10 +111,9 @@ impl LocalCluster {
     pub async fn restart_to_end(&mut self, name: &str) -> Outcome<Option<i32>> {
         let index = self.index(name)?;
         self.launch(index, &Entry::Resume)?;
-        let daemon = self.daemons[index].as_mut().expect("it was launched");
-        match daemon.ready().await? {
+        match self.nodes[index].process()?.ready().await? {
             Ok(_) => Err(Failure::internal(format!("{name} serves again"))),
-            Err(status) => Ok(status),
+            Err(status) => Ok(status.code()),
         }
     }
 
@@ -125,12 +131,12 @@ impl LocalCluster {
         for index in indices {
             self.launch(*index, entry)?;
         }
-        let daemons = self.daemons.iter_mut().enumerate().filter(|(i, _)| indices.contains(i));
-        let waits = daemons.filter_map(|(i, daemon)| Some((i, daemon.as_mut()?)));
+        let started = self.nodes.iter_mut().enumerate().filter(|(i, _)| indices.contains(i));
+        let waits = started.filter_map(|(i, node)| Some((i, node.process().ok()?)));
         let nodes = &self.state.nodes;
         let report = std::cell::RefCell::new(report);
-        let waits = waits.map(async |(i, daemon)| {
-            let outcome = daemon.ready().await;
+        let waits = waits.map(async |(i, process)| {
+            let outcome = process.ready().await;
             if let Ok(Ok(_)) = outcome {
                 report.borrow_mut()(&nodes[i], begun.elapsed());
             }
@@ -143,12 +149,7 @@ impl LocalCluster {
         self.state.write(&self.dir)
     }
 
-    fn started(
-        &mut self,
-        index: usize,
-        resumed: bool,
-        outcome: Outcome<Result<super::process::Ready, Option<i32>>>,
-    ) -> Outcome {
+    fn started(&mut self, index: usize, resumed: bool, outcome: Outcome<Result<Ready, ExitStatus>>) -> Outcome {
         let name = self.state.nodes[index].name.clone();
         let failure = match outcome {
             Ok(Ok(_)) => {
@@ -156,33 +157,33 @@ impl LocalCluster {
                 return Ok(());
             }
             // It was removed from the cluster in an earlier life of this folder.
-            Ok(Err(Some(6))) if resumed => return Ok(()),
-            Ok(Err(Some(code))) => format!("{name} ended with exit status {code} before it was ready"),
-            Ok(Err(None)) => format!("{name} was killed before it was ready"),
+            Ok(Err(status)) if resumed && status.code() == Some(6) => return Ok(()),
+            Ok(Err(status)) => match status.code() {
+                Some(code) => format!("{name} ended with exit status {code} before it was ready"),
+                None => format!("{name} was killed before it was ready"),
+            },
             Err(failure) => format!("{name}: {failure}"),
         };
         Err(Failure::internal(format!("{failure}; its log ends with\n{}", self.log_tail(&name, 5))))
     }
 
     fn launch(&mut self, index: usize, entry: &Entry) -> Outcome {
-        let node = &self.state.nodes[index];
-        let launch = Launch {
-            name: &node.name,
-            folder: &self.dir.join(&node.name),
-            listen: node.listen,
-            config: &self.dir.join("musterd.toml"),
-            entry,
-            tied: self.tied,
-        };
-        let daemon = Daemon::start(&launch)?;
-        self.state.nodes[index].process = Some(daemon.id);
-        self.daemons[index] = Some(daemon);
+        let program = std::env::current_exe().map_err(|e| Failure::io("cannot find this program", &e))?;
+        let node = &mut self.nodes[index];
+        let mut command = Command::new(program);
+        command
+            .arg("musterd")
+            .args(node.arguments())
+            .arg("--config")
+            .arg(self.dir.join(CONFIG))
+            .args(entry.arguments());
+        self.state.nodes[index].process = Some(node.start(command, self.lifetime)?);
         self.state.write(&self.dir)
     }
 
     /// The last lines of a node's log.
     pub fn log_tail(&self, name: &str, lines: usize) -> String {
-        let text = std::fs::read_to_string(self.dir.join(name).join("musterd.log")).unwrap_or_default();
+        let text = self.index(name).map(|index| self.nodes[index].log()).unwrap_or_default();
         let all: Vec<&str> = text.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")
     }
@@ -206,7 +207,7 @@ impl LocalCluster {
             if Instant::now() >= until {
                 return Err(last);
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            pause().await;
         }
     }
 
@@ -215,14 +216,14 @@ impl LocalCluster {
         position.ok_or_else(|| Failure::internal(format!("there is no node {name} here")))
     }
 
-    fn daemon(&mut self, name: &str) -> Outcome<&mut Daemon> {
+    fn process(&mut self, name: &str) -> Outcome<&mut NodeProcess> {
         let index = self.index(name)?;
-        self.daemons[index].as_mut().ok_or_else(|| Failure::internal(format!("{name} does not run")))
+        self.nodes[index].process()
     }
 
     /// Sends a signal to a node's process.
     pub fn signal(&mut self, name: &str, signal: Signal) -> Outcome {
-        self.daemon(name)?.id.signal(signal);
+        self.process(name)?.signal(signal);
         Ok(())
     }
 
@@ -239,36 +240,33 @@ impl LocalCluster {
 
     /// kill -9, and waits until it is gone.
     pub async fn kill(&mut self, name: &str) -> Outcome {
-        self.daemon(name)?.kill().await;
+        self.process(name)?.kill().await;
         Ok(())
     }
 
     /// Stops one node: TERM, then KILL.
     pub async fn stop_one(&mut self, name: &str) -> Outcome {
-        self.daemon(name)?.stop().await;
+        self.process(name)?.stop().await;
         Ok(())
     }
 
-    /// Waits until some node ends; says which and how. Never returns while none runs.
-    pub async fn next_end(&mut self) -> Option<(String, String)> {
-        let names = self.state.nodes.iter().map(|node| node.name.clone());
-        let running = self.daemons.iter_mut().zip(names).filter_map(|(daemon, name)| Some((daemon.as_mut()?, name)));
-        let ends: Vec<_> =
-            running.map(|(daemon, name)| Box::pin(async move { (name, daemon.ended().await) })).collect();
-        if ends.is_empty() {
-            return None;
+    /// Waits until some node ends; says which and how. `None` if none runs.
+    pub async fn next_end(&mut self) -> Option<(String, ExitStatus)> {
+        loop {
+            let mut running = self.nodes.iter_mut().filter(|node| node.process_id().is_some()).peekable();
+            running.peek()?;
+            for node in running {
+                if let Ok(Some(status)) = node.try_exit() {
+                    return Some((node.name.clone(), status));
+                }
+            }
+            tokio::time::sleep(END_POLL_INTERVAL).await;
         }
-        let ((name, how), _, _) = select_all(ends).await;
-        let index = self.state.nodes.iter().position(|node| node.name == name)?;
-        self.daemons[index] = None;
-        Some((name, how))
     }
 
     /// Stops every node: TERM, then KILL. The result names those that needed KILL.
     pub async fn stop(&mut self) -> Vec<String> {
-        let names = self.state.nodes.iter().map(|node| node.name.clone());
-        let stops = self.daemons.iter_mut().zip(names).filter_map(|(daemon, name)| Some((daemon.as_mut()?, name)));
-        let stops = stops.map(|(daemon, name)| async move { (!daemon.stop().await).then_some(name) });
+        let stops = self.nodes.iter_mut().map(async |node| (!node.stop().await).then(|| node.name.clone()));
         let stubborn = join_all(stops).await.into_iter().flatten().collect();
         self.forget();
         stubborn
@@ -276,20 +274,20 @@ impl LocalCluster {
 
     /// Ends every node at once; for clusters whose folder goes too.
     pub async fn kill_all(&mut self) {
-        join_all(self.daemons.iter_mut().flatten().map(Daemon::kill)).await;
+        join_all(self.nodes.iter_mut().map(LocalNode::kill)).await;
         self.forget();
     }
 
     fn forget(&mut self) {
-        self.daemons.iter_mut().for_each(|daemon| *daemon = None);
         self.state.nodes.iter_mut().for_each(|node| node.process = None);
         // Only a convenience: a dead process is recognised by its pid and start.
         let _ = self.state.write(&self.dir);
     }
+}
 
-    /// Lets go of the processes of a detached cluster.
-    pub fn release(mut self) -> State {
-        self.daemons.clear();
-        std::mem::take(&mut self.state)
-    }
+/// A node whose log is with its data.
+fn local_node(dir: &Path, state: &NodeState) -> LocalNode {
+    let mut node = LocalNode::new(dir, &state.name, state.listen);
+    node.log_file = node.folder.join("musterd.log");
+    node
 }

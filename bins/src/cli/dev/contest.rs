@@ -4,16 +4,15 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::{ProcessId, parent, until};
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
 use super::cluster::LocalCluster;
-use super::process::ProcessId;
-use super::story::{leader, until};
-use crate::cli::failure::{Failure, Outcome};
-use crate::cli::parent;
+use super::story::leader;
 
 const LEASE: &str = "tour";
 

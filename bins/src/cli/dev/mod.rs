@@ -5,7 +5,6 @@
 
 pub mod cluster;
 mod contest;
-pub mod process;
 pub mod state;
 pub mod story;
 mod tour;
@@ -13,14 +12,14 @@ mod tour;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::{Lifetime, free_address, stop_all};
 use serde_json::{Value, json};
 
 use self::cluster::LocalCluster;
-use self::process::{free_address, stop_strangers};
 use self::state::{FolderLock, NodeState, State};
 use super::args::{DevCommand, Global};
 use super::duration::spoken;
-use super::failure::{Failure, Outcome};
 use super::output::{Out, Table, print};
 use super::signals::Interrupts;
 
@@ -41,7 +40,8 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     let _lock = keep(dir).await?;
     let begun = Instant::now();
     let state = resume_or_plan(dir, managers, workers, out)?;
-    let mut cluster = LocalCluster::prepare(dir, state, !detach)?;
+    let lifetime = if detach { Lifetime::Detached } else { Lifetime::Tied };
+    let mut cluster = LocalCluster::prepare(dir, state, lifetime)?;
     let mut report = |node: &NodeState, took: Duration| {
         out.say(format!(
             "{:<4} {:<8} {:<16} ready after {}",
@@ -61,7 +61,6 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     }
     announce(dir, cluster.state(), begun.elapsed(), detach, out);
     if detach {
-        cluster.release();
         return Ok(0);
     }
     stay(&mut cluster, &mut interrupts, dir, out).await;
@@ -170,7 +169,7 @@ async fn stay(cluster: &mut LocalCluster, interrupts: &mut Interrupts, dir: &Pat
 async fn down(dir: &Path, out: Out) -> Outcome<u8> {
     let state = State::read(dir)?;
     let running: Vec<_> = state.nodes.iter().filter_map(NodeState::running).collect();
-    let killed = stop_strangers(&running).await;
+    let killed = stop_all(&running).await;
     if out.is_json() {
         print(&json!({"dir": dir.display().to_string(), "stopped": running.len(), "killed": killed}).to_string());
     } else if running.is_empty() {

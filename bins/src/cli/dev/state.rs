@@ -4,11 +4,10 @@ use std::fs::{File, TryLockError};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::ProcessId;
 use muster_messages::Role;
 use serde::{Deserialize, Serialize};
-
-use super::process::ProcessId;
-use crate::cli::failure::{Failure, Outcome};
 
 /// The nodes of a dev folder.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -1,43 +1,16 @@
 //! What `dev tour` and `bench roles` do to a cluster, each as one function that returns when it is true.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::{WAIT_LIMIT, until};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{ErrorCode, Membership, NodeListView, NodeView, Role};
+use muster_messages::{Membership, NodeListView, NodeView, Role};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use super::cluster::LocalCluster;
-use crate::cli::failure::{Failure, Outcome};
 use crate::cli::waiting::wait_until_settled;
-
-/// How long anything in a story may take. Far above every budget: a story tells what happens, a slow machine included.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A folder for a cluster that goes away with it. Its path is short: a socket's path holds 107 bytes. Its name holds
-/// our pid: what a killed process leaves is recognised.
-pub fn temporary_folder(purpose: &str) -> Outcome<TempDir> {
-    let preferred = std::env::temp_dir();
-    let base = if preferred.as_os_str().len() > 60 { PathBuf::from("/tmp") } else { preferred };
-    let made = tempfile::Builder::new().prefix(&format!("muster-{purpose}-{}-", std::process::id())).tempdir_in(base);
-    made.map_err(|e| Failure::io("cannot make a temporary folder", &e))
-}
-
-/// Looks until there is something to see. `what` says what was missing when it took too long.
-pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look().await? {
-            return Ok(seen);
-        }
-        if Instant::now() >= end {
-            return Err(Failure::new(ErrorCode::TimedOut, format!("{what}: not so within {PATIENCE:?}")));
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
 
 /// The nodes as the cluster sees them with quorum.
 pub async fn nodes(cluster: &LocalCluster) -> Outcome<Vec<NodeView>> {
@@ -71,7 +44,7 @@ pub async fn become_role(cluster: &LocalCluster, node: &str, role: Role) -> Outc
     let mut client = cluster.client(&manager_besides(cluster, node).await?);
     let begun = Instant::now();
     client.call(Request::SetRole { node: node.to_owned(), role }).await?;
-    wait_until_settled(&mut client, node, role, begun + PATIENCE, |_| {}).await?;
+    wait_until_settled(&mut client, node, role, begun + WAIT_LIMIT, |_| {}).await?;
     Ok(begun.elapsed())
 }
 

@@ -3,19 +3,17 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::{Lifetime, WAIT_LIMIT, free_address, temporary_folder, until};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{CrashHow, ErrorCode, Membership, Role};
 use serde_json::{Value, json};
 
 use super::cluster::LocalCluster;
 use super::contest::{Handover, contend};
-use super::process::free_address;
 use super::state::State;
-use super::story::{
-    become_role, bring_back, kill_leader, leader, leaders_actor, manager_besides, nodes, temporary_folder, until,
-};
+use super::story::{become_role, bring_back, kill_leader, leader, leaders_actor, manager_besides, nodes};
 use crate::cli::duration::{millis, spoken};
-use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::{Out, print};
 use crate::cli::signals::Interrupts;
 use crate::cli::waiting::wait_until_settled;
@@ -27,7 +25,7 @@ pub async fn run(out: Out) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
     let folder = temporary_folder("tour")?;
     let state = State::plan(3, 2, free_address)?;
-    let cluster = LocalCluster::prepare(folder.path(), state, true)?;
+    let cluster = LocalCluster::prepare(folder.path(), state, Lifetime::Tied)?;
     let mut tour = Tour { folder: folder.path().to_owned(), cluster, out, steps: Vec::new() };
     let told = tokio::select! {
         told = tour.tell() => told,
@@ -205,7 +203,7 @@ async fn crash_role_manager(cluster: &mut LocalCluster) -> Outcome<Told> {
     let Reborn { before, after, took } = outcome?;
     let begun = Instant::now();
     let mut client = cluster.client(&manager_besides(cluster, &name).await?);
-    wait_until_settled(&mut client, &name, Role::Manager, begun + super::story::PATIENCE, |_| {}).await?;
+    wait_until_settled(&mut client, &name, Role::Manager, begun + WAIT_LIMIT, |_| {}).await?;
     let finished = spoken(begun.elapsed());
     Told::timed(
         took,

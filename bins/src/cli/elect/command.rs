@@ -1,12 +1,12 @@
 //! A command under its guardian, from its start to its end, and the signals that are meant for it.
 
 use futures_util::FutureExt;
+use muster_client::{Failure, Outcome};
 use muster_elector::Hold;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::cli::args::Format;
-use crate::cli::failure::{Failure, Outcome};
 use crate::cli::output::{Out, printable};
 use crate::guard::{Exit, Guarded, Launch, News, Number, Report};
 use crate::stderr::say;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use muster_client::{Failure, Outcome, Target};
 use muster_elector::{
     BY_PRIORITY, Candidacy, Candidate, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, PRIORITY,
     Session, Setup, Socket, Standing, StartError, Term,
@@ -18,8 +19,7 @@ use tokio::sync::{mpsc, watch};
 use super::args::ElectArgs;
 use super::command::{End, Forwarded, Speaker, guard};
 use crate::cli::args::Global;
-use crate::cli::client::{Client, Target};
-use crate::cli::failure::{Failure, Outcome};
+use crate::cli::discover;
 use crate::cli::output::Out;
 use crate::guard::{self, Exit, Launch, Number};
 
@@ -42,7 +42,7 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
     let mut signals = Forwarded::listen()?;
     // What a killed guardian leaves behind becomes ours.
     guard::adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
-    let link = match Client::from_flags(global).await?.target() {
+    let link = match discover::client(global).await?.target() {
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };

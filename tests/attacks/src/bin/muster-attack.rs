@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use muster::cli::failure::Outcome;
 use muster_attacks::cluster::Cluster;
 use muster_attacks::flood::{self, Door, Flood, Kind, Meanwhile, Row, Who};
 use muster_attacks::rush::{self, Rush};
+use muster_client::Outcome;
 
 #[derive(Parser)]
 #[command(name = "muster-attack", about = "Attacks a Muster cluster that it starts on this machine.")]
@@ -62,7 +62,7 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    muster::cli::parent::obey();
+    muster_local_cluster::parent::obey();
     let args: Vec<std::ffi::OsString> = std::env::args_os().collect();
     if args.get(1).is_some_and(|first| first == "musterd") {
         return muster::daemon::main(args.into_iter().skip(1));

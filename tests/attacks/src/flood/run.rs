@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use muster::cli::failure::{Failure, Outcome};
+use muster_client::{Failure, Outcome};
 use muster_messages::Role;
 use muster_messages::wire::Request;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -76,7 +76,7 @@ struct Tally {
 pub async fn flood(cluster: &Cluster, victim: &str, floods: &[Flood], meanwhile: Meanwhile) -> Outcome<Outcomes> {
     let node = cluster.node(victim);
     let pid = node.pid().ok_or_else(|| Failure::internal("the victim does not run"))?;
-    let mark = LogMark::here(node.log_path());
+    let mark = LogMark::here(node.log_file.clone());
     let before = cluster.leader(victim).await?;
     let mut seen = Outcomes { rss_before_kib: rss_kib(pid).unwrap_or(0), ..Outcomes::default() };
     let begun = Instant::now();
@@ -205,7 +205,7 @@ async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: Meanw
             let _kept = cluster.ask(victim, Request::NodeRemove { node, force: true }).await;
         }
         let _gone = std::fs::remove_dir_all(&node.folder);
-        let _gone = std::fs::remove_file(node.log_path());
+        let _gone = std::fs::remove_file(&node.log_file);
         tokio::time::sleep_until(next.min(until)).await;
     }
     Ok((took, failed, slow))

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster::cli::connection::Connection;
-use muster::cli::failure::{Failure, Outcome};
+use muster_client::{Connection, Failure, Outcome};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{FencingToken, RequestId, Role, SessionId};

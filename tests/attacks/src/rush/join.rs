@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use muster::cli::failure::{Failure, Outcome};
+use muster_client::{Failure, Outcome};
 use muster_gateway::{BoxStream, Framed};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
 use muster_messages::{NodeId, RefusalReason, RequestId, Secret};

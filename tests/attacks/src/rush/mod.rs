@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster::cli::failure::{Failure, Outcome};
+use muster_client::{Failure, Outcome};
 use muster_messages::protocol::Service;
 use muster_messages::{ErrorBody, Role};
 use tokio::task::JoinSet;

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use muster::cli::connection::{CallError, Connection};
 use muster_attacks::caller::{Caller, Greeted};
 use muster_attacks::cluster::{Cluster, until};
+use muster_client::{CallError, Connection};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{CrashHow, ErrorCode, NodeId, RefusalReason, RequestId, Revision, Role};
@@ -202,7 +202,7 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         let process = cluster.node_mut(victim);
         process.kill().await;
         process.start(&[]).expect("it starts");
-        assert_eq!(process.exit().await.expect("it ends"), Some(6), "{}", process.log());
+        assert_eq!(process.exit().await.expect("it ends").code(), Some(6), "{}", process.log());
         let seen = cluster.nodes_seen_by("n2").await.expect("n2 answers");
         assert!(seen.iter().all(|n| n.id != node), "it is in nobody's list");
     }

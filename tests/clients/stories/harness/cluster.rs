@@ -1,12 +1,12 @@
 //! `muster dev up` in a folder of its own.
 
-use std::fs::read_link;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use muster_local_cluster::{ProcessId, parent};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -24,7 +24,7 @@ pub struct Cluster {
 struct Node {
     name: String,
     addr: String,
-    pid: i32,
+    process: ProcessId,
     /// Its command line, with which it can be started again.
     line: Vec<String>,
 }
@@ -51,7 +51,7 @@ impl Cluster {
         let mut command = Command::new(muster());
         command.args(["dev", "up", "--managers", "3", "--workers", "1", "-o", "json"]);
         command.current_dir(folder.path()).env_remove("MUSTER_SOCKET");
-        command.env("MUSTER_DIE_WITH_PARENT", std::process::id().to_string());
+        parent::tie(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let keeper = command.spawn().expect("muster starts");
         let kubeconfigs = AtomicUsize::new(1);
@@ -64,10 +64,10 @@ impl Cluster {
         let written = std::fs::read(self.folder().join(".muster/dev.json")).ok()?;
         let written: Value = serde_json::from_slice(&written).ok()?;
         let node = |node: &Value| {
-            let pid = i32::try_from(node["process"]["pid"].as_i64()?).ok()?;
+            let process: ProcessId = serde_json::from_value(node["process"].clone()).ok()?;
             let joined = node["joined"].as_bool()?;
-            let line = command_line(pid)?;
-            joined.then_some(Node { name: text(&node["name"])?, addr: text(&node["listen"])?, pid, line })
+            let line = command_line(process.pid)?;
+            joined.then_some(Node { name: text(&node["name"])?, addr: text(&node["listen"])?, process, line })
         };
         let nodes: Vec<Node> = written["nodes"].as_array()?.iter().filter_map(node).collect();
         let status = self.muster(&["status", "-o", "json"]);
@@ -151,9 +151,9 @@ impl Cluster {
 
     /// kill -9.
     pub fn kill(&self, name: &str) {
-        let pid = self.node(name).pid;
-        kill(pid);
-        eventually(&format!("{name} is gone"), || (!runs(pid)).then_some(()));
+        let process = self.node(name).process;
+        process.signal(Signal::KILL);
+        eventually(&format!("{name} is gone"), || (!process.is_alive()).then_some(()));
     }
 
     /// Starts killed nodes again, as they were started first, and waits until they serve.
@@ -182,17 +182,6 @@ fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-fn kill(pid: i32) {
-    if let Some(pid) = Pid::from_raw(pid) {
-        let _ = kill_process(pid, Signal::KILL); // it may have ended by itself
-    }
-}
-
-/// Whether a process runs; one that waits to be reaped does not.
-fn runs(pid: i32) -> bool {
-    read_link(format!("/proc/{pid}/exe")).is_ok()
-}
-
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.restarted.clear();
@@ -200,7 +189,7 @@ impl Drop for Cluster {
         let _ = self.keeper.kill();
         let _ = self.keeper.wait();
         let end = Instant::now() + PATIENCE;
-        while self.nodes.iter().any(|node| runs(node.pid)) && Instant::now() < end {
+        while self.nodes.iter().any(|node| node.process.is_alive()) && Instant::now() < end {
             std::thread::park_timeout(Duration::from_millis(5));
         }
     }

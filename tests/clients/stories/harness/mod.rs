@@ -9,16 +9,20 @@ mod program;
 mod proto;
 mod wire;
 
+pub use muster_local_cluster::eventually;
+
 pub use self::cluster::{Cluster, Kubeconfig};
 pub use self::program::{Program, Ran};
 pub use self::proto::{Answer, Connection, Elector, Timing};
 pub use self::wire::{candidate, envelope, lease};
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use muster_local_cluster::until;
 
 /// How long anything may take before a story fails.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = muster_local_cluster::WAIT_LIMIT;
 
 /// The longest story: a client that hangs must not hang the run.
 const LONGEST: Duration = Duration::from_secs(180);
@@ -52,27 +56,7 @@ pub fn story(work: impl Future<Output = ()>) {
     told.unwrap_or_else(|_| panic!("the story did not end within {LONGEST:?}"));
 }
 
-/// Looks until there is something to see.
-#[track_caller]
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(Instant::now() < end, "not so within {PATIENCE:?}: {what}");
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
-}
-
 /// [`eventually`] for what is asked of a client.
 pub async fn eventually_async<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(seen) = look().await {
-            return seen;
-        }
-        assert!(Instant::now() < end, "not so within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until(what, async || Ok(look().await)).await.unwrap_or_else(|failure| panic!("{failure}"))
 }

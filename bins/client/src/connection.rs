@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use muster_gateway::{BoxStream, Framed};
 use muster_messages::wire::{ApiAnswer, ApiCall, Request};
-use muster_messages::{ErrorBody, RequestId};
+use muster_messages::{ErrorBody, RequestId, millis};
 use tokio::net::UnixStream;
-
-use super::duration::millis;
 
 /// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]

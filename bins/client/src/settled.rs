@@ -1,4 +1,4 @@
-//! Whether a role change is in force everywhere. Pure; the waiting is in `commands::node`.
+//! Whether a role change is in force everywhere. Pure: the caller asks and waits.
 
 use muster_messages::{CertificateState, Condition, Liveness, Membership, NodeView, Role, WaitReason, word};
 

@@ -9,8 +9,8 @@ use muster_messages::{ErrorBody, ErrorCode, Name, Secret};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::connection::Connection;
-use super::failure::{Failure, Outcome};
+use crate::connection::Connection;
+use crate::failure::{Failure, Outcome};
 
 /// What `muster user create` writes and `--identity` reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -3,11 +3,6 @@
 use muster_messages::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
 
-use super::args::Format;
-use super::output::printable_lines;
-
-use crate::stderr::say;
-
 /// Why a command did not do what was asked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
@@ -53,16 +48,6 @@ impl Failure {
     pub fn to_json(&self) -> Value {
         json!({"error": {"code": self.code, "message": self.message, "details": self.details}})
     }
-    /// One sentence, or the error document, on stderr.
-    pub fn print(&self, format: Format) {
-        match format {
-            Format::Json => say(self.to_json()),
-            Format::Table => say(format_args!("muster: {}", printable_lines(&self.message))),
-        }
-    }
-}
-
-impl Failure {
     /// What an HTTP answer refuses with: the code of its error document, or, of an object of Kubernetes, what the status means.
     pub fn from_http(status: u16, document: &Value) -> Self {
         let error = &document["error"];
@@ -104,30 +89,6 @@ impl std::fmt::Display for Failure {
 /// What a command that did its work returns.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
-/// Collects what became of several objects: each is tried, and the highest exit status wins.
-#[derive(Debug, Default)]
-pub struct Tally {
-    failures: Vec<Failure>,
-}
-
-impl Tally {
-    /// Keeps the value, or prints and remembers the failure.
-    pub fn note<T>(&mut self, format: Format, outcome: Outcome<T>) -> Option<T> {
-        match outcome {
-            Ok(value) => Some(value),
-            Err(failure) => {
-                failure.print(format);
-                self.failures.push(failure);
-                None
-            }
-        }
-    }
-    /// The exit status of the whole.
-    pub fn exit(&self) -> u8 {
-        self.failures.iter().map(|f| f.exit).max().unwrap_or(0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,15 +129,5 @@ mod tests {
         ] {
             assert_eq!(Failure::new(code, "").passes(), waits, "{code}");
         }
-    }
-
-    #[test]
-    fn of_several_outcomes_the_highest_exit_status_wins() {
-        let mut tally = Tally::default();
-        assert_eq!(tally.note(Format::Json, Ok(7)), Some(7));
-        assert_eq!(tally.exit(), 0);
-        tally.note::<()>(Format::Json, Err(Failure::new(ErrorCode::Forbidden, "no")));
-        tally.note::<()>(Format::Json, Err(Failure::new(ErrorCode::NotFound, "who")));
-        assert_eq!(tally.exit(), 6);
     }
 }

@@ -8,15 +8,12 @@ use muster_gateway::Dialer;
 use muster_kernel::Clock;
 use muster_messages::wire::{ListOf, Page, Request};
 use muster_messages::{ErrorBody, ErrorCode, RequestId};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::args::Global;
-use super::connection::{CallError, Connection};
-use super::discover;
-use super::failure::{Failure, Outcome};
-use super::identity::{self, Identity};
+use crate::connection::{CallError, Connection};
+use crate::failure::{Failure, Outcome};
+use crate::identity;
 
 /// Where a client asks.
 #[derive(Clone, Debug)]
@@ -42,23 +39,6 @@ pub struct Client {
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Client {
-    /// As the flags ask.
-    pub async fn from_flags(global: &Global) -> Outcome<Self> {
-        let socket = match &global.socket {
-            Some(path) => Ok(path.clone()),
-            None => discover::socket(Path::new(".")).await,
-        };
-        match &global.identity {
-            None => Ok(Self::to_socket(socket?, global.timeout)),
-            Some(file) => {
-                let identity = Identity::read(file)?;
-                let managers = known_managers(socket.ok(), &identity, global.timeout).await;
-                let target = Target::Managers { dialer: Box::new(identity.dialer()?), managers };
-                Ok(Self::to(target, global.timeout))
-            }
-        }
-    }
-
     /// To one place.
     pub fn to(target: Target, timeout: Duration) -> Self {
         Self { target, connection: None, connected_to: None, timeout }
@@ -206,25 +186,6 @@ fn no_socket(path: &Path, error: &std::io::Error) -> ErrorBody {
         _ => format!("cannot connect to {path}: {error}"),
     };
     ErrorBody::new(ErrorCode::Unreachable, message)
-}
-
-/// The managers as a daemon on this machine knows them, else as the identity file does.
-async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: Duration) -> Vec<String> {
-    #[derive(Deserialize)]
-    struct Contact {
-        managers: Vec<String>,
-        root_pem: String,
-    }
-    let Some(socket) = socket else {
-        return identity.managers.clone();
-    };
-    match Client::to_socket(socket, timeout).ask::<Contact>(Request::Contact).await {
-        // A socket of another cluster, a dev cluster in this folder say, knows nothing about this identity.
-        Ok(contact) if contact.root_pem.trim() == identity.root_pem.trim() && !contact.managers.is_empty() => {
-            contact.managers
-        }
-        _ => identity.managers.clone(),
-    }
 }
 
 /// What is around the list is that of the first portion, but that one that is stale makes all of it stale.

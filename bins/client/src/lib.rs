@@ -1,0 +1,18 @@
+//! A client of one daemon, or of a cluster's managers: what the command line, benchmarks and tests share.
+//!
+//! - [`Client`] asks over an admin socket or `muster-api/1`, and repeats a call whose outcome is unknown under the same request id.
+//! - [`Connection`] is one native connection with one call in flight.
+//! - [`Failure`] is a failed call or command: a code, a sentence, and the exit status that follows from the code.
+//! - [`progress`] judges whether a role change is in force.
+
+mod client;
+mod connection;
+mod failure;
+mod identity;
+mod settled;
+
+pub use self::client::{Client, Target, parse};
+pub use self::connection::{CallError, Connection};
+pub use self::failure::{Failure, Outcome};
+pub use self::identity::Identity;
+pub use self::settled::{Progress, left_to_do, progress};

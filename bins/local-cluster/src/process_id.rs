@@ -1,0 +1,150 @@
+//! A process by pid and start time: signalled and waited for by whoever wrote that down, parent or not.
+
+use std::process::Child;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::process::STOP_WITHIN;
+use crate::wait::pause;
+
+/// A process, told apart from a later one with the same pid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    pub pid: i32,
+    /// Clock ticks since boot.
+    pub started: u64,
+}
+
+impl ProcessId {
+    /// The process that has this pid now.
+    pub fn of(pid: u32) -> Option<Self> {
+        let pid = i32::try_from(pid).ok()?;
+        Some(Self { pid, started: started(pid)? })
+    }
+    /// A child that nobody has waited for yet: its pid is its own, even if it has ended.
+    pub(crate) fn of_child(child: &Child) -> Self {
+        let pid = Pid::from_child(child).as_raw_nonzero().get();
+        Self { pid, started: stat(pid).as_deref().and_then(start_time).unwrap_or(0) }
+    }
+    /// Whether that very process still runs.
+    pub fn is_alive(self) -> bool {
+        started(self.pid) == Some(self.started)
+    }
+    /// The processor time that it has used, of all its threads together; `None` once it has ended.
+    pub fn cpu_time(self) -> Option<Duration> {
+        let stat = self.is_alive().then(|| stat(self.pid))??;
+        let ticks = |field: usize| stat.split_whitespace().nth(field)?.parse::<u64>().ok();
+        Some(Duration::from_millis((ticks(UTIME)? + ticks(UTIME + 1)?) * 1000 / TICKS_PER_S))
+    }
+    /// Sends a signal, unless the process has ended.
+    pub fn signal(self, signal: Signal) {
+        if let (true, Some(pid)) = (self.is_alive(), Pid::from_raw(self.pid)) {
+            let _ = kill_process(pid, signal); // it may end between the check and the signal
+        }
+    }
+}
+
+/// Time in user mode, in what [`stat`] returns; after it that in the kernel.
+const UTIME: usize = 11;
+/// The unit of both. The kernel shows hundredths of a second, whatever it counts in itself.
+const TICKS_PER_S: u64 = 100;
+
+/// `/proc/PID/stat` from its third field on (proc(5)): the name before stands in parentheses and may contain anything.
+fn stat(pid: i32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.get(stat.rfind(')')? + 1..).map(str::to_owned)
+}
+
+/// When a process started, field 22. A zombie has ended.
+fn started(pid: i32) -> Option<u64> {
+    let stat = stat(pid)?;
+    if stat.trim_start().starts_with(['Z', 'X']) { None } else { start_time(&stat) }
+}
+
+fn start_time(stat: &str) -> Option<u64> {
+    stat.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Ends processes that are not our children: TERM, then KILL. The result counts those that needed KILL.
+pub async fn stop_all(processes: &[ProcessId]) -> usize {
+    for process in processes {
+        process.signal(Signal::TERM);
+    }
+    let gone = async {
+        while processes.iter().any(|p| p.is_alive()) {
+            pause().await;
+        }
+    };
+    if tokio::time::timeout(STOP_WITHIN, gone).await.is_ok() {
+        return 0;
+    }
+    let stubborn: Vec<_> = processes.iter().filter(|p| p.is_alive()).collect();
+    for process in &stubborn {
+        process.signal(Signal::KILL);
+    }
+    stubborn.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wait::eventually;
+
+    #[test]
+    fn a_process_is_known_by_pid_and_start() {
+        let me = ProcessId::of(std::process::id()).unwrap();
+        assert!(me.is_alive());
+        assert!(!ProcessId { started: me.started + 1, ..me }.is_alive(), "another process with our pid");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = ProcessId::of(child.id());
+        child.wait().unwrap();
+        assert!(!id.is_some_and(ProcessId::is_alive));
+        assert_eq!(id.and_then(ProcessId::cpu_time), None);
+    }
+
+    #[test]
+    fn a_child_that_has_ended_is_known_until_it_is_waited_for() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        eventually("it has ended", || ProcessId::of(child.id()).is_none().then_some(()));
+        let id = ProcessId::of_child(&child);
+        assert!(id.started > 0 && !id.is_alive());
+        child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_reused_pid_is_not_signalled() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let id = ProcessId::of_child(&child);
+        let earlier = ProcessId { started: id.started - 1, ..id };
+        earlier.signal(Signal::KILL);
+        assert_eq!(stop_all(&[earlier]).await, 0, "nothing is waited for");
+        assert!(id.is_alive());
+        id.signal(Signal::KILL);
+        child.wait().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_ignores_term_is_counted_and_killed() {
+        let mut child = std::process::Command::new("sh").args(["-c", "trap '' TERM; exec sleep 600"]).spawn().unwrap();
+        let id = ProcessId::of_child(&child);
+        eventually("it ignores TERM", || ignores_term(id.pid).then_some(()));
+        assert_eq!(stop_all(&[id]).await, 1);
+        child.wait().unwrap();
+    }
+
+    fn ignores_term(pid: i32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let ignored =
+            status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+        ignored.is_some_and(|set| set & (1 << (Signal::TERM.as_raw() - 1)) != 0)
+    }
+
+    #[test]
+    fn the_processor_time_of_a_process_grows_with_its_work() {
+        let me = ProcessId::of(std::process::id()).unwrap();
+        let before = me.cpu_time().unwrap();
+        while me.cpu_time().unwrap() < before + Duration::from_millis(30) {}
+    }
+}
