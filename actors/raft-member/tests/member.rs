@@ -1,7 +1,5 @@
 //! The actor on a real disk: three members in one process, joined by a transport without sockets.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 mod cluster;
 
 use muster_kernel::Fuse;

@@ -311,7 +311,7 @@ fn an_admission_and_a_restriction_at_once_exclude_each_other_in_both_orders_over
     for (broken, first) in [(Break::RestrictUnseen, Said::Admission), (Break::AdmitUnseen, Said::Restriction)] {
         let told = std::panic::catch_unwind(|| race(Universe::with_break(1, Some(broken)), first));
         let why = told.expect_err("it is noticed").downcast::<String>().expect("a story panics with a text");
-        assert!(why.contains("RELEASE-1 is broken"), "{why}");
+        assert!(why.contains("RELEASE-1 is violated"), "{why}");
     }
 }
 
