@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use muster::cli::client::Client;
+use muster_client::Client;
 use muster_messages::wire::Request;
 use muster_messages::{RaftId, Revision, Role};
 use serde_json::Value;
