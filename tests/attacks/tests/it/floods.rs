@@ -11,6 +11,7 @@ use muster_attacks::flood::{self, Flood, Kind, Meanwhile, Row};
 const MOST_RSS_MB: u64 = 220;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "full tier"]
 async fn a_flooded_manager_lets_nodes_join_stays_small_and_writes_few_lines() {
     flood::raise_file_limit();
     let cluster = Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 2, 1).await.expect("a cluster");

@@ -43,6 +43,7 @@ fn rush(door: Door, say: Say, requests: usize) -> Rush {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "full tier"]
 async fn the_api_answers_every_question_of_a_rush_and_another_clients_too() {
     let cluster = cluster(1).await;
     let overloaded = async || cluster.inspect("n1", "node/api").await.expect("n1 answers")["overloaded"].clone();
