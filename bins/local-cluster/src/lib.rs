@@ -5,8 +5,10 @@
 //!   [`eventually`] on a thread, by [`until`] in async code.
 //! - [`ProcessId`] is a process that may not be a child: known by pid and start time, and so safe to signal later.
 //! - [`parent`] makes a process end with the one that started it.
+//! - [`answers`] reads what a cluster says of its nodes, its leader and its tokens.
 //! - [`free_address`] and [`temporary_folder`] are what a node needs before it starts.
 
+pub mod answers;
 mod folder;
 mod node;
 pub mod parent;

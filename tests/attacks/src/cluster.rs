@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use muster_client::{Client, Failure, Outcome, Progress, parse, progress};
-use muster_local_cluster::temporary_folder;
+use muster_client::{Client, Failure, Outcome, parse};
+use muster_local_cluster::{answers, temporary_folder};
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{NodeListView, NodeView, Role};
+use muster_messages::{NodeView, Role};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -71,9 +71,7 @@ impl Cluster {
     }
 
     pub async fn token(&self, role: Role) -> Outcome<String> {
-        let shown = self.ask("n1", Request::TokenShow { role }).await?;
-        let token = shown["token"].as_str().ok_or_else(|| Failure::internal("no token"))?;
-        Ok(token.to_owned())
+        answers::token(&self.ask("n1", Request::TokenShow { role }).await?)
     }
 
     /// A user's certificate, made as `muster user create` makes it.
@@ -98,9 +96,7 @@ impl Cluster {
 
     /// The nodes as one of them sees them with quorum.
     pub async fn nodes_seen_by(&self, name: &str) -> Outcome<Vec<NodeView>> {
-        let list = self.ask(name, Request::NodeList { fresh: true }).await?;
-        let list: NodeListView = serde_json::from_value(list).map_err(Failure::internal)?;
-        Ok(list.items)
+        answers::nodes(self.ask(name, Request::NodeList { fresh: true }).await?)
     }
 
     /// One node as another sees it.
@@ -121,11 +117,10 @@ impl Cluster {
 
     /// Waits until every node agrees with itself.
     pub async fn settled(&self) -> Outcome {
-        until("every node is settled", async || {
-            let nodes = self.nodes_seen_by("n1").await?;
-            let settled = |node: &NodeView| progress(node, node.desired_role) == Progress::Settled;
-            Ok(nodes.iter().all(settled).then_some(()))
-        })
+        until(
+            "every node is settled",
+            async || Ok(answers::all_settled(&self.nodes_seen_by("n1").await?).then_some(())),
+        )
         .await
     }
 }

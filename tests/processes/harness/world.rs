@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_client::{Client, Failure, Progress, parse, progress};
-use muster_local_cluster::temporary_folder;
+use muster_client::{Client, Failure, parse};
+use muster_local_cluster::{answers, temporary_folder};
 use muster_messages::wire::Request;
-use muster_messages::{NodeListView, NodeView, Role};
+use muster_messages::{NodeView, Role};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Network, Node, PATIENT, Permit, Ran, eventually, permit};
+use super::{Network, Node, PATIENT, Permit, Ran, eventually, eventually_so, permit};
 
 /// The nodes of one test. Dropped: every process is killed and the folder goes.
 pub struct World {
@@ -146,15 +146,14 @@ impl World {
 
     pub fn token(&self, role: Role) -> String {
         let shown = self.answer("n1", Request::TokenShow { role });
-        shown["token"].as_str().expect("a token is text").to_owned()
+        answers::token(&shown).expect("a token is text")
     }
 
     /// The nodes as one of them sees them with quorum.
     #[track_caller]
     pub fn nodes_seen_by(&self, name: &str) -> Vec<NodeView> {
         let list = self.answer(name, Request::NodeList { fresh: true });
-        let list: NodeListView = serde_json::from_value(list).expect("a list of nodes");
-        list.items
+        answers::nodes(list).expect("a list of nodes")
     }
 
     /// One node as another sees it.
@@ -166,8 +165,7 @@ impl World {
     /// The leader's name, as one node knows it.
     #[track_caller]
     pub fn leader_seen_by(&self, name: &str) -> String {
-        let leads = |node: &NodeView| node.manager.as_ref().is_some_and(|m| m.leader);
-        eventually("a leader", || self.nodes_seen_by(name).into_iter().find(leads).map(|node| node.name.to_string()))
+        eventually("a leader", || answers::leader(&self.nodes_seen_by(name)))
     }
 
     /// Some running node that is none of these.
@@ -180,11 +178,7 @@ impl World {
     #[track_caller]
     pub fn all_settled(&self) {
         let by = self.other_than(&[]);
-        eventually("every node is settled", || {
-            let nodes = self.nodes_seen_by(&by);
-            let unsettled = nodes.iter().find(|node| progress(node, node.desired_role) != Progress::Settled);
-            unsettled.is_none().then_some(())
-        });
+        eventually_so("every node is settled", || answers::all_settled(&self.nodes_seen_by(&by)));
     }
 }
 

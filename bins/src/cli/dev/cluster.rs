@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use muster_client::{Client, Failure, Outcome, parse};
-use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, Ready, free_address, pause};
+use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, Ready, answers, free_address, pause};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, Role};
 use rustix::process::Signal;
@@ -119,8 +119,7 @@ impl LocalCluster {
 
     /// What lets a new node in.
     async fn entry(&self, role: Role) -> Outcome<Entry> {
-        let shown = self.ask(Request::TokenShow { role }).await?;
-        let token = shown["token"].as_str().ok_or_else(|| Failure::internal("the cluster shows no token"))?.to_owned();
+        let token = answers::token(&self.ask(Request::TokenShow { role }).await?)?;
         // As the cluster sees them now: roles change, and those who were managers first may be gone.
         let managers = nodes(self).await?.into_iter().filter(|node| node.role == Role::Manager);
         Ok(Entry::Join { seeds: managers.map(|node| node.addr).collect(), token })

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome};
-use muster_local_cluster::{WAIT_LIMIT, until};
+use muster_local_cluster::{WAIT_LIMIT, answers, until};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{Membership, NodeListView, NodeView, Role};
+use muster_messages::{Membership, NodeView, Role};
 use serde_json::Value;
 
 use super::cluster::LocalCluster;
@@ -14,18 +14,12 @@ use crate::cli::waiting::wait_until_settled;
 
 /// The nodes as the cluster sees them with quorum.
 pub async fn nodes(cluster: &LocalCluster) -> Outcome<Vec<NodeView>> {
-    let document = cluster.ask(Request::NodeList { fresh: true }).await?;
-    let list: NodeListView = serde_json::from_value(document).map_err(Failure::internal)?;
-    Ok(list.items)
+    answers::nodes(cluster.ask(Request::NodeList { fresh: true }).await?)
 }
 
 /// The leader's name.
 pub async fn leader(cluster: &LocalCluster) -> Outcome<String> {
-    until("a leader", async || {
-        let leads = |node: &NodeView| node.manager.as_ref().is_some_and(|m| m.leader);
-        Ok(nodes(cluster).await?.into_iter().find(leads).map(|node| node.name.to_string()))
-    })
-    .await
+    until("a leader", async || Ok(answers::leader(&nodes(cluster).await?))).await
 }
 
 /// A running manager that is not `besides`, to ask through: it stays what it is while the other one changes.
