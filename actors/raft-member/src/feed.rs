@@ -99,7 +99,8 @@ impl ObjectFeed {
         ObjectNews { key, news, waiting: Arc::clone(&self.waiting) }
     }
 
-    pub(crate) fn begin_at(&self, revision: Revision) {
+    /// See [`History::begin_at`].
+    pub fn begin_at(&self, revision: Revision) {
         let waiting = locked(&self.waiting);
         self.history().begin_at(revision);
         self.news.send_replace(revision);

@@ -32,7 +32,7 @@ impl Half {
         let in_force = watch::Sender::new(Some(Arc::clone(&ports)));
         Self { ports, copy, in_force }
     }
-    fn service(&self) -> Service {
+    pub fn service(&self) -> Service {
         crate::tests::service(self.in_force.subscribe())
     }
 }

@@ -123,13 +123,11 @@ impl Life {
 
 impl Stream {
     fn begin(life: Life, tables: &Tables) -> Result<Self, Status> {
-        let feed = &life.manager.feed;
         // Before the history is looked at: what comes from now on wakes the stream.
-        let news = feed.news();
+        let news = life.manager.feed.news();
+        // A start that the history does not reach is an ERROR event of the stream, as kube-apiserver sends it once a version
+        // is parsed: kube-rs lists again after the event, and repeats the same watch for ever after a refusal.
         let watcher = Watcher::begin(&life.ask, tables)?;
-        if let Err(gone) = feed.since(watcher.after(), 1) {
-            return Err(Status::expired(watcher.after(), gone.oldest));
-        }
         let (now, last) = (Instant::now(), life.until - LAST_BOOKMARK);
         Ok(Self { watcher, life, news, bookmark_at: (now + BOOKMARK_EVERY).min(last).max(now) })
     }

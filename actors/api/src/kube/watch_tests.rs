@@ -1,5 +1,6 @@
 //! Streams whose readers do not read.
 
+use http_body_util::BodyExt;
 use muster_tests::Universe;
 
 use super::super::tests::{Half, MAPS, ann, ask, copy_with, replica};
@@ -89,4 +90,23 @@ async fn whoever_loses_the_right_is_told_so_and_nothing_more() {
     assert!(last.contains("ERROR") && last.contains("403"), "{last}");
     assert_eq!(added, 1, "what was made before");
     stream.universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_from_before_the_history_is_one_error_event() {
+    let tables = copy_with(1, 10);
+    let half = Half::with(tables.clone(), None);
+    half.ports.feed.begin_at(Revision(10));
+    let service = half.service();
+    let from_3 = ask("GET", &format!("{MAPS}?watch=1&resourceVersion=3"));
+    let ports = Arc::clone(&half.ports);
+    let begun =
+        stream(&service, ports, ann(), &ann().peer, &from_3, &tables).unwrap_or_else(|e| panic!("{}", e.message));
+    assert_eq!(begun.status(), 200);
+    let body = begun.into_body().collect().await.unwrap().to_bytes();
+    let lines: Vec<serde_json::Value> =
+        String::from_utf8_lossy(&body).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [event] = lines.as_slice() else { panic!("one event and the end: {lines:?}") };
+    assert_eq!((&event["type"], &event["object"]["code"]), (&"ERROR".into(), &410.into()), "{event}");
+    assert_eq!(event["object"]["reason"], "Expired");
 }
