@@ -65,7 +65,9 @@ impl Root {
         let mut params = dated(now, now.plus(ROOT_LIFETIME))?;
         params.distinguished_name.push(DnType::CommonName, "muster-ca");
         params.distinguished_name.push(DnType::OrganizationName, cluster.as_str());
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        // No path length: the root of a later rotation is signed by this one as an intermediate, and clients that know only
+        // this root must accept the chain. Nothing else that it signs is a CA.
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let cert = params.self_signed(&key).map_err(signer)?;
         Ok(Self { cert_pem: cert.pem(), key_pem: Secret::new(key.serialize_pem()) })

@@ -30,6 +30,20 @@ fn a_node_certificate_round_trips() {
     }
 }
 
+/// A root with path length 0 could never vouch for its successor, and cannot be repaired after clients have it.
+#[test]
+fn a_new_root_has_no_path_length_and_signs_no_authority() {
+    let root = Root::create(Cluster::new(1).id, now()).unwrap();
+    let constraints = |der: &[u8]| {
+        let (_, cert) = X509Certificate::from_der(der).unwrap();
+        cert.basic_constraints().unwrap().map(|found| (found.value.ca, found.value.path_len_constraint))
+    };
+    assert_eq!(constraints(&der(&root.cert_pem)), Some((true, None)));
+    let cluster = Cluster::new(2);
+    let signed = cluster.issuer.sign_node(&cluster.profile(2, Role::Manager), &key()).unwrap();
+    assert!(!constraints(&der(&signed.cert_pem)).is_some_and(|(ca, _)| ca));
+}
+
 #[test]
 fn users_and_operators_are_told_apart() {
     let cluster = Cluster::new(1);
