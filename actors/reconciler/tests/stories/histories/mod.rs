@@ -543,7 +543,7 @@ fn tell(seed: u64) -> History {
     history
 }
 
-/// `MUSTER_SEED` replays one of them.
+/// `MUSTER_SEED` runs only that seed.
 #[test]
 fn whatever_happens_nobody_serves_or_acts_wrongly_and_in_the_end_all_is_applied() {
     if let Some(seed) = std::env::var("MUSTER_SEED").ok().and_then(|seed| seed.parse().ok()) {
@@ -553,7 +553,8 @@ fn whatever_happens_nobody_serves_or_acts_wrongly_and_in_the_end_all_is_applied(
     let (mut acts, mut commands) = (0, 0);
     for seed in 0..60 {
         let told = std::panic::catch_unwind(|| tell(seed));
-        let history = told.unwrap_or_else(|_| panic!("replay with MUSTER_SEED={seed}"));
+        let command = "cargo test -p muster-reconciler --test stories histories -- --nocapture";
+        let history = told.unwrap_or_else(|_| panic!("reproduce: MUSTER_SEED={seed} {command}"));
         acts += history.acts;
         commands += u64::from(history.runs_done > 0);
     }
