@@ -1,7 +1,7 @@
 //! Says at the end of the quick tier what it has not run. It is a test target because cargo runs those of the last package last.
 
 fn main() {
-    // With arguments somebody runs a tier or a test of their choice, or asks what there is.
+    // With arguments the caller has chosen a tier or a test, or lists the tests.
     if std::env::args_os().len() > 1 {
         return;
     }

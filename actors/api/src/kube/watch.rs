@@ -126,7 +126,7 @@ impl Stream {
         // Before the history is looked at: what comes from now on wakes the stream.
         let news = life.manager.feed.news();
         // A start that the history does not reach is an ERROR event of the stream, as kube-apiserver sends it once a version
-        // is parsed: kube-rs lists again after the event, and repeats the same watch for ever after a refusal.
+        // is parsed: kube-rs lists again after the event; after an HTTP error it repeats the same watch.
         let watcher = Watcher::begin(&life.ask, tables)?;
         let (now, last) = (Instant::now(), life.until - LAST_BOOKMARK);
         Ok(Self { watcher, life, news, bookmark_at: (now + BOOKMARK_EVERY).min(last).max(now) })

@@ -54,6 +54,7 @@ fn a_copy_costs_what_differs() {
 
 /// Processor time of this thread so far: other programs take turns with it.
 fn worked() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or_default())
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("the kernel accounts for each thread");
+    let nanos = text.split(' ').next().and_then(|nanos| nanos.parse().ok());
+    Duration::from_nanos(nanos.expect("the first field is the time on a processor"))
 }
