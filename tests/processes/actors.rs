@@ -83,7 +83,7 @@ fn crashed(path: &str) {
     }
     let acknowledged = writer.stop();
     assert_kept(&acknowledged, &world.seen(&leader, "n1").expect("n1 is a node"));
-    world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
 }
 
 /// The subtrees beside the manager half: whatever happens in it, these may not notice.

@@ -41,16 +41,16 @@ fn a_workers_certificate_opens_its_session_and_no_mesh() {
 #[ignore = "full tier"]
 fn a_demoted_managers_old_certificate_opens_no_mesh() {
     let mut world = World::with(3, 1);
-    world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
     let old = stolen(&mut world, "n4");
     assert_eq!(knock(&mut world, &old, "n1", Service::Mesh), None, "while it is a manager");
-    world.muster(&["node", "demote", "n4", "--wait=60s"]).ended(0);
+    world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
     for name in ["n1", "n2", "n3"] {
         eventually_so("every manager refuses it", || {
             knock(&mut world, &old, name, Service::Mesh) == Some(RefusalReason::Demoted)
         });
     }
-    world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
 }
 
 #[test]

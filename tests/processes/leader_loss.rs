@@ -109,8 +109,8 @@ fn an_old_copy_returns(c_is_smaller: bool) {
     };
     let b = world.other_than(&[&a, c, "n4", "n5", "n6"]);
     world.node(c).kill();
-    world.muster_at(&a, &["node", "promote", d, "--wait=60s"]).ended(0);
-    world.muster_at(&b, &["node", "demote", &a, "--wait=60s"]).ended(0);
+    world.muster_at(&a, &["node", "promote", d, "--wait=300s"]).ended(0);
+    world.muster_at(&b, &["node", "demote", &a, "--wait=300s"]).ended(0);
     world.node(&b).kill();
     world.node(c).start(&[]);
     let leader = eventually("C and D have a leader", || {

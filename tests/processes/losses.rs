@@ -141,8 +141,8 @@ fn no_log_holds_a_key_or_the_secret_of_a_token() {
     world.muster_at("n2", &["token", "rotate", "manager"]).ended(0);
     tokens.push(world.token(Role::Manager));
     let identity = world.muster(&["user", "create", "eve", "--admin"]).ended(0);
-    world.muster(&["node", "promote", "n3", "--wait=60s"]).ended(0);
-    world.muster(&["node", "demote", "n3", "--wait=60s"]).ended(0);
+    world.muster(&["node", "promote", "n3", "--wait=300s"]).ended(0);
+    world.muster(&["node", "demote", "n3", "--wait=300s"]).ended(0);
     let _tree = world.answer("n1", Request::Status { fresh: true });
 
     let mut secrets: Vec<String> =

@@ -76,7 +76,7 @@ fn one_of_three_managers_goes_on_alone_and_everybody_comes_back_under_its_old_id
     let after = world.nodes_seen_by("n1").into_iter().map(|n| (n.name.to_string(), n.id.to_string())).collect();
     assert_eq!(before, after, "nobody had to join again");
 
-    world.muster(&["node", "promote", "n2", "n3", "--wait=60s"]).ended(0);
+    world.muster(&["node", "promote", "n2", "n3", "--wait=300s"]).ended(0);
     world.all_settled();
     let first = incarnation(&world, "n1");
     assert_eq!((incarnation(&world, "n2"), incarnation(&world, "n3")), (first, first));
@@ -215,7 +215,7 @@ fn a_backup_founds_the_cluster_anew_on_an_empty_machine_and_its_workers_come_bac
 
     world.node("n2").start(&[]).ready();
     eventually_so("a former manager is a worker", || world.seen("n9", "n2").is_some_and(|n| is_settled_worker(&n)));
-    world.muster_at("n9", &["node", "promote", "n2", "--wait=60s"]).ended(0);
+    world.muster_at("n9", &["node", "promote", "n2", "--wait=300s"]).ended(0);
     // Not twice: whoever leaves the flag in a unit file restores nothing over what has become of it.
     world.node("n9").stop();
     let (code, _, said) = at_once(&world.node("n9").folder.clone(), &flags);

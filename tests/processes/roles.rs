@@ -26,7 +26,7 @@ fn promote_demote_promote_again_and_the_facts_agree_each_time() {
     let world = World::with(3, 1);
     let mut seats = Vec::new();
     for (verb, role) in [("promote", "manager"), ("demote", "worker"), ("promote", "manager")] {
-        let done = world.muster(&["node", verb, "n4", "--wait=60s"]).ended(0).json();
+        let done = world.muster(&["node", verb, "n4", "--wait=300s"]).ended(0).json();
         assert_eq!((&done["name"], &done["changed"]), (&"n4".into(), &true.into()), "{done}");
         assert_eq!(facts(&world, "n1", "n4"), four(role));
         seats.extend(world.seen("n1", "n4").and_then(|n| n.manager).map(|m| m.raft_id));
@@ -40,7 +40,7 @@ fn promote_demote_promote_again_and_the_facts_agree_each_time() {
 fn a_leader_that_is_demoted_hands_over_and_becomes_a_plain_worker() {
     let world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
-    world.muster_at(&leader, &["node", "demote", &leader, "--wait=60s"]).ended(0);
+    world.muster_at(&leader, &["node", "demote", &leader, "--wait=300s"]).ended(0);
     let by = world.other_than(&[&leader]);
     assert_ne!(world.leader_seen_by(&by), leader);
     assert_eq!(facts(&world, &by, &leader), four("worker"));
@@ -71,16 +71,16 @@ fn a_demotion_that_would_lose_quorum_is_refused() {
     let refused = world.muster_at(&leader, &["node", "demote", &up]).ended(6);
     assert_eq!(refused.error_code(), "quorum_at_risk");
     assert_eq!(world.seen(&leader, &up).map(|n| n.desired_role), Some(Role::Manager), "nothing changed");
-    world.muster_at(&leader, &["node", "demote", &down, "--wait=60s"]).ended(0);
+    world.muster_at(&leader, &["node", "demote", &down, "--wait=300s"]).ended(0);
 }
 
 #[test]
 #[ignore = "full tier"]
 fn one_manager_grows_to_two_and_back() {
     let world = World::with(1, 1);
-    world.muster(&["node", "promote", "n2", "--wait=60s"]).ended(0);
+    world.muster(&["node", "promote", "n2", "--wait=300s"]).ended(0);
     assert_eq!(facts(&world, "n2", "n2"), four("manager"));
-    world.muster(&["node", "demote", "n1", "--wait=60s"]).ended(0);
+    world.muster(&["node", "demote", "n1", "--wait=300s"]).ended(0);
     assert_eq!(world.leader_seen_by("n2"), "n2");
     assert_eq!(facts(&world, "n2", "n1"), four("worker"));
 }
@@ -93,9 +93,9 @@ fn flips_end_in_the_last_wish() {
         world.muster(&["node", "promote", "n4"]).ended(0);
         world.muster(&["node", "demote", "n4"]).ended(0);
     }
-    world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
     assert_eq!(facts(&world, "n1", "n4"), four("manager"));
-    world.muster(&["node", "demote", "n4", "--wait=60s"]).ended(0);
+    world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
     assert_eq!(facts(&world, "n1", "n4"), four("worker"));
 }
 
@@ -124,10 +124,10 @@ fn a_frozen_node_waits_with_a_reason_and_is_promoted_when_it_thaws() {
     });
     // Another leader counts anew.
     eventually_so("how long it took is counted, and nothing is pending", || {
-        world.muster(&["node", "demote", "n4", "--wait=60s"]).ended(0);
+        world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
         let leader = world.leader_seen_by("n1");
         let metrics = scraped(&mut world, &leader);
-        world.muster(&["node", "promote", "n4", "--wait=60s"]).ended(0);
+        world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
         let counted = metrics.contains(r#"muster_role_change_settle_seconds_count{wants="worker"} "#);
         counted && !metrics.contains("muster_role_changes_pending{")
     });
@@ -137,7 +137,7 @@ fn a_frozen_node_waits_with_a_reason_and_is_promoted_when_it_thaws() {
 #[ignore = "full tier"]
 fn of_several_nodes_each_is_tried_and_the_highest_exit_status_wins() {
     let world = World::with(3, 2);
-    let ran = world.muster(&["node", "promote", "n4", "nobody", "n5", "--wait=60s"]).ended(4);
+    let ran = world.muster(&["node", "promote", "n4", "nobody", "n5", "--wait=300s"]).ended(4);
     assert_eq!(ran.json()["items"].as_array().map(Vec::len), Some(2));
     assert_eq!(ran.error_code(), "not_found");
     assert_eq!((facts(&world, "n1", "n4"), facts(&world, "n1", "n5")), (four("manager"), four("manager")));

@@ -150,7 +150,7 @@ fn a_node_on_its_way_to_another_role_ends_in_order_and_arrives_there() {
     let wishes = [("promote", Membership::Voter), ("demote", Membership::None)];
     for (whole, (verb, _)) in whole.iter_mut().zip(wishes) {
         let began = Instant::now();
-        world.muster(&["node", verb, "n3", "--wait=60s"]).ended(0);
+        world.muster(&["node", verb, "n3", "--wait=300s"]).ended(0);
         *whole = began.elapsed();
     }
     let rounds = 4;

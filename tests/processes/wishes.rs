@@ -31,7 +31,7 @@ fn of_three_managers_demoted_at_once_by_three_clients_one_stays_and_nothing_foll
             let (folder, socket) = (world.folder().to_owned(), world.socket(name));
             std::thread::spawn(move || {
                 let socket = socket.to_str().expect("the folder's path is text");
-                let asked = ["--socket", socket, "-o", "json", "node", "demote", name, "--wait=60s"];
+                let asked = ["--socket", socket, "-o", "json", "node", "demote", name, "--wait=300s"];
                 (name, Ran::new(&folder, &asked))
             })
         })
@@ -46,7 +46,7 @@ fn of_three_managers_demoted_at_once_by_three_clients_one_stays_and_nothing_foll
         assert_eq!(facts(&world, stays, name), four("worker"));
     }
     // Now there is room.
-    world.muster_at(stays, &["node", "promote", "n4", "--wait=60s"]).ended(0);
+    world.muster_at(stays, &["node", "promote", "n4", "--wait=300s"]).ended(0);
     let again = world.muster_at(stays, &["node", "promote", stays]).ended(0).json();
     assert_eq!(again["changed"], false, "nobody wishes it away");
     assert_eq!(facts(&world, stays, stays), four("manager"));
@@ -59,11 +59,11 @@ fn who_waits_for_a_node_that_is_down_hears_what_is_left_for_it_to_do() {
     let mut world = World::with(1, 1);
     world.node("n2").kill();
     eventually_so("n2 is down", || world.seen("n1", "n2").is_some_and(|node| node.state == Liveness::Down));
-    let promoted = world.muster(&["node", "promote", "n2", "--wait=60s"]).ended(0).json();
+    let promoted = world.muster(&["node", "promote", "n2", "--wait=300s"]).ended(0).json();
     assert_eq!((&promoted["changed"], &promoted["settled"]), (&true.into(), &false.into()));
     assert!(promoted["pending"].as_str().is_some_and(|why| why.starts_with("waiting_for_node: ")), "{promoted}");
     world.node("n2").start(&[]).ready();
-    let now = world.muster(&["node", "promote", "n2", "--wait=60s"]).ended(0).json();
+    let now = world.muster(&["node", "promote", "n2", "--wait=300s"]).ended(0).json();
     assert_eq!((&now["changed"], &now["settled"], &now["pending"]), (&false.into(), &true.into(), &Value::Null));
 }
 
@@ -93,7 +93,7 @@ fn random_flips_of_a_manager_end_in_the_last_wish_and_no_seat_comes_twice() {
         }
     }
     for (verb, role) in [("promote", "manager"), ("demote", "worker"), ("promote", "manager")] {
-        world.muster(&["node", verb, "n3", "--wait=60s"]).ended(0);
+        world.muster(&["node", verb, "n3", "--wait=300s"]).ended(0);
         assert_eq!(facts(&world, "n1", "n3"), four(role));
         let seat = world.seen("n1", "n3").and_then(|node| node.manager).map(|manager| manager.raft_id);
         seats.extend(seat.filter(|seat| seats.last() != Some(seat)));
@@ -129,7 +129,7 @@ fn a_promoted_node_that_is_killed_before_it_has_caught_up_holds_up_no_write() {
         eventually("it comes back and votes", || {
             world.seen("n1", "n3").filter(|node| node.membership == Membership::Voter)
         });
-        world.muster(&["node", "demote", "n3", "--wait=60s"]).ended(0);
+        world.muster(&["node", "demote", "n3", "--wait=300s"]).ended(0);
     }
 }
 
@@ -171,9 +171,9 @@ fn a_leader_is_demoted_another_node_removed_and_the_old_leader_promoted_again() 
     let world = World::with(3, 2);
     let old = world.leader_seen_by("n1");
     let by = world.other_than(&[&old, "n4", "n5"]);
-    world.muster_at(&by, &["node", "demote", &old, "--wait=60s"]).ended(0);
+    world.muster_at(&by, &["node", "demote", &old, "--wait=300s"]).ended(0);
     world.muster_at(&by, &["node", "rm", "n5", "--force"]).ended(0);
-    world.muster_at(&by, &["node", "promote", &old, "--wait=60s"]).ended(0);
+    world.muster_at(&by, &["node", "promote", &old, "--wait=300s"]).ended(0);
     assert_eq!(facts(&world, &by, &old), four("manager"));
     assert!(world.seen(&by, "n5").is_none());
     let members = world.nodes_seen_by(&by).iter().filter(|node| node.role == Role::Manager).count();
@@ -189,7 +189,7 @@ fn two_workers_promoted_at_once_by_two_clients_both_vote() {
         let (folder, socket) = (world.folder().to_owned(), world.socket("n1"));
         std::thread::spawn(move || {
             let socket = socket.to_str().expect("the folder's path is text");
-            Ran::new(&folder, &["--socket", socket, "-o", "json", "node", "promote", name, "--wait=60s"])
+            Ran::new(&folder, &["--socket", socket, "-o", "json", "node", "promote", name, "--wait=300s"])
         })
     });
     for client in asking {

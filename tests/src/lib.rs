@@ -45,4 +45,4 @@ pub use universe::{Universe, eventually, insisting};
 
 /// How long the kit waits for what should come: longer than any machine that does ten other things needs. Only a test
 /// that fails waits for so long, and in virtual time not even that.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);

@@ -18,7 +18,10 @@ use rustix::process::Signal;
 use crate::parent;
 use crate::process_id::ProcessId;
 use crate::ready::Ready;
-use crate::wait::{WAIT_LIMIT, pause};
+use crate::wait::pause;
+
+/// How long a daemon may take until it serves: a person waits for it.
+const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a daemon may take to end after TERM; the contract's ten seconds.
 pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
@@ -103,8 +106,8 @@ impl NodeProcess {
                 }
             }
         };
-        let line = tokio::time::timeout(WAIT_LIMIT, line).await;
-        line.map_err(|_| Failure::internal(format!("not ready within {WAIT_LIMIT:?}")))
+        let line = tokio::time::timeout(READY_LIMIT, line).await;
+        line.map_err(|_| Failure::internal(format!("not ready within {READY_LIMIT:?}")))
     }
 
     /// Waits for its end, however long it takes.

@@ -6,7 +6,7 @@ use muster_client::{Failure, Outcome};
 use muster_messages::ErrorCode;
 
 /// How long a condition may take to hold. Only a broken build or a broken cluster reaches it: a debug build on a busy machine is slow.
-pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(300);
 
 /// Between two polls: short beside what a process takes to start or to end, long enough to leave the processor to others.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
