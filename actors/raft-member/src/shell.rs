@@ -3,7 +3,7 @@
 //! Natural batching: an input only absorbs; the first one of a turn sends this actor a `Turn`, which comes behind
 //! everything that waits in the mailbox by then. The more there is to do, the more one write and one packet carry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +71,7 @@ enum Port {
     Propose(Reply<Result<Applied, ProposeError>>),
     Read(Reply<Result<Arc<Replica>, ReadError>>),
     Transfer(Reply<Result<NodeId, ProposeError>>),
+    RollCall(Reply<Result<BTreeSet<RaftId>, ProposeError>>),
 }
 
 /// What the actor hears. Collaborators say [`RaftMemberMsg`]; the rest is its own.
@@ -161,6 +162,9 @@ impl RaftMember {
             }
             RaftMemberMsg::Read { deadline_ms, reply } => {
                 Input::Read { ask: self.park(Port::Read(reply)), deadline: by(deadline_ms) }
+            }
+            RaftMemberMsg::RollCall { seats, enough, deadline_ms, reply } => {
+                Input::RollCall { ask: self.park(Port::RollCall(reply)), seats, enough, deadline: by(deadline_ms) }
             }
             RaftMemberMsg::FromPeer { node, peer_seat, packets } => Input::Packets { node, peer_seat, packets },
             RaftMemberMsg::SnapshotReceived { node, peer_seat, packet, data } => {
@@ -262,6 +266,11 @@ impl RaftMember {
             }
             Answer::Read(ask, result) => {
                 if let Some(Port::Read(port)) = self.ports.remove(&ask) {
+                    let _gave_up = port.send(result);
+                }
+            }
+            Answer::RollCalled(ask, result) => {
+                if let Some(Port::RollCall(port)) = self.ports.remove(&ask) {
                     let _gave_up = port.send(result);
                 }
             }

@@ -5,7 +5,8 @@
 //! Says   guarded commands, seat changes, dial-backs, offers of leadership, answers.
 //! Keeps  WISH-1 and WISH-2 (see `wishes`); the store keeps ROLE-1, a node with a seat is manager.
 //!        ROLE-2  of all plans together at most one membership change is in flight.
-//!        ROLE-3  no membership change takes away the quorum, in the current or in the resulting configuration.
+//!        ROLE-3  no membership change takes away the quorum, in the current or in the resulting configuration, whose members
+//!                have answered since it was due.
 //!        ROLE-4  no role older than the newest wish is ever written.
 //!        ROLE-5  every node that is not settled says what it waits for.
 //! Why level-triggered: everything follows from the four facts of a node as they are now. A wish that flips half-way,
@@ -19,6 +20,7 @@ mod outbox;
 mod plan;
 mod queues;
 mod quorum;
+mod roll_call;
 mod seats;
 mod sight;
 mod vocabulary;
@@ -39,6 +41,7 @@ pub use self::outbox::{Outbox, Outgoing, Sent};
 use self::plan::{Next, Plan, Scene, Wait};
 pub use self::queues::{Pending, Queues};
 use self::quorum::Electorate;
+use self::roll_call::RollCalls;
 use self::seats::Seats;
 pub use self::vocabulary::*;
 use self::wishes::Wishes;
@@ -63,6 +66,7 @@ pub struct RoleManager {
     started: bool,
     wishes: Wishes,
     seats: Seats,
+    roll_calls: RollCalls,
     /// One per node that is not settled.
     plans: BTreeMap<NodeId, Plan>,
     /// Nodes whose facts changed since they were last planned for.
@@ -84,6 +88,7 @@ impl RoleManager {
             started: false,
             wishes: Wishes::default(),
             seats: Seats::default(),
+            roll_calls: RollCalls::default(),
             plans: BTreeMap::new(),
             dirty: BTreeSet::new(),
             held: BTreeMap::new(),
@@ -95,15 +100,17 @@ impl RoleManager {
     /// Takes one input. The effects are to be performed after [`RoleManager::checkpoint`] has been kept.
     pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::Wished(wished) => self.wishes.parked.push_back(wished),
+            Input::Wished(wished) => self.wishes.parked.push_back((now.at, wished)),
             Input::Knocked { ask, node, request } => self.knock(now, ask, node, request, out),
             Input::Seen(replica) => self.see(now, replica, out),
             Input::Committed { step, outcome } => self.end_proposal(now, step, outcome, out),
             Input::Probed { step, result } => self.end_probe(now, step, result, out),
+            Input::RollCalled { step, present } => self.end_roll_call(now, step, present),
             Input::Transferred { step, taken } => self.end_transfer(now, step, taken),
             Input::Woke => self.armed = None,
         }
         self.advance(now, out);
+        self.roll_calls.found = None;
     }
 
     /// What the next incarnation is to start from.
@@ -154,7 +161,8 @@ impl RoleManager {
     }
 
     fn electorate(&self, now: Now) -> Electorate {
-        Electorate::of(&self.seen, self.seen_at, now, self.wishes.fresh_until, &self.config)
+        let found = self.roll_calls.found.clone();
+        Electorate::of(&self.seen, self.seen_at, now, self.wishes.fresh_until, found, &self.config)
     }
     // ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +243,8 @@ impl RoleManager {
             (self.kept.notes.values()).filter_map(|n| n.learner.as_ref()).map(|l| l.heard + c.learner_silence);
         let knocks = self.seats.knocks.values().map(|k| k.since + c.seat_patience);
         let held = self.held.values().map(|h| h.until);
-        let again = self.kept.outbox.membership().and_then(|(_, o)| o.again_at);
+        let again =
+            self.kept.outbox.membership().and_then(|(_, o)| o.again_at).into_iter().chain(self.roll_calls.again_at);
         let deadlines = (self.retry.map(|at| at.at).into_iter())
             .chain(slow)
             .chain(again)

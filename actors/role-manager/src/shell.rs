@@ -6,14 +6,14 @@
 //! else: whoever asked sees a closed port and asks again, with the same request id for a wish, and gets the first
 //! outcome; a removal that goes on is joined; a node that asks for a seat asks again by itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Alarm, AskError, Cx, Fault, Recipient, Shell, Slot};
 use muster_messages::protocol::{MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg, WishAccepted};
 use muster_messages::wire::SeatReply;
-use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, RoleView, millis};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, RoleView, millis};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
@@ -50,6 +50,7 @@ pub enum Msg {
     Committed(StepId, StepOutcome),
     Probed(StepId, Result<(), ErrorBody>),
     Transferred(StepId, bool),
+    RollCalled(StepId, Option<BTreeSet<RaftId>>),
     Woke,
 }
 
@@ -66,6 +67,7 @@ impl Named for Msg {
             Self::Committed(..) => "committed",
             Self::Probed(..) => "probed",
             Self::Transferred(..) => "transferred",
+            Self::RollCalled(..) => "roll_called",
             Self::Woke => "woke",
         }
     }
@@ -222,6 +224,15 @@ impl RoleManagerShell {
                     let _gone = me.tell(Msg::Transferred(step, taken));
                 });
             }
+            Effect::CallRoll { step, seats, enough, within } => {
+                let (raft, me) = (self.ports.raft.clone(), cx.me().clone());
+                let deadline_ms = millis(within);
+                cx.spawn(async move {
+                    let make = |reply| RaftMemberMsg::RollCall { seats, enough, deadline_ms, reply };
+                    let present = raft.ask(within + Duration::from_secs(1), make).await;
+                    let _gone = me.tell(Msg::RollCalled(step, present.ok().and_then(Result::ok)));
+                });
+            }
             Effect::Answer(ask, answer) => {
                 if let Some(port) = self.asks.remove(&ask) {
                     tracing::debug!(?answer, "answers");
@@ -296,6 +307,7 @@ impl Shell for RoleManagerShell {
             Msg::Look => self.looked.notify_one(),
             Msg::Committed(step, outcome) => self.turn(cx, Input::Committed { step, outcome }),
             Msg::Probed(step, result) => self.turn(cx, Input::Probed { step, result }),
+            Msg::RollCalled(step, present) => self.turn(cx, Input::RollCalled { step, present }),
             Msg::Transferred(step, taken) => self.turn(cx, Input::Transferred { step, taken }),
             Msg::Woke => {
                 self.alarm.rang();

@@ -1,5 +1,6 @@
 //! What the raft member hears.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Named, Reply};
@@ -85,6 +86,15 @@ pub enum RaftMemberMsg {
     ProposeSeat { change: Box<SeatChange>, reply: Reply<Result<Applied, ProposeError>> },
     /// A linearizable read: answers with a copy that has applied everything acknowledged before the call (read index).
     Read { deadline_ms: u64, reply: Reply<Result<Arc<Replica>, ReadError>> },
+    /// Asks which of these members are there now: heartbeats leave, again until the deadline. Answered with those that have
+    /// acknowledged one that left after this was heard, this member among them: once there are `enough`, or at the deadline.
+    /// Lost, or not the leader: ask again, nothing has changed.
+    RollCall {
+        seats: BTreeSet<RaftId>,
+        enough: usize,
+        deadline_ms: u64,
+        reply: Reply<Result<BTreeSet<RaftId>, ProposeError>>,
+    },
     /// Raft messages from an authenticated peer. Those whose `from` is not in `seats` are dropped and counted.
     /// `peer_seat` is the raft id that the peer's hello named.
     FromPeer { node: NodeId, peer_seat: Option<RaftId>, packets: Vec<RaftPacket> },
@@ -108,6 +118,7 @@ impl Named for RaftMemberMsg {
             Self::Propose { .. } => "propose",
             Self::ProposeSeat { .. } => "propose_seat",
             Self::Read { .. } => "read",
+            Self::RollCall { .. } => "roll_call",
             Self::FromPeer { .. } => "from_peer",
             Self::SnapshotReceived { .. } => "snapshot_received",
             Self::SnapshotSent { .. } => "snapshot_sent",

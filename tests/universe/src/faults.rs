@@ -33,6 +33,8 @@ pub struct Faults {
     /// The seat whose data is lost. While it is in the configuration, no other disk may die: losing the data of two
     /// members at once is more than a majority of three can bear.
     lost: Option<RaftId>,
+    /// Nothing else happens before: what is happening takes its time.
+    spared_until: Moment,
 }
 
 impl Faults {
@@ -50,6 +52,9 @@ impl Universe {
         self.disturbed = self.now();
         let next = self.dice.millis(150, 1400);
         self.time.after(next, Event::Fault);
+        if self.now() < self.faults.spared_until {
+            return;
+        }
         let place = self.dice.below(self.machines.len());
         match self.dice.below(32) {
             0..=2 => self.crash_for_a_while(place, false),
@@ -272,18 +277,22 @@ impl Universe {
         self.cut_for_a_while(links);
     }
 
-    /// The leader, for long enough that another is elected while it still believes that it leads.
+    /// The leader, for long enough that another is elected while it still believes that it leads, and lets leases pass to others.
+    /// Again and again.
     pub(crate) fn cut_off_the_leader(&mut self) {
+        let next = self.dice.millis(3000, 7000);
+        self.time.after(next, Event::CutOffTheLeader);
         let Some(leader) = self.leading().filter(|_| self.faults.active) else { return };
         self.totals.count("fault: partition");
         self.say(format!("n{}, which leads, is cut off", leader + 1));
         let others = (0..self.machines.len()).filter(|p| *p != leader);
         let links: Vec<(Place, Place)> = others.flat_map(|p| [(p, leader), (leader, p)]).collect();
-        let (now, takes) = (self.now(), self.dice.millis(1500, 4000));
+        let (now, takes) = (self.now(), self.dice.millis(2500, 4500));
         for (from, to) in &links {
             self.net.cut(now, *from, *to);
         }
         self.disturbed = now;
+        self.faults.spared_until = now + takes;
         self.time.after(takes, Event::Over(Injury::Cut(links)));
     }
 

@@ -122,6 +122,10 @@ pub struct Roles {
     pub asks: BTreeMap<roles::AskId, RoleAsker>,
     /// It crashes in the middle of its next step.
     pub doomed: bool,
+    /// When it called the roll, of calls that have not ended.
+    pub calls: BTreeMap<roles::StepId, Moment>,
+    /// When it asked what the last one to end has found.
+    pub asked_at: Option<Moment>,
 }
 
 pub struct Authority {
@@ -154,6 +158,10 @@ pub enum Asker {
         step: roles::StepId,
     },
     Transfer {
+        incarnation: u32,
+        step: roles::StepId,
+    },
+    RollCall {
         incarnation: u32,
         step: roles::StepId,
     },

@@ -241,7 +241,10 @@ impl Universe {
 
     fn ended(&mut self, place: Place, answer: Answer) {
         let ask = match &answer {
-            Answer::Proposed(ask, _) | Answer::Read(ask, _) | Answer::Transferred(ask, _) => *ask,
+            Answer::Proposed(ask, _)
+            | Answer::Read(ask, _)
+            | Answer::Transferred(ask, _)
+            | Answer::RollCalled(ask, _) => *ask,
         };
         let Some(half) = self.machines[place].half.as_mut() else { return };
         let Some(asker) = half.asks.remove(&ask.0) else {
@@ -256,6 +259,9 @@ impl Universe {
             }
             (Asker::Transfer { incarnation, step }, Answer::Transferred(_, result)) => {
                 self.transfer_ended(place, incarnation, step, result.is_ok());
+            }
+            (Asker::RollCall { incarnation, step }, Answer::RollCalled(_, result)) => {
+                self.roll_called(place, incarnation, step, result.ok());
             }
             (Asker::Authority { incarnation, step }, Answer::Proposed(_, result)) => {
                 self.authority_step_ended(place, incarnation, step, result);

@@ -1,9 +1,9 @@
 //! The role manager of a leader: its incarnations, its effects, and what is checked of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::protocol::{Applied, ProposeError};
-use muster_messages::{ErrorBody, SeatChange, SeatChangeKind};
+use muster_messages::{ErrorBody, RaftId, SeatChange, SeatChangeKind};
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles, Effect, Now, RoleManager, StepId, StepOutcome, Wish};
 
@@ -31,7 +31,14 @@ impl Universe {
             self.totals.count("role manager restarted from its checkpoint");
         }
         let core = RoleManager::new(me, config, before);
-        leader.roles = Some(Roles { incarnation, core, asks: BTreeMap::new(), doomed: false });
+        leader.roles = Some(Roles {
+            incarnation,
+            core,
+            asks: BTreeMap::new(),
+            doomed: false,
+            calls: BTreeMap::new(),
+            asked_at: None,
+        });
         self.roles_step(place, roles::Input::Seen(replica));
     }
 
@@ -102,6 +109,15 @@ impl Universe {
                     self.hear(place, Input::TransferLeadership { ask, to: Some(to) });
                 }
             }
+            Effect::CallRoll { step, seats, enough, within } => {
+                let (now, deadline) = (self.now(), self.clock(place) + within);
+                if let Some(roles) = self.roles(place) {
+                    roles.calls.insert(step, now);
+                }
+                if let Some(ask) = self.park(place, Asker::RollCall { incarnation, step }) {
+                    self.hear(place, Input::RollCall { ask, seats, enough, deadline });
+                }
+            }
             Effect::Answer(ask, answer) => self.answer_roles(place, ask, answer),
             Effect::WakeAt(at) => {
                 let at = self.moment(place, at);
@@ -162,6 +178,19 @@ impl Universe {
         }
     }
 
+    pub(crate) fn roll_called(
+        &mut self,
+        place: Place,
+        incarnation: u32,
+        step: StepId,
+        present: Option<BTreeSet<RaftId>>,
+    ) {
+        if let Some(roles) = self.roles(place).filter(|r| r.incarnation == incarnation) {
+            roles.asked_at = roles.calls.remove(&step).or(roles.asked_at);
+            self.roles_step(place, roles::Input::RollCalled { step, present });
+        }
+    }
+
     pub(crate) fn transfer_ended(&mut self, place: Place, incarnation: u32, step: StepId, taken: bool) {
         self.totals.add("leadership transfers", u64::from(taken));
         self.totals.add("leadership transfers that failed", u64::from(!taken));
@@ -178,24 +207,27 @@ impl Universe {
         }
     }
 
-    /// QUORUM-1: when a leader proposes that somebody become or cease to be a voter, a majority of the voters, of now
-    /// and of afterwards, was heard within an election timeout (and the time that a message may take).
+    /// QUORUM-1: when a leader proposes that somebody become or cease to be a voter, a majority of the voters of now was heard
+    /// within an election timeout (and the time that a message may take), and a majority of those of afterwards was there when it
+    /// last asked.
     fn judge_seat_change(&mut self, place: Place, change: &SeatChange) {
+        let asked_at = self.roles(place).and_then(|roles| roles.asked_at);
         let Some(half) = self.machines[place].half.as_ref() else { return };
         let ago = self.settings.roles.election_timeout + LONGEST;
         if self.faults.froze(place).is_some_and(|at| self.now().since(at) <= ago) {
             return; // what it heard when it woke may be as old as its sleep
         }
         let mut voters: Vec<_> = half.core.tables().members.values().filter(|m| m.voter).map(|m| m.raft_id).collect();
-        let heard =
-            |voters: &[_]| voters.iter().filter(|v| self.recently_heard(place, **v, ago)).count() * 2 > voters.len();
-        let before = heard(&voters);
+        let heard = |voters: &[_], ago| {
+            voters.iter().filter(|v| self.recently_heard(place, **v, ago)).count() * 2 > voters.len()
+        };
+        let before = heard(&voters, ago);
         match &change.kind {
             SeatChangeKind::PromoteLearner { raft_id, .. } => voters.push(*raft_id),
             SeatChangeKind::Remove { raft_id } if voters.contains(raft_id) => voters.retain(|v| v != raft_id),
             _ => return,
         }
-        if !(before && heard(&voters)) {
+        if !(before && heard(&voters, self.now().since(asked_at.unwrap_or(self.now())))) {
             let detail = format!(
                 "n{} proposes {:?} and would leave {voters:?} without a majority in reach",
                 place + 1,

@@ -49,6 +49,7 @@ impl RaftCore {
         let (from, kind, index, log_term) = (packet.from.0, packet.kind, packet.index, packet.log_term);
         let acknowledges = packet.term == seat.raw.raft.term
             && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
+        let call = acknowledges.then(|| self.roll_calls.round_of(seat.id, self.nonce, &packet.context)).flatten();
         let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;
         if self.config.sabotaged().vote_again && kind == PacketKind::RequestVote {
             seat.raw.raft.vote = raft::INVALID_ID;
@@ -62,6 +63,9 @@ impl RaftCore {
         // Raft keeps the one that it wants, which may be an earlier one that has not left for the disk yet.
         let wanted = seat.raw.raft.snap().map(|s| s.get_metadata().index);
         seat.incoming = received.into_iter().chain(seat.incoming.take()).find(|(head, ..)| Some(head.index) == wanted);
+        if let Some(round) = call {
+            self.roll_calls.answered(RaftId(from), round);
+        }
         self.settle(now);
         if vote_refused {
             self.vote_refused(now);

@@ -4,7 +4,7 @@
 //! Hears  `Input`.   Says  `Batch`.
 //! Keeps  DURABLE-1  nothing counts as acknowledged by this member before its disk has it.
 //!        DURABLE-2  no vote, no answer and nothing a leader says in a term leaves before that vote, entry or term is durable.
-//!        PROPOSE-1, PROPOSE-2 (see `proposals`), READ-1 (see `reads`), LOG-1 (see `log`).
+//!        PROPOSE-1, PROPOSE-2 (see `proposals`), READ-1 (see `reads`), ROLL-1 (see `roll_call`), LOG-1 (see `log`).
 //!        MEMBER-2   the Raft configuration is what the applied seat changes say; a refused one changes nothing, anywhere.
 //!
 //! # Driving it
@@ -34,6 +34,7 @@ mod outgrown;
 mod packets;
 mod proposals;
 mod reads;
+mod roll_call;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -64,6 +65,7 @@ pub use self::outgrown::Outgrown;
 use self::packets::Settling;
 use self::proposals::{Proposals, Queued};
 use self::reads::Reads;
+use self::roll_call::RollCalls;
 pub use self::values::*;
 
 /// A proposal without a deadline of its own (a seat change): it ends by being applied or by the loss of leadership.
@@ -93,6 +95,7 @@ pub struct RaftCore {
 
     proposals: Proposals,
     reads: Reads,
+    roll_calls: RollCalls,
     transfer: Option<Transfer>,
 
     /// The nodes in session with this one.
@@ -222,6 +225,7 @@ impl RaftCore {
             durable: HardMark::default(),
             proposals: Proposals::default(),
             reads: Reads::default(),
+            roll_calls: RollCalls::default(),
             transfer: None,
             sessions: BTreeSet::new(),
             heard: BTreeMap::new(),
@@ -315,6 +319,7 @@ impl RaftCore {
             Input::Propose { ask, command, deadline } => self.propose(now, ask, &command, deadline),
             Input::ProposeSeat { ask, change } => self.propose_seat(now, ask, &change),
             Input::Read { ask, deadline } => self.read(ask, deadline),
+            Input::RollCall { ask, seats, enough, deadline } => self.call_roll(now, ask, seats, enough, deadline),
             Input::Packets { node, peer_seat, packets } => {
                 for packet in packets {
                     self.hear(now, node, peer_seat, packet, None);

@@ -31,6 +31,7 @@ impl RaftCore {
         if self.outgrown().is_none() {
             self.tell_commit(now);
             self.start_reads(now);
+            self.ask_the_called(now);
         }
         // LEVEL-2
         while self.outgrown().is_none() && self.seat.as_ref().is_some_and(|s| s.raw.has_ready()) && rounds < MAX_ROUNDS
@@ -48,6 +49,7 @@ impl RaftCore {
         for ask in self.reads.take_ready(applied) {
             self.out.answers.push(Answer::Read(ask, Ok(Arc::clone(&self.replica))));
         }
+        self.end_roll_calls(now);
         self.out.again = rounds == MAX_ROUNDS;
         self.plan_commit_news(now);
         self.out.wake_at = self.seat.as_ref().and_then(|s| s.hint.iter().map(|h| h.at).chain(s.tell_commit_at).min());
@@ -129,8 +131,7 @@ impl RaftCore {
                 return;
             }
             let round = self.reads.start_round(now);
-            let context = [seat.id.0, self.nonce, round].iter().flat_map(|n| n.to_be_bytes()).collect();
-            seat.raw.read_index(context);
+            seat.raw.read_index(round_context(seat.id, self.nonce, round));
         }
     }
 
@@ -148,7 +149,7 @@ impl RaftCore {
         messages.extend(ready.take_persisted_messages());
         let committed = ready.take_committed_entries();
         for state in ready.take_read_states() {
-            if let Some(round) = read_round(&state.request_ctx, seat.id, self.nonce) {
+            if let Some(round) = round_of(&state.request_ctx, seat.id, self.nonce) {
                 self.reads.confirmed(round, state.index);
             }
         }
@@ -330,8 +331,13 @@ impl RaftCore {
     }
 }
 
-/// The round that a read context of ours names.
-fn read_round(context: &[u8], seat: RaftId, nonce: u64) -> Option<u64> {
+/// What goes with the heartbeats of a round, and comes back with their answers.
+pub(super) fn round_context(seat: RaftId, nonce: u64, round: u64) -> Vec<u8> {
+    [seat.0, nonce, round].iter().flat_map(|n| n.to_be_bytes()).collect()
+}
+
+/// The round that a context of ours names.
+pub(super) fn round_of(context: &[u8], seat: RaftId, nonce: u64) -> Option<u64> {
     let (own, round) = context.split_at_checked(16)?;
     let ours = own[..8] == seat.0.to_be_bytes() && own[8..] == nonce.to_be_bytes();
     ours.then_some(u64::from_be_bytes(round.try_into().ok()?))

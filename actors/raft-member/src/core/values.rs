@@ -1,5 +1,6 @@
 //! What goes into a member's core and what comes out of it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
@@ -35,6 +36,13 @@ pub enum Input {
     },
     Read {
         ask: AskId,
+        deadline: Moment,
+    },
+    /// Which of these members are there: answered once `enough` of them are known to be, or at the deadline.
+    RollCall {
+        ask: AskId,
+        seats: BTreeSet<RaftId>,
+        enough: usize,
         deadline: Moment,
     },
     /// From an authenticated peer; `peer_seat` is the seat that its hello named.
@@ -221,6 +229,7 @@ pub struct Recovered {
 pub enum Answer {
     Proposed(AskId, Result<Applied, ProposeError>),
     Read(AskId, Result<Arc<Replica>, ReadError>),
+    RollCalled(AskId, Result<BTreeSet<RaftId>, ProposeError>),
     Transferred(AskId, Result<NodeId, ProposeError>),
 }
 

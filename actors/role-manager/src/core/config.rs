@@ -38,6 +38,8 @@ pub struct Config {
 pub struct Sabotage {
     /// Breaks ROLE-3: no membership change is held back for quorum.
     pub skip_quorum_gate: bool,
+    /// Breaks ROLE-3: no roll is called before a membership change.
+    pub believe_old_news: bool,
     /// Breaks WISH-1: a wish is answered when it is proposed.
     pub answer_before_written: bool,
 }
@@ -65,6 +67,12 @@ impl Config {
     pub(crate) fn answers_before_written(&self) -> bool {
         #[cfg(feature = "sabotage")]
         return self.sabotage.answer_before_written;
+        #[cfg(not(feature = "sabotage"))]
+        false
+    }
+    pub(crate) fn believes_old_news(&self) -> bool {
+        #[cfg(feature = "sabotage")]
+        return self.sabotage.believe_old_news;
         #[cfg(not(feature = "sabotage"))]
         false
     }

@@ -6,7 +6,10 @@ use muster_messages::{NodeId, SeatChange, SeatChangeKind, WaitReason, Wants};
 
 use super::plan::{Next, Wait};
 use super::quorum::{Electorate, Gate};
-use super::{Effect, Now, RoleManager, Sent, plan, queues};
+use super::{Effect, Held, Moment, Now, RoleManager, Sent, plan, queues};
+
+/// What the last roll call found counts whenever it was called: it is kept for the step in which it ended.
+const ANY: Moment = Moment(0);
 
 impl RoleManager {
     /// Starts the next membership change whose gate is open. One that is held back for quorum lets others pass and
@@ -18,12 +21,29 @@ impl RoleManager {
         if !leader_leaves {
             self.kept.tried.clear();
         }
-        self.propose_again(now, out);
+        self.decide_again(now);
         if self.kept.outbox.membership().is_some() {
             return;
         }
         let electorate = self.electorate(now);
-        let due = (self.kept.lane.iter().copied()).find(|node| self.gate(*node, &electorate) == Gate::Open);
+        let lane: Vec<NodeId> = self.kept.lane.iter().copied().collect();
+        let mut due = None;
+        for node in lane {
+            match self.gate(node, &electorate) {
+                Gate::Open => {
+                    due = Some(node);
+                    break;
+                }
+                Gate::Unconfirmed { seats, enough } => return self.call_roll(now, Some(node), (seats, enough), out),
+                Gate::Undecided => {}
+                // A roll call has just found so, and the next one would soon.
+                Gate::Closed(obstacle) if self.roll_calls.found.is_some() => {
+                    let wait = Some(Wait::new(obstacle.reason, obstacle.message));
+                    self.held.insert(node, Held { until: now.at + self.config.ask_again, wait });
+                }
+                Gate::Closed(_) => {}
+            }
+        }
         let Some(node) = due else { return };
         let Some(kind) = self.seat_change_for(node) else { return };
         self.kept.lane.retain(|n| *n != node);
@@ -43,17 +63,18 @@ impl RoleManager {
         self.send(now, node, sent, out);
     }
 
-    /// A change that was turned down as busy is proposed again under its step, as long as it is wanted.
-    fn propose_again(&mut self, now: Now, out: &mut Vec<Effect>) {
+    /// A change that was turned down as busy is the next one, as long as it is wanted: judged again, for much may have happened
+    /// meanwhile.
+    fn decide_again(&mut self, now: Now) {
         let Some((step, outgoing)) = self.kept.outbox.membership() else { return };
         let (Some(again_at), Sent::Seat(change)) = (outgoing.again_at, &outgoing.sent) else { return };
-        if self.seat_change_for(outgoing.node).as_ref() != Some(&change.kind) {
+        let node = outgoing.node;
+        if self.seat_change_for(node).as_ref() != Some(&change.kind) {
             self.kept.outbox.0.remove(&step);
-        } else if again_at <= now.at
-            && let Some(outgoing) = self.kept.outbox.0.get_mut(&step)
-        {
-            outgoing.again_at = None;
-            out.push(outgoing.effect(step));
+        } else if again_at <= now.at {
+            self.kept.outbox.0.remove(&step);
+            self.kept.lane.retain(|n| *n != node);
+            self.kept.lane.push_front(node);
         }
     }
 
@@ -89,20 +110,18 @@ impl RoleManager {
         };
         let name = queues::name_of(&self.seen.tables, node);
         match kind {
-            SeatChangeKind::AddLearner { .. } | SeatChangeKind::SetAddress { .. } => {
-                electorate.can_commit(&self.config)
-            }
-            SeatChangeKind::PromoteLearner { .. } => electorate.can_gain(name.as_str(), &self.config),
+            SeatChangeKind::AddLearner { .. } | SeatChangeKind::SetAddress { .. } => electorate.can_commit(),
+            SeatChangeKind::PromoteLearner { raft_id, .. } => electorate.can_gain(raft_id, name.as_str(), ANY),
             SeatChangeKind::Remove { raft_id } => {
                 let voter = self.seen.tables.members.get(&raft_id).is_some_and(|m| m.voter);
                 let returns = self.plans.get(&node).is_some_and(|p| p.wants == Wants::Manager);
                 if voter && returns {
-                    electorate.can_spare(node, name.as_str(), &self.config)
+                    electorate.can_spare(node, name.as_str(), ANY)
                 } else if voter {
                     let leaving = BTreeSet::from([node]);
-                    electorate.can_lose(&leaving, node, name.as_str(), &self.config)
+                    electorate.can_lose(&leaving, node, name.as_str(), ANY)
                 } else {
-                    electorate.can_commit(&self.config)
+                    electorate.can_commit()
                 }
             }
         }
@@ -134,11 +153,12 @@ impl RoleManager {
         if let Some(own) = under_way.filter(|o| o.node == node) {
             return self.progress_of(own, &plan.wait, now);
         }
-        match (self.gate(node, electorate), under_way) {
+        let other = under_way.map(|o| o.node).or(self.roll_calls.change()).filter(|other| *other != node);
+        match (self.gate(node, electorate), other) {
             (Gate::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
             (_, _) if held.is_some() => held.unwrap_or_else(|| plan.wait.clone()),
             (_, Some(other)) => {
-                let name = queues::name_of(&self.seen.tables, other.node);
+                let name = queues::name_of(&self.seen.tables, other);
                 let message = format!("waits for the membership change of {name}");
                 Wait::new(WaitReason::MembershipBusy, message)
             }

@@ -1,14 +1,16 @@
 //! Who votes, who answered lately, and what a change would leave of the quorum.
 //!
 //! A voter answers if it acknowledged something within one election timeout: older news says nothing about whether
-//! it would take part in the next commit or election. The leader itself always answers.
+//! it would take part in the next commit or election. The leader itself always answers. That is enough to refuse by; before
+//! somebody goes or comes, a majority of the voters of afterwards must have answered a roll call as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, Role, WaitReason};
 use serde_json::json;
 
-use super::{Config, Now};
+use super::roll_call::Found;
+use super::{Config, Moment, Now};
 
 /// One voter as the leader knows it.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +29,10 @@ pub struct Electorate {
     voters: BTreeMap<RaftId, Voter>,
     /// A leader younger than an election timeout has not heard everybody yet: silence proves nothing.
     fresh: bool,
+    /// What a roll call has just found.
+    found: Option<Found>,
+    skips_gate: bool,
+    believes_old_news: bool,
 }
 
 /// Whether a membership change may happen.
@@ -35,6 +41,11 @@ pub enum Gate {
     Open,
     /// Not yet known: the leader is too young to take silence for absence.
     Undecided,
+    /// As far as it is known, but `enough` of these must answer once more.
+    Unconfirmed {
+        seats: BTreeSet<RaftId>,
+        enough: usize,
+    },
     Closed(Obstacle),
 }
 
@@ -76,7 +87,14 @@ fn list(names: &[String]) -> String {
 
 impl Electorate {
     /// Reads the newest replica. `fresh_until` is when this leader has led for an election timeout.
-    pub fn of(replica: &Replica, seen_at: Now, now: Now, fresh_until: Option<super::Moment>, config: &Config) -> Self {
+    pub fn of(
+        replica: &Replica,
+        seen_at: Now,
+        now: Now,
+        fresh_until: Option<Moment>,
+        found: Option<Found>,
+        config: &Config,
+    ) -> Self {
         let age = now.at.since(seen_at.at);
         let mut voters = BTreeMap::new();
         for member in replica.tables.members.values().filter(|m| m.voter) {
@@ -96,7 +114,8 @@ impl Electorate {
             voters.insert(member.raft_id, voter);
         }
         let fresh = fresh_until.is_some_and(|until| now.at < until);
-        Self { voters, fresh }
+        let (skips_gate, believes_old_news) = (config.skips_quorum_gate(), config.believes_old_news());
+        Self { voters, fresh, found, skips_gate, believes_old_news }
     }
 
     /// Voters that answer and stay managers, best heir first: the most caught-up one.
@@ -107,8 +126,8 @@ impl Electorate {
     }
 
     /// May anything be changed at all? The current configuration must be able to commit it.
-    pub fn can_commit(&self, config: &Config) -> Gate {
-        if config.skips_quorum_gate() {
+    pub fn can_commit(&self) -> Gate {
+        if self.skips_gate {
             return Gate::Open;
         }
         let (answering, missing) = self.count(|_| true);
@@ -128,14 +147,15 @@ impl Electorate {
     }
 
     /// May this voter lose its seat for a while, to get another one? It stays a manager, so somebody else need not.
-    pub fn can_spare(&self, whose: NodeId, name: &str, config: &Config) -> Gate {
-        self.can_do_without(&BTreeSet::from([whose]), whose, name, false, config)
+    pub fn can_spare(&self, whose: NodeId, name: &str, since: Moment) -> Gate {
+        self.can_do_without(&BTreeSet::from([whose]), whose, name, false, since)
     }
 
     /// May `leaving` lose their seats? Judged against the current and the resulting configuration.
-    /// `whose` is the node this is about; the others are gone already.
-    pub fn can_lose(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, config: &Config) -> Gate {
-        self.can_do_without(leaving, whose, name, true, config)
+    /// `whose` is the node this is about; the others are gone already. `since`: what a roll call found counts if it was called
+    /// at this moment or later.
+    pub fn can_lose(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, since: Moment) -> Gate {
+        self.can_do_without(leaving, whose, name, true, since)
     }
 
     fn can_do_without(
@@ -144,7 +164,7 @@ impl Electorate {
         whose: NodeId,
         name: &str,
         one_must_stay: bool,
-        config: &Config,
+        since: Moment,
     ) -> Gate {
         let gone = |v: &Voter| leaving.contains(&v.node);
         let left = self.voters.values().filter(|v| !gone(v)).count();
@@ -168,48 +188,81 @@ impl Electorate {
                 answering,
             });
         }
-        match self.can_commit(config) {
+        match self.can_commit() {
             Gate::Open => {}
             closed => return closed,
         }
-        let (answering, missing) = self.count(|v| !gone(v));
-        let needed = majority(left);
-        if answering >= needed || config.skips_quorum_gate() {
-            return Gate::Open;
-        }
-        let also: Vec<String> =
-            (self.voters.values()).filter(|v| gone(v) && v.node != whose).map(|v| v.name.clone()).collect();
-        let counting = if also.is_empty() {
-            String::new()
-        } else {
-            format!(" (counting that {} is leaving already)", list(&also))
+        let after: BTreeMap<RaftId, &str> =
+            self.voters.iter().filter(|(_, v)| !gone(v)).map(|(id, v)| (*id, v.name.as_str())).collect();
+        let refuse = |answering: usize, missing: Vec<String>| {
+            let needed = majority(left);
+            let also: Vec<String> =
+                (self.voters.values()).filter(|v| gone(v) && v.node != whose).map(|v| v.name.clone()).collect();
+            let counting = if also.is_empty() {
+                String::new()
+            } else {
+                format!(" (counting that {} is leaving already)", list(&also))
+            };
+            let message = format!(
+                "without {name} there would be {left} managers of which {needed} must answer, and \
+                 {answering} would{counting}; missing: {}; bring it back, or demote it first",
+                list(&missing),
+            );
+            self.closed(WaitReason::QuorumAtRisk, message, missing, needed, answering)
         };
-        let message = format!(
-            "without {name} there would be {left} managers of which {needed} must answer, and \
-             {answering} would{counting}; missing: {}; bring it back, or demote it first",
-            list(&missing),
-        );
-        self.closed(WaitReason::QuorumAtRisk, message, missing, needed, answering)
+        let (answering, missing) = self.count(|v| !gone(v));
+        if answering < majority(left) && !self.skips_gate {
+            return refuse(answering, missing);
+        }
+        self.confirmed(&after, since, refuse)
     }
 
-    /// May this learner become a voter? It answers; that is known by now.
-    pub fn can_gain(&self, name: &str, config: &Config) -> Gate {
-        match self.can_commit(config) {
+    /// May this learner become a voter?
+    pub fn can_gain(&self, learner: RaftId, name: &str, since: Moment) -> Gate {
+        match self.can_commit() {
             Gate::Open => {}
             closed => return closed,
         }
+        let refuse = |answering: usize, missing: Vec<String>| {
+            let needed = majority(self.voters.len() + 1);
+            let message = format!(
+                "with {name} there would be {} managers of which {needed} must answer, and {answering} would; missing: {}",
+                self.voters.len() + 1,
+                list(&missing),
+            );
+            self.closed(WaitReason::QuorumAtRisk, message, missing, needed, answering)
+        };
         let (answering, missing) = self.count(|_| true);
-        let needed = majority(self.voters.len() + 1);
-        if answering + 1 >= needed || config.skips_quorum_gate() {
+        if answering + 1 < majority(self.voters.len() + 1) && !self.skips_gate {
+            return refuse(answering + 1, missing);
+        }
+        let mut after: BTreeMap<RaftId, &str> = self.voters.iter().map(|(id, v)| (*id, v.name.as_str())).collect();
+        after.insert(learner, name);
+        self.confirmed(&after, since, refuse)
+    }
+
+    /// Whether a majority of the voters of afterwards has answered a roll call since then.
+    fn confirmed(
+        &self,
+        after: &BTreeMap<RaftId, &str>,
+        since: Moment,
+        refuse: impl FnOnce(usize, Vec<String>) -> Gate,
+    ) -> Gate {
+        let enough = majority(after.len());
+        if self.skips_gate || self.believes_old_news {
             return Gate::Open;
         }
-        let message = format!(
-            "with {name} there would be {} managers of which {needed} must answer, and {} would; missing: {}",
-            self.voters.len() + 1,
-            answering + 1,
-            list(&missing),
-        );
-        self.closed(WaitReason::QuorumAtRisk, message, missing, needed, answering)
+        let called = self.found.as_ref().filter(|found| since <= found.since);
+        let is_absent = |id: &RaftId| called.is_none_or(|found| !found.present.contains(id));
+        let missing: Vec<String> =
+            after.iter().filter(|(id, _)| is_absent(id)).map(|(_, name)| (*name).to_owned()).collect();
+        if after.len() - missing.len() >= enough {
+            return Gate::Open;
+        }
+        match called {
+            Some(found) if found.seats.iter().eq(after.keys()) => refuse(after.len() - missing.len(), missing),
+            _ => Gate::Unconfirmed { seats: after.keys().copied().collect(), enough },
+        }
     }
 
     fn closed(

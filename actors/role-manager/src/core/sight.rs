@@ -6,7 +6,7 @@ use std::sync::Arc;
 use imbl::ordmap::DiffItem;
 use muster_messages::{Replica, Tables, Term};
 
-use super::{Checkpoint, Effect, Now, RoleManager};
+use super::{Checkpoint, Effect, Now, RoleManager, Sent};
 
 impl RoleManager {
     pub(super) fn see(&mut self, now: Now, replica: Arc<Replica>, out: &mut Vec<Effect>) {
@@ -33,14 +33,20 @@ impl RoleManager {
             let queues = std::mem::take(&mut self.kept.queues);
             self.kept = Checkpoint { term, queues, ..Checkpoint::default() };
         }
-        for (step, outgoing) in &self.kept.outbox.0 {
-            if outgoing.applied.is_none() && outgoing.again_at.is_none() {
-                out.push(outgoing.effect(*step));
+        for (step, outgoing) in &mut self.kept.outbox.0 {
+            if outgoing.applied.is_some() || outgoing.again_at.is_some() {
+                continue;
+            }
+            match outgoing.sent {
+                // What was heard of the voters is as old as the incarnation before. If it was proposed, the next one is busy.
+                Sent::Seat(_) => outgoing.again_at = Some(now.at),
+                _ => out.push(outgoing.effect(*step)),
             }
         }
         self.started = true;
         self.plans.clear();
         self.held.clear();
+        self.roll_calls = Default::default();
         self.wishes.fresh_until = Some(now.at + self.config.election_timeout);
         let tables = &self.seen.tables;
         let everybody = tables.nodes.keys().copied().chain(tables.members.values().map(|m| m.node));

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_messages::wire::{SeatReply, SeatRequest};
 use muster_messages::{
-    Command, CommandRefusal, ErrorBody, Moment, NodeId, Replica, Revision, SeatChange, SettleTimes, Term, WallTime,
-    Wants,
+    Command, CommandRefusal, ErrorBody, Moment, NodeId, RaftId, Replica, Revision, SeatChange, SettleTimes, Term,
+    WallTime, Wants,
 };
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,7 @@ pub struct Now {
 }
 
 impl Now {
-    pub(super) fn plus(self, d: std::time::Duration) -> Self {
+    pub(super) fn plus(self, d: Duration) -> Self {
         Self { at: self.at + d, wall: self.wall.plus(d) }
     }
 }
@@ -51,6 +52,8 @@ pub enum Input {
     Committed { step: StepId, outcome: StepOutcome },
     /// A dial-back ended.
     Probed { step: StepId, result: Result<(), ErrorBody> },
+    /// A roll call ended: who answered. Nothing: it could not be called.
+    RollCalled { step: StepId, present: Option<BTreeSet<RaftId>> },
     /// An offer of leadership ended: another leads, or it failed.
     Transferred { step: StepId, taken: bool },
     /// The moment asked for with [`Effect::WakeAt`] has come. Early or repeated: harmless.
@@ -93,6 +96,13 @@ pub enum Effect {
         step: StepId,
         addr: String,
         node: NodeId,
+    },
+    /// Ask which of these members are there now: done once `enough` have answered, or after that time. Always ended.
+    CallRoll {
+        step: StepId,
+        seats: BTreeSet<RaftId>,
+        enough: usize,
+        within: Duration,
     },
     TransferLeadership {
         step: StepId,

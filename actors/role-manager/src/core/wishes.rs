@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use muster_messages::{
-    Change, Command, ErrorBody, ErrorCode, Guard, Liveness, NodeId, NodeRecord, Principal, Removal, RequestId, Role,
-    Tables,
+    Change, Command, ErrorBody, ErrorCode, Guard, Liveness, NodeId, NodeRecord, Principal, RaftId, Removal, RequestId,
+    Role, Tables,
 };
 
 use super::quorum::{Electorate, Gate};
-use super::{Answer, AskId, Config, Effect, Moment, Now, RoleManager, Sent, StepId, not_leading, refuse};
+use super::{Answer, AskId, Effect, Moment, Now, RoleManager, Sent, StepId, not_leading, refuse};
 
 /// What somebody wants of a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +48,11 @@ pub(crate) enum Verdict {
     Follow,
     /// The leader is too young to refuse.
     Later,
+    /// A majority of these must answer first.
+    CallRoll {
+        seats: BTreeSet<RaftId>,
+        enough: usize,
+    },
 }
 
 /// What a wish is judged by.
@@ -58,15 +63,14 @@ pub(crate) struct Court<'a> {
     pub leaving: BTreeSet<NodeId>,
     /// Nodes that are being given a seat right now.
     pub joining: BTreeSet<NodeId>,
-    pub config: &'a Config,
     pub now: Now,
 }
 
 /// Open wishes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Wishes {
-    /// Not judged yet, in the order they came.
-    pub parked: VecDeque<Wished>,
+    /// Not judged yet, in the order they came, and since when.
+    pub parked: VecDeque<(Moment, Wished)>,
     /// Proposed.
     pub sent: BTreeMap<StepId, Wished>,
     /// Accepted removals, answered when seat, record and block are done.
@@ -83,14 +87,14 @@ impl RoleManager {
         let electorate = self.electorate(now);
         let mut later = VecDeque::new();
         let mut behind = BTreeSet::new();
-        while let Some(wished) = self.wishes.parked.pop_front() {
+        while let Some((since, wished)) = self.wishes.parked.pop_front() {
             let node = wished.node;
             if behind.contains(&node) || self.kept.outbox.wish_for(node) {
                 behind.insert(node);
-                later.push_back(wished);
+                later.push_back((since, wished));
                 continue;
             }
-            match self.court(&electorate, now).judge(&wished) {
+            match self.court(&electorate, now).judge(&wished, since) {
                 Verdict::Done { changed } => out.push(match wished.wish {
                     Wish::Role(_) => Effect::Answer(wished.ask, Answer::Role(Ok(changed))),
                     Wish::Remove { .. } => Effect::Answer(wished.ask, Answer::Removed(Ok(()))),
@@ -99,7 +103,12 @@ impl RoleManager {
                 Verdict::Follow => self.follow(wished, out),
                 Verdict::Later => {
                     behind.insert(node);
-                    later.push_back(wished);
+                    later.push_back((since, wished));
+                }
+                Verdict::CallRoll { seats, enough } => {
+                    behind.insert(node);
+                    later.push_back((since, wished));
+                    self.call_roll(now, None, (seats, enough), out);
                 }
                 Verdict::Write { command, leaves } => {
                     let step = self.send(now, node, Sent::Wish { command, leaves }, out);
@@ -123,7 +132,7 @@ impl RoleManager {
         let leaving = electorate.nodes().filter(going).chain(self.kept.outbox.leaving()).collect();
         let proven = (self.kept.notes.nodes()).filter(|n| self.kept.notes.of(*n).proven_at(now.at).is_some());
         let joining = proven.chain(self.seats.knocks.keys().copied()).collect();
-        Court { tables, electorate, leaving, joining, config: &self.config, now }
+        Court { tables, electorate, leaving, joining, now }
     }
 
     /// Waits for the end of an accepted removal, however it was accepted.
@@ -151,9 +160,10 @@ impl RoleManager {
 
     /// This member does not lead: nothing is decided here. Wishes in flight keep waiting for their outcome.
     pub(super) fn turn_away(&mut self, out: &mut Vec<Effect>) {
-        for wished in std::mem::take(&mut self.wishes.parked) {
+        for (_, wished) in std::mem::take(&mut self.wishes.parked) {
             out.push(refuse(&wished, not_leading()));
         }
+        self.roll_calls = Default::default();
         for ask in std::mem::take(&mut self.wishes.removals).into_values().flatten() {
             out.push(Effect::Answer(ask, Answer::Removed(Err(not_leading()))));
         }
@@ -164,8 +174,8 @@ impl RoleManager {
 }
 
 impl Court<'_> {
-    /// Judges a wish against the newest applied state.
-    pub fn judge(&self, wished: &Wished) -> Verdict {
+    /// Judges a wish against the newest applied state, and against what has been heard of voters since it came.
+    pub fn judge(&self, wished: &Wished, since: Moment) -> Verdict {
         if let Some(verdict) = self.remembered(wished) {
             return verdict;
         }
@@ -174,8 +184,8 @@ impl Court<'_> {
             return Verdict::Refused(ErrorBody::new(ErrorCode::NotFound, message));
         };
         match wished.wish {
-            Wish::Role(role) => self.role(wished, record, role),
-            Wish::Remove { force } => self.removal(wished, record, force),
+            Wish::Role(role) => self.role(wished, since, record, role),
+            Wish::Remove { force } => self.removal(wished, since, record, force),
         }
     }
 
@@ -189,7 +199,7 @@ impl Court<'_> {
         })
     }
 
-    fn role(&self, wished: &Wished, record: &NodeRecord, role: Role) -> Verdict {
+    fn role(&self, wished: &Wished, since: Moment, record: &NodeRecord, role: Role) -> Verdict {
         if record.removing.is_some() {
             let message = format!("{} is being removed", record.name);
             return Verdict::Refused(ErrorBody::new(ErrorCode::Removed, message));
@@ -208,9 +218,10 @@ impl Court<'_> {
             },
         );
         if role == Role::Worker {
-            match self.may_leave(record) {
+            match self.may_leave(record, since) {
                 Gate::Open => {}
                 Gate::Undecided => return Verdict::Later,
+                Gate::Unconfirmed { seats, enough } => return Verdict::CallRoll { seats, enough },
                 Gate::Closed(obstacle) => return Verdict::Refused(obstacle.to_error()),
             }
             command = command.guard(Guard::OtherManagers { besides: node, at_least: 1 });
@@ -221,7 +232,7 @@ impl Court<'_> {
         Verdict::Write { command: Box::new(command), leaves: role == Role::Worker }
     }
 
-    fn removal(&self, wished: &Wished, record: &NodeRecord, force: bool) -> Verdict {
+    fn removal(&self, wished: &Wished, since: Moment, record: &NodeRecord, force: bool) -> Verdict {
         if record.removing.is_some() {
             return Verdict::Follow;
         }
@@ -245,9 +256,10 @@ impl Court<'_> {
         }
         let mut command = self.command(wished, "remove");
         if record.desired_role == Role::Manager {
-            match self.may_leave(record) {
+            match self.may_leave(record, since) {
                 Gate::Open => {}
                 Gate::Undecided => return Verdict::Later,
+                Gate::Unconfirmed { seats, enough } => return Verdict::CallRoll { seats, enough },
                 Gate::Closed(obstacle) => return Verdict::Refused(obstacle.to_error()),
             }
             command = command
@@ -267,12 +279,12 @@ impl Court<'_> {
     }
 
     /// May this manager go, counting everybody who is leaving already? A node without a seat takes no vote with it.
-    fn may_leave(&self, record: &NodeRecord) -> Gate {
+    fn may_leave(&self, record: &NodeRecord, since: Moment) -> Gate {
         if self.tables.seat_of(record.id).is_none() {
             return Gate::Open;
         }
         let mut leaving = self.leaving.clone();
         leaving.insert(record.id);
-        self.electorate.can_lose(&leaving, record.id, record.name.as_str(), self.config)
+        self.electorate.can_lose(&leaving, record.id, record.name.as_str(), since)
     }
 }

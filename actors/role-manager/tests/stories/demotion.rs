@@ -1,5 +1,5 @@
 use muster_messages::*;
-use muster_role_manager::core::RoleManager;
+use muster_role_manager::core::{Effect, Input, RoleManager};
 
 use crate::world::*;
 
@@ -200,11 +200,11 @@ fn leadership_is_offered_to_the_most_caught_up_voter_and_that_is_visible() {
         ..RaftStatus::default()
     };
     let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft });
-    core.step(world.now, muster_role_manager::core::Input::Seen(replica), &mut effects);
+    core.step(world.now, Input::Seen(replica), &mut effects);
+    let (step, seats) = effects.iter().find_map(called).expect("those who would be left are asked first");
+    core.step(world.now, Input::RollCalled { step, present: Some(seats) }, &mut effects);
     assert!(
-        effects
-            .iter()
-            .any(|e| matches!(e, muster_role_manager::core::Effect::TransferLeadership { to, .. } if *to == id(3))),
+        effects.iter().any(|e| matches!(e, Effect::TransferLeadership { to, .. } if *to == id(3))),
         "the most caught-up one: {effects:?}"
     );
     assert_eq!(core.view().pending[0].reason, WaitReason::TransferringLeadership);

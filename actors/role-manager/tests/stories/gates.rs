@@ -1,4 +1,5 @@
 use muster_messages::*;
+use muster_role_manager::core::{Answer, AskId};
 
 use crate::world::*;
 
@@ -261,11 +262,91 @@ fn judge(
     }
     let now = Now { at: world.now.at + later, wall: world.now.wall.plus(later) };
     core.step(now, Input::Seen(replica), &mut effects);
+    // Whoever is asked is there.
+    let called = effects.iter().find_map(called);
+    if let Some((step, seats)) = called {
+        core.step(now, Input::RollCalled { step, present: Some(seats) }, &mut effects);
+    }
     let answer = |e| match e {
         Effect::Answer(_, Answer::Role(result)) => Some(result),
         _ => None,
     };
     effects.into_iter().filter_map(answer).collect()
+}
+
+/// Every voter has acknowledged something within an election timeout, and one is dead.
+#[test]
+fn nobody_goes_by_the_acknowledgements_of_one_that_died_a_moment_ago() {
+    type Asks = fn(&mut World) -> AskId;
+    let wishes: [(&str, Asks); 2] = [("demoted", |world| world.demote(3)), ("removed", |world| world.remove(3, true))];
+    for (what, ask) in wishes {
+        let mut world = World::new(3, 0);
+        if what == "removed" {
+            world.hear_liveness(3, Liveness::Down); // it is not
+        }
+        world.run_for(secs(1));
+        world.cut(2);
+        let asked = ask(&mut world);
+        world.run_for(secs(1));
+        assert_eq!((world.voters(), &world.broken), (3, &None), "{what}");
+        let Some(Answer::Role(Err(error)) | Answer::Removed(Err(error))) = world.answers.get(&asked) else {
+            panic!("{what}: {:?}", world.answers)
+        };
+        assert_eq!(error.code, ErrorCode::QuorumAtRisk, "{error:?}");
+        assert!(error.message.contains("missing: n2"), "{error:?}");
+        // It is back: the same may happen now.
+        world.start(2);
+        world.run_for(TICK);
+        ask(&mut world);
+        world.settle();
+        assert_eq!((world.voters(), &world.broken), (2, &None), "{what}");
+    }
+}
+
+/// It dies between the wish, which was right to accept, and the change of the membership.
+#[test]
+fn a_demotion_under_way_waits_for_a_voter_that_died_since() {
+    let mut world = World::new(3, 0);
+    world.run_for(secs(1));
+    world.hold_commits = true;
+    world.demote(3);
+    world.turn();
+    world.cut(2);
+    world.hold_commits = false;
+    world.run_for(secs(3));
+    assert_eq!((world.voters(), &world.broken), (3, &None));
+    assert_eq!(world.pending()[0].reason, WaitReason::QuorumAtRisk);
+    world.start(2);
+    world.settle();
+    assert!(world.is_worker(3));
+    assert_eq!((world.voters(), &world.broken), (2, &None));
+}
+
+/// The learner was alive when it acknowledged, and dies before it votes: it would be counted, and not vote.
+#[test]
+fn a_learner_that_died_a_moment_ago_gets_no_vote_where_it_would_be_missed() {
+    let mut world = World::new(3, 1);
+    world.run_for(secs(1));
+    world.cut(3);
+    world.hold_seats = true;
+    world.promote(4);
+    world.run_for(TICK);
+    world.cut(4);
+    world.hold_seats = false;
+    world.run_for(TICK * 3);
+    assert_eq!((world.voters(), &world.broken), (3, &None), "{:?}", world.log);
+}
+
+#[test]
+fn what_was_heard_lately_can_be_believed_on_purpose_and_that_is_noticed() {
+    let mut world = World::new(3, 0);
+    world.config.sabotage.believe_old_news = true;
+    world.elect(id(1));
+    world.run_for(secs(1));
+    world.cut(2);
+    world.demote(3);
+    world.run_for(TICK);
+    assert!(world.broken.is_some_and(|b| b.contains("quorum is lost")));
 }
 
 #[test]

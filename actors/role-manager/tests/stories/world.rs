@@ -21,6 +21,14 @@ pub fn id(n: u64) -> NodeId {
     NodeId::from_entropy(u128::from(n))
 }
 
+/// The roll call in an effect.
+pub fn called(effect: &Effect) -> Option<(StepId, BTreeSet<RaftId>)> {
+    match effect {
+        Effect::CallRoll { step, seats, .. } => Some((*step, seats.clone())),
+        _ => None,
+    }
+}
+
 /// What a machine does by itself.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -83,6 +91,10 @@ pub struct World {
     pub log: Vec<String>,
     /// The first promise broken.
     pub broken: Option<String>,
+    /// Who was there when the roll was called last.
+    present: BTreeSet<RaftId>,
+    /// Roll calls that too few answered, until their time is over.
+    short_calls: Vec<(Moment, StepId)>,
 }
 
 impl World {
@@ -132,6 +144,8 @@ impl World {
             lawless: false,
             log: Vec::new(),
             broken: None,
+            present: BTreeSet::new(),
+            short_calls: Vec::new(),
         }
     }
 

@@ -1,13 +1,16 @@
-//! Every promise can be broken, and the universe notices each within 200 seeds.
+//! Every promise can be broken, and the universe notices each.
 
 use muster_universe::{Break, Kind, Run};
 
-/// Each bug is detected within this many seeds.
-const SEEDS: u64 = 200;
+/// Each bug is detected within this many seeds. Runs of leases and gates are short, and some bugs show in one of a hundred of
+/// them: a leader that has been cut off leads on for a tenth of a second.
+fn seeds(kind: Kind) -> u64 {
+    if kind == Kind::Roles { 200 } else { 1000 }
+}
 
 fn check(kind: Kind, bug: Break) {
     let mut others = Vec::new();
-    for seed in 1..=SEEDS {
+    for seed in 1..=seeds(kind) {
         let run = Run { bug: Some(bug), ..Run::new(kind, seed) };
         match run.execute() {
             Ok(_) => {}
@@ -86,4 +89,5 @@ each_is_noticed! {
     reads_answered_from_the_copy_at_hand: AnswerFromTheCopy,
     blocks_swept_before_they_are_over: SweepEarly,
     blocked_nodes_that_are_let_stay: LetTheBlockedStay,
+    membership_changes_by_what_was_heard_lately: BelieveOldNews,
 }

@@ -3,6 +3,7 @@ mod levels;
 mod membership;
 mod packets;
 mod replication;
+mod roll_calls;
 mod snapshots;
 mod storms;
 mod world;

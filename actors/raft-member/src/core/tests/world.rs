@@ -432,7 +432,10 @@ impl World {
             }
             for answer in batch.answers {
                 let ask = match &answer {
-                    Answer::Proposed(ask, _) | Answer::Read(ask, _) | Answer::Transferred(ask, _) => *ask,
+                    Answer::Proposed(ask, _)
+                    | Answer::Read(ask, _)
+                    | Answer::Transferred(ask, _)
+                    | Answer::RollCalled(ask, _) => *ask,
                 };
                 self.answers.entry(ask).or_default().push(answer);
             }

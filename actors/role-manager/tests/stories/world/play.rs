@@ -66,6 +66,10 @@ impl World {
             self.wakes += 1;
             self.inputs.push_back(Input::Woke);
         }
+        let due = self.short_calls.extract_if(.., |(at, _)| *at <= self.now.at).map(|(_, step)| step);
+        for step in due.collect::<Vec<_>>() {
+            self.end_roll_call(step);
+        }
         self.see();
     }
 
@@ -185,6 +189,14 @@ impl World {
                 }
             }
             Effect::Probe { step, node, .. } => self.probes.push((step, node)),
+            Effect::CallRoll { step, seats, enough, within } => {
+                self.present = seats.into_iter().filter(|seat| self.is_there(*seat)).collect();
+                if self.present.len() < enough {
+                    self.short_calls.push((self.now.at + within, step));
+                } else {
+                    self.end_roll_call(step);
+                }
+            }
             Effect::TransferLeadership { step, to } => {
                 self.log.push(format!("{step:?} offers leadership to {}", self.name(to)));
                 self.transfers.push((step, to));
@@ -195,6 +207,15 @@ impl World {
                 self.wake = Some(self.wake.map_or(at, |old| old.min(at)));
             }
         }
+    }
+
+    fn end_roll_call(&mut self, step: StepId) {
+        self.inputs.push_back(Input::RollCalled { step, present: Some(self.present.clone()) });
+    }
+    /// Whether whoever holds this seat would answer now.
+    fn is_there(&self, seat: RaftId) -> bool {
+        let node = self.tables.members.get(&seat).map(|member| member.node);
+        node.and_then(|node| self.machines.get(&node)).is_some_and(|m| m.up && m.held == Some(seat))
     }
 
     fn answered(&mut self, ask: AskId, answer: Answer) {
@@ -221,7 +242,8 @@ impl World {
         }
     }
 
-    /// ROLE-3, judged by what machines really do: whoever was up within the last election timeout may count.
+    /// ROLE-3, judged by what machines really do: before the change whoever was up within the last election timeout may count,
+    /// afterwards whoever is up, or was when the roll was called last.
     fn judge_safety(&mut self, change: &SeatChange) {
         let recent = |node: NodeId| {
             self.machines.get(&node).is_some_and(|m| {
@@ -230,15 +252,18 @@ impl World {
         };
         let mut voters: BTreeMap<RaftId, NodeId> =
             self.tables.members.values().filter(|m| m.voter).map(|m| (m.raft_id, m.node)).collect();
-        let quorum =
-            |voters: &BTreeMap<RaftId, NodeId>| voters.values().filter(|n| recent(**n)).count() > voters.len() / 2;
-        let before = quorum(&voters);
+        let is_up = |id: &RaftId, node: &NodeId| {
+            self.leader == Some(*node) || self.present.contains(id) || self.machines.get(node).is_some_and(|m| m.up)
+        };
+        let before = voters.values().filter(|n| recent(**n)).count() > voters.len() / 2;
         match &change.kind {
             SeatChangeKind::PromoteLearner { node, raft_id } => drop(voters.insert(*raft_id, *node)),
             SeatChangeKind::Remove { raft_id } => drop(voters.remove(raft_id)),
             _ => {}
         }
-        if !before || !quorum(&voters) {
+        let same = matches!(change.kind, SeatChangeKind::AddLearner { .. } | SeatChangeKind::SetAddress { .. });
+        let after = same || voters.iter().filter(|(id, node)| is_up(id, node)).count() > voters.len() / 2;
+        if !before || !after {
             self.broken.get_or_insert_with(|| format!("quorum is lost to {:?}", change.kind));
         }
         if voters.is_empty() {
@@ -379,6 +404,6 @@ impl World {
         }
     }
     fn config_is_sabotaged(&self) -> bool {
-        self.config.sabotage.skip_quorum_gate
+        self.config.sabotage.skip_quorum_gate || self.config.sabotage.believe_old_news
     }
 }
