@@ -88,6 +88,9 @@ fn nobody_goes_while_another_has_just_been_killed_or_frozen_or_stopped() {
             let lost = world.other_than(&[&leader]);
             let asked = world.other_than(&[&leader, &lost]);
             world.node(&lost).signal(signal);
+            if signal != Signal::STOP {
+                world.node(&lost).exit(); // until then one that ends in order answers, and counts
+            }
             std::thread::sleep(gap); // the fault's own timing, not a wait for anything
             // A change of leaders on a busy machine may come between: asked again, the answer is the same.
             eventually_so("the demotion is refused", || {
@@ -98,7 +101,6 @@ fn nobody_goes_while_another_has_just_been_killed_or_frozen_or_stopped() {
             if signal == Signal::STOP {
                 world.node(&lost).signal(Signal::CONT);
             } else {
-                world.node(&lost).exit();
                 world.node(&lost).start(&[]).ready();
             }
             world.all_settled();
