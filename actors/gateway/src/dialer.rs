@@ -3,6 +3,8 @@
 //!
 //! Keeps  DIAL-1  a caller gets a stream only from a node of our cluster, of our incarnation or a newer one, and of the
 //!                node it expected. (A newer one is heard because it may say that we are the old one.)
+//!        DIAL-2  and only from a manager, by its certificate: secrets go there, and what comes back is believed. Of other
+//!                nodes one word is taken: that they are no managers, and who may be.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +13,7 @@ use std::time::Duration;
 
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{Greeting, Refusal};
-use muster_messages::{CertIdentity, NodeId, RefusalReason};
+use muster_messages::{CertIdentity, NodeId, RefusalReason, Role};
 use muster_pki::TlsFault;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
@@ -179,7 +181,8 @@ impl Dialer {
         self
     }
 
-    /// A welcomed connection to `addr` (`host:port`). On [`Service::Http`] there is no greeting: the stream is ready.
+    /// A welcomed connection to a manager at `addr` (`host:port`). On [`Service::Http`] there is no greeting: the stream is
+    /// ready.
     pub async fn dial(&self, addr: &str, service: Service, expect: Option<NodeId>) -> Result<Dialed, DialError> {
         let (config, ours) = match &self.trust {
             Trust::Credentials { current, tls } => {
@@ -200,11 +203,18 @@ impl Dialer {
             let addr = addr.to_owned();
             DialError::WrongPeer { addr, why }
         })?;
-        let node = identity.node().expect("peer_identity returns nodes only").0;
+        let (node, role) = identity.node().expect("peer_identity returns nodes only");
         let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
-        if service != Service::Http {
-            self.greeted(addr, &mut stream, node).await?;
+        let greeted = match service {
+            Service::Http => Ok(()),
+            _ => self.greeted(addr, &mut stream, node).await,
+        };
+        let sends_on = greeted.as_ref().is_err_and(|no| no.reason() == Some(RefusalReason::NotAManager)); // DIAL-2
+        if role != Role::Manager && !sends_on {
+            let why = format!("node {node} shows the certificate of a {role}, which says nothing for the managers");
+            return Err(DialError::WrongPeer { addr: addr.to_owned(), why });
         }
+        greeted?;
         Ok(Dialed { stream, identity, node, remote, local })
     }
 

@@ -1,4 +1,7 @@
 //! Calls between managers: to whoever leads, and from other managers to the services of this one.
+//!
+//! Keeps  FORWARD-1  a call counts only from a node that is a manager by this manager's own copy. Whoever passes calls on
+//!                   says who asked, and is believed: the certificate alone must not be enough.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +11,7 @@ use muster_api::{ManagerPorts, Service as Api};
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
 use muster_messages::wire::{self, PeerCall, SeatRequest};
-use muster_messages::{ErrorBody, ErrorCode, NodeId};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, Role};
 use muster_sessions::LeaderCalls;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -94,8 +97,14 @@ impl Router {
     async fn answer(&self, forwarder: NodeId, call: PeerCall, left: Duration) -> Result<Vec<u8>, ErrorBody> {
         let leader = &self.ports.leader;
         let left = left.min(LIMIT);
-        if !matches!(call, PeerCall::Actors(_)) && !self.ports.replica.borrow().raft.leading {
-            return Err(no_leader());
+        {
+            let replica = self.ports.replica.borrow();
+            if !matches!(call, PeerCall::Actors(_)) && !replica.raft.leading {
+                return Err(no_leader());
+            }
+            if forwarder != self.ports.node {
+                may_forward(&replica, forwarder)?;
+            }
         }
         match call {
             PeerCall::Api { caller, request_id, timeout_ms, request } => {
@@ -125,6 +134,23 @@ impl Router {
     async fn seat(&self, node: NodeId, request: SeatRequest, left: Duration) -> Result<Vec<u8>, ErrorBody> {
         let asked = |reply| RoleManagerMsg::RequestSeat { node, request, reply };
         encoded(self.ports.leader.roles.ask(left, asked).await.map_err(gone)?)
+    }
+}
+
+/// FORWARD-1. Its certificate has opened the mesh, which a copy that is too old must allow (ADMIT-3).
+fn may_forward(replica: &Replica, forwarder: NodeId) -> Result<(), ErrorBody> {
+    match replica.tables.nodes.get(&forwarder) {
+        Some(record) if record.role == Role::Manager => Ok(()),
+        // It was granted the role in the log before it was given a certificate, so a leader knows of it.
+        _ if replica.raft.leading => {
+            let text = format!("node {forwarder} is no manager of this cluster; what it passes on is not done");
+            tracing::warn!(%forwarder, "a call was refused: whoever passed it on is no manager");
+            Err(ErrorBody::new(ErrorCode::Forbidden, text))
+        }
+        _ => {
+            let text = format!("this manager's copy does not know node {forwarder} as a manager yet; retry");
+            Err(ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(Duration::from_millis(200)))
+        }
     }
 }
 

@@ -5,11 +5,14 @@
 //!                 These words end a manager half, so a copy that may be too old must not use them.
 //!        ADMIT-3  a manager with an old or empty copy still hears the others: mesh and agent connections are accepted
 //!                 on the certificate, because refusing them could lose quorum for good. Nothing is decided by it:
-//!                 whatever changes state is judged again by the leader on its own applied copy.
+//!                 whatever changes state is judged again by the leader on its own applied copy, and so is whoever
+//!                 forwards it.
 //!        ADMIT-4  the mesh needs both: certificate and copy say manager.
 //!        ADMIT-5  a certificate of an older incarnation opens nothing but the agent session of a node that the new
 //!                 incarnation knows, which brings it a certificate of today. What the old one says of role and grant
 //!                 counts for nothing: it speaks of another history.
+//!        ADMIT-6  a leader refuses a certificate whose grant it has not applied. Every grant was in the log before a
+//!                 certificate named it, so this one is a forgery.
 
 use muster_messages::protocol::Service;
 use muster_messages::{
@@ -101,6 +104,7 @@ pub fn standing(
             reason @ (R::Blocked | R::Demoted | R::Removed | R::OldIncarnation | R::Unauthenticated),
             _,
         ) => Standing::Ends(reason),
+        Admission::Refuse(reason, _) if replica.raft.leading && identity.node().is_some() => Standing::Ends(reason),
         // A user that a copy has known, and a newer one does not: revoked, not "not known yet".
         _ if by_copy && identity.node().is_none() => Standing::Ends(R::Unauthenticated),
         _ => Standing::Stays { by_copy },
@@ -228,6 +232,10 @@ fn by_copy(tables: &Tables, identity: &CertIdentity, node: NodeId, service: Serv
 }
 
 fn by_certificate(identity: &CertIdentity, node: NodeId, service: Service, replica: Option<&Replica>) -> Admission {
+    if let (Some(granted), true) = (identity.granted, replica.is_some_and(|replica| replica.raft.leading)) {
+        let sentence = format!("node {node} names a grant, {granted}, that the cluster has never made"); // ADMIT-6
+        return refuse(RefusalReason::NotKnownHereYet, sentence);
+    }
     let otherwise = match (service, replica) {
         (Service::Mesh | Service::Agent, _) => Admission::AcceptOnCertificate,
         // Without a copy this is a worker: it passes requests on and decides nothing.

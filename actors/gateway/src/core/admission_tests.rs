@@ -348,3 +348,20 @@ fn a_revoked_user_is_cut_by_followers_too_but_one_not_known_yet_is_not() {
     assert_eq!(Copy::at(9).still(&ann, Api, false), Standing::Stays { by_copy: false });
     assert_eq!(Copy::at(9).user("ann", "aa").still(&ann, Api, false), Standing::Stays { by_copy: true });
 }
+
+/// Whoever has read the root key can sign a certificate for a node that never was, with a grant as far ahead as it likes.
+#[test]
+fn a_leader_believes_no_grant_that_it_has_not_applied() {
+    let forged = cert(4, Manager, Some(1 << 62));
+    let copy = Copy::at(50).node(1, Manager, 1);
+    let leader = copy.clone().leading();
+    for service in EVERY_IDENTIFIED {
+        assert_eq!(leader.judges(&forged, service), No(R::NotKnownHereYet), "{service:?}");
+        assert_eq!(leader.judges(&cert(4, Manager, Some(50)), service), No(R::Removed), "{service:?}");
+    }
+    // A session that a follower has accepted on the certificate ends when that follower leads.
+    assert_eq!(copy.judges(&forged, Mesh), wait_then(OnCertificate));
+    let stands = |copy: &Copy| standing(&forged, Mesh, false, &copy.0, &here(), NOW);
+    assert_eq!(stands(&copy), Standing::Stays { by_copy: false });
+    assert_eq!(stands(&leader), Standing::Ends(R::NotKnownHereYet));
+}

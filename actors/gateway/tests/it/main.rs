@@ -4,5 +4,6 @@
 
 mod admission;
 mod cutting;
+mod impostors;
 mod strangers;
 mod support;

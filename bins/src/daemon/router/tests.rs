@@ -4,8 +4,8 @@ use muster_api::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts};
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
 use muster_messages::protocol::Reply;
-use muster_messages::wire::SeatReply;
-use muster_messages::{CrashHow, FEATURE_LEVEL, RaftId, Replica, Role, RoleView};
+use muster_messages::wire::{ActorsAsk, ActorsCall, Request, SeatReply};
+use muster_messages::{CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, RequestId, RoleView, WallTime};
 use muster_raft_member::ObjectFeed;
 use muster_tests::{PATIENCE, Probe, Universe, eventually};
 use tokio::sync::watch;
@@ -29,6 +29,8 @@ struct World {
 
 const ROUTER: &str = "node/router";
 const OWN: u128 = 1;
+/// Another manager.
+const OTHER: u128 = 9;
 
 fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
@@ -104,6 +106,7 @@ impl World {
         universe.start_actor(router.spec(calls));
         universe.healthy(ROUTER, 1).await;
         let world = Self { universe, router, replica, mesh, roles, incoming };
+        world.knows(OTHER, Role::Manager);
         world.led_by(leader);
         world
     }
@@ -115,14 +118,27 @@ impl World {
             raft.leader_node = leader.map(node);
         });
     }
+    fn knows(&self, n: u128, role: Role) {
+        let record = NodeRecord::new(node(n), format!("n{n}").parse().unwrap(), role, WallTime(0));
+        self.replica.send_modify(|replica| {
+            Arc::make_mut(replica).tables.nodes.insert(node(n), Arc::new(record));
+        });
+    }
     /// Asks the leader, wherever it is.
     fn asks(&self) -> tokio::task::JoinHandle<Result<Vec<u8>, ErrorBody>> {
         tokio::spawn(LeaderCalls::call(&self.router, seat_call()))
     }
     /// Another manager asks this one.
     async fn asked(&self) -> tokio::sync::oneshot::Receiver<Result<Vec<u8>, ErrorBody>> {
+        self.asked_by(OTHER, seat_call()).await
+    }
+    async fn asked_by(
+        &self,
+        forwarder: u128,
+        call: PeerCall,
+    ) -> tokio::sync::oneshot::Receiver<Result<Vec<u8>, ErrorBody>> {
         let (reply, answer) = tokio::sync::oneshot::channel();
-        let call = IncomingCall { forwarder: node(9), call: seat_call(), reply: reply.into() };
+        let call = IncomingCall { forwarder: node(forwarder), call, reply: reply.into() };
         self.incoming.send(call).await.expect("the router's queue is there");
         answer
     }
@@ -243,5 +259,26 @@ async fn a_router_that_crashed_leaves_nobody_waiting_and_takes_the_next_call() {
         assert_eq!(seat_in(next.await.unwrap()), SeatReply::Seated { raft_id: RaftId(incarnation) });
     }
     eventually("nobody is left over", || world.mesh.waiting() == 0).await;
+    world.universe.finish().await;
+}
+
+/// The mesh lets in who has a manager's certificate, also one that a copy does not know.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_done_for_whom_the_own_copy_does_not_know_as_a_manager() {
+    let world = World::new(Some(OWN)).await;
+    world.knows(5, Role::Worker);
+    let forged =
+        |request| PeerCall::Api { caller: Principal::Operator, request_id: RequestId(1), timeout_ms: 1000, request };
+    for stranger in [4, 5] {
+        for call in [seat_call(), forged(Request::TokenShow { role: Role::Manager })] {
+            let error = world.asked_by(stranger, call).await.await.unwrap().unwrap_err();
+            assert_eq!(error.code, ErrorCode::Forbidden, "{error}");
+        }
+    }
+    assert_eq!(world.roles.waiting(), 0);
+    // A follower's copy may be too old to know, so it is not final; what followers answer is looked at no less.
+    world.led_by(Some(2));
+    let look = PeerCall::Actors(ActorsCall { node: node(OWN), ask: ActorsAsk::Tree });
+    assert_eq!(code(world.asked_by(4, look).await.await.unwrap()), ErrorCode::NotKnownHereYet);
     world.universe.finish().await;
 }

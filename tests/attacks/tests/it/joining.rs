@@ -56,7 +56,7 @@ async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received,
 #[tokio::test]
 async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
     let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
-    let cluster = Cluster::up(program, 1, 0).await.expect("a cluster");
+    let cluster = Cluster::up(program, 1, 1).await.expect("a cluster");
     let liar = Cluster::up(program, 1, 0).await.expect("another cluster");
     let token = cluster.token(Role::Worker).await.expect("a token");
     let secret = token.rsplit('-').next().expect("a token has parts").to_owned();
@@ -70,25 +70,31 @@ async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
     assert_eq!(joiner.exit().await.expect("it ends").code(), Some(6), "{}", joiner.log());
     assert!(joiner.log().contains("digest"), "{}", joiner.log());
 
-    // It shows the real root, which is public, and cannot prove that it belongs to it.
-    let (addr, skilful_liar, connections) = fake(&theirs, ours.root_pem.clone()).await;
-    let mut joiner = Daemon::new(program, cluster.folder(), "victim2").expect("a port");
-    joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
-    until("it has asked the liar for the root", async || {
-        let asked = !skilful_liar.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-        Ok(asked.then_some(()))
-    })
-    .await
-    .expect("it asks");
-    // The second connection would carry the secret; with the sixth it is trying for the third time.
-    until("it tries again", async || Ok((connections.load(Ordering::SeqCst) > 5).then_some(())))
+    // It shows the real root, which is public, and cannot prove that it belongs to it; or it can, as a worker.
+    let mut all = vec![honest_liar];
+    let worker = cluster.node("n2").credentials().expect("an identity");
+    for (name, liar, tells) in [("victim2", &theirs, "TLS"), ("victim3", &worker, "the certificate of a worker")] {
+        let (addr, received, connections) = fake(liar, ours.root_pem.clone()).await;
+        let mut joiner = Daemon::new(program, cluster.folder(), name).expect("a port");
+        joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
+        until("it has asked the liar for the root", async || {
+            let asked = !received.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+            Ok(asked.then_some(()))
+        })
         .await
-        .expect("it does");
-    let joined = tokio::time::timeout(Duration::ZERO, joiner.ready()).await;
-    assert!(!matches!(joined, Ok(Ok(_))), "it joined a liar");
-    joiner.kill().await;
+        .expect("it asks");
+        // The second connection would carry the secret; with the sixth it is trying for the third time.
+        until("it tries again", async || Ok((connections.load(Ordering::SeqCst) > 5).then_some(())))
+            .await
+            .expect("it does");
+        let joined = tokio::time::timeout(Duration::ZERO, joiner.ready()).await;
+        assert!(!matches!(joined, Ok(Ok(_))), "it joined a liar");
+        joiner.kill().await;
+        assert!(joiner.log().contains(tells), "it says why: {}", joiner.log());
+        all.push(received);
+    }
 
-    for received in [honest_liar, skilful_liar] {
+    for received in all {
         let received = received.lock().unwrap_or_else(PoisonError::into_inner).clone();
         assert!(!received.is_empty(), "it was asked something");
         for frame in received {
@@ -99,6 +105,6 @@ async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
     }
     // The same token at the right door.
     let seed = cluster.node("n1").listen.to_string();
-    let mut joiner = Daemon::new(program, cluster.folder(), "victim3").expect("a port");
+    let mut joiner = Daemon::new(program, cluster.folder(), "joiner").expect("a port");
     joiner.start_and_wait(&["--join", &seed, "--token", &token]).await.expect("it joins");
 }

@@ -2,6 +2,7 @@
 //! more ways, without a daemon around it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use muster_attacks::bytes::{announce, call, envelope};
 use muster_attacks::caller::dialer;
@@ -9,9 +10,11 @@ use muster_attacks::cluster::{Cluster, until};
 use muster_attacks::manager::{BadManager, DOOR, Lies, Turned};
 use muster_attacks::watch::rss_kib;
 use muster_gateway::Dialer;
+use muster_kernel::Clock;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::{PacketKind, PeerCall, PeerMessage, PeerReply, RaftPacket, Request, Starts};
-use muster_messages::{Principal, RaftId, RefusalReason, RequestId, Revision, Role};
+use muster_messages::{NodeId, Principal, RaftId, RefusalReason, RequestId, Revision, Role};
+use muster_pki::{CsrKey, Issuer, NodeProfile};
 use serde_json::Value;
 
 /// The leader, and the certificate of a manager that runs no more: nobody else speaks as it.
@@ -169,8 +172,7 @@ async fn a_manager_that_floods_calls_costs_bounded_memory_and_one_that_vouches_i
     let scene = Scene::new().await;
     let (_, term) = scene.cluster.leader(&scene.leader).await.expect("a leader");
 
-    // A manager vouches for callers (it holds the root key anyway): what it relays as an operator is done. An invented
-    // worker is held to what workers may.
+    // A manager vouches for callers: what it relays as an operator is done. An invented worker is held to what workers may.
     let mut manager = scene.join().await;
     let tag = manager.victim.tag;
     let relayed = |caller, request| {
@@ -198,5 +200,43 @@ async fn a_manager_that_floods_calls_costs_bounded_memory_and_one_that_vouches_i
     }
     let grown = scene.rss_mib().saturating_sub(before);
     assert!(grown < 64, "unread calls cost {grown} MiB");
+    scene.unharmed(term).await;
+}
+
+/// Whoever has read the disk or the backup of a manager has the root key, and signs what it likes. A node that never was is no
+/// manager to the leader, whatever its certificate says of a grant.
+#[tokio::test]
+async fn a_forged_manager_is_no_manager_to_the_leader() {
+    let scene = Scene::new().await;
+    let (_, term) = scene.cluster.leader(&scene.leader).await.expect("a leader");
+    let own = scene.thief.identity.node().expect("a node's").0;
+    let names = scene.cluster.names();
+    let stolen = names.iter().map(|name| scene.cluster.node(name)).find(|node| {
+        node.credentials().is_ok_and(|credentials| credentials.identity.node().is_some_and(|(node, _)| node == own))
+    });
+    let read = muster_raft_member::recovery::survey(&stolen.expect("its files").folder.join("raft"));
+    let cluster = read.expect("whole").tables.cluster.expect("a cluster");
+    let issuer = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem).expect("the root's key");
+    for granted in [1 << 62, 1] {
+        let key_pem = muster_pki::new_key();
+        let csr = CsrKey::parse(&muster_pki::make_csr(&key_pem).expect("a key")).expect("a request");
+        let profile = NodeProfile {
+            cluster: cluster.id,
+            node: NodeId::from_entropy(rand::random()),
+            role: Role::Manager,
+            granted: Some(Revision(granted)),
+            incarnation: cluster.incarnation,
+            ips: Vec::new(),
+            lifetime: Duration::from_secs(3600),
+            now: Clock.wall(),
+        };
+        let cert_pem = issuer.sign_node(&profile, &csr).expect("signed").cert_pem;
+        let identity = muster_pki::identity_of_pem(&cert_pem).expect("well-formed");
+        let forged = NodeCredentials { cert_pem, key_pem, root_pem: cluster.root_cert_pem.clone(), identity };
+        let opened = BadManager::join(&dialer(&forged), &forged.identity, &scene.starts, None, &scene.addr()).await;
+        let Err(Turned::Away(error)) = opened else { panic!("{granted}: it got in") };
+        let expected = if granted == 1 { RefusalReason::Removed } else { RefusalReason::NotKnownHereYet };
+        assert_eq!(error.reason(), Some(expected), "{granted}: {error}");
+    }
     scene.unharmed(term).await;
 }

@@ -1,0 +1,82 @@
+//! DIAL-2: whoever has a worker's certificate, signed by the cluster's root as it is, is no manager.
+
+use std::sync::Arc;
+
+use muster_gateway::{BoxStream, DialError, Dialer, Framed};
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{Greeting, Refusal};
+use muster_messages::{RefusalReason, Role};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+use crate::support::*;
+
+/// Somebody who serves one connection with these credentials, greets as it likes, and tells what it was sent then.
+async fn impostor(
+    who: &NodeCredentials,
+    service: Service,
+    greeting: Greeting,
+) -> (String, JoinHandle<Option<Vec<u8>>>) {
+    let config = muster_pki::server_config(who, service.alpn()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let served = tokio::spawn(async move {
+        let (tcp, _) = listener.accept().await.unwrap();
+        let tls: BoxStream = Box::pin(TlsAcceptor::from(config).accept(tcp).await.unwrap());
+        let mut stream = Framed::new(tls);
+        if service != Service::Http {
+            stream.send(&greeting).await.unwrap();
+        }
+        stream.recv::<Vec<u8>>().await.unwrap_or_default()
+    });
+    (addr, served)
+}
+
+fn no(reason: RefusalReason) -> Greeting {
+    let managers = vec!["10.0.0.9:4400".to_owned()];
+    Greeting::Refused(Refusal { reason, message: "says the impostor".to_owned(), managers, retry_after_ms: None })
+}
+
+/// Everybody who asks a manager for something: a node, a user, a joiner or a caller with a bearer token.
+fn callers(world: &World) -> Vec<Dialer> {
+    let known: [Arc<NodeCredentials>; 2] = [world.node(3, Role::Worker, 6), world.user("ann", true)];
+    known.iter().map(dialer).chain([Dialer::anonymous(&world.root.cert_pem)]).collect()
+}
+
+#[tokio::test]
+async fn nobody_takes_a_workers_welcome_or_sends_it_anything() {
+    let world = World::new(1);
+    let worker = world.node(2, Role::Worker, 5);
+    for service in Service::ALL {
+        for caller in callers(&world) {
+            let (addr, served) = impostor(&worker, service, Greeting::Welcome { node: id(2) }).await;
+            let error = caller.dial(&addr, service, None).await.unwrap_err();
+            assert!(matches!(&error, DialError::WrongPeer { why, .. } if why.contains("a worker")), "{error:?}");
+            assert_eq!(served.await.unwrap(), None, "{service:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_a_workers_refusals_only_the_way_to_the_managers_is_taken() {
+    let world = World::new(1);
+    let worker = world.node(2, Role::Worker, 5);
+    let dialer = dialer(&world.node(3, Role::Manager, 6));
+    for reason in
+        [RefusalReason::Removed, RefusalReason::Blocked, RefusalReason::Demoted, RefusalReason::OldIncarnation]
+    {
+        let (addr, _served) = impostor(&worker, Service::Agent, no(reason)).await;
+        let error = dialer.dial(&addr, Service::Agent, None).await.unwrap_err();
+        assert!(matches!(error, DialError::WrongPeer { .. }), "{reason:?}: {error:?}");
+        assert_eq!(error.refusal(), None);
+    }
+    let (addr, _served) = impostor(&worker, Service::Agent, no(RefusalReason::NotAManager)).await;
+    let error = dialer.dial(&addr, Service::Agent, None).await.unwrap_err();
+    assert_eq!(error.refusal().map(|refusal| refusal.managers.clone()), Some(vec!["10.0.0.9:4400".to_owned()]));
+
+    // A manager is believed.
+    let (addr, _served) = impostor(&world.node(2, Role::Manager, 5), Service::Agent, no(RefusalReason::Removed)).await;
+    let error = dialer.dial(&addr, Service::Agent, None).await.unwrap_err();
+    assert_eq!(error.reason(), Some(RefusalReason::Removed));
+}
