@@ -6,6 +6,7 @@ use std::sync::Arc;
 use muster::cli::dev::state::State;
 use muster_local_cluster::{ProcessId, temporary_folder};
 use rustix::process::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::harness::{Front, Permit, Ran, eventually_so, permit};
@@ -40,6 +41,16 @@ fn a_cluster_in_front_comes_up_is_found_and_goes_with_ctrl_c() {
     front.says("Ctrl-C stops it");
     let running = processes(folder.path());
     assert_eq!(running.len(), 5);
+    // Every user of this machine reads command lines, and lists the tokens of nobody: what let the nodes in is used up.
+    for process in &running {
+        let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).expect("it runs");
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        assert!(line.contains("musterd") && !line.contains("MSTR-"), "{line}");
+    }
+    let tokens = Ran::new(folder.path(), &["token", "ls", "-o", "json"]).ended(0).json();
+    let left: Vec<_> =
+        tokens["items"].as_array().expect("items").iter().filter(|t| t["expires_at"] != Value::Null).collect();
+    assert!(left.len() == 2 && left.iter().all(|token| token["uses_left"] == 0), "{left:?}");
     let status = Ran::new(folder.path(), &["status", "-o", "json"]).ended(0).json();
     assert_eq!((&status["nodes"]["managers"], &status["nodes"]["workers"]), (&3.into(), &2.into()));
     assert_eq!(status["self"]["role"], "manager", "managers are asked first");

@@ -28,14 +28,12 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Its part of the command line.
-    pub fn arguments(&self) -> Vec<String> {
+    /// Tells a daemon so. Everybody on this machine reads command lines, so the token is in its environment.
+    pub fn tell<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         match self {
-            Entry::Found => vec!["--init".to_owned()],
-            Entry::Join { seeds, token } => {
-                vec!["--join".to_owned(), seeds.join(","), "--token".to_owned(), token.clone()]
-            }
-            Entry::Resume => Vec::new(),
+            Entry::Found => command.arg("--init"),
+            Entry::Join { seeds, token } => command.args(["--join", &seeds.join(",")]).env("MUSTER_TOKEN", token),
+            Entry::Resume => command,
         }
     }
 }
@@ -166,10 +164,16 @@ mod tests {
         let node = LocalNode::new(Path::new("/w"), "n2", SocketAddr::from(([127, 0, 0, 1], 4402)));
         assert_eq!(node.arguments(), ["--data-dir", "/w/n2", "--name", "n2", "--listen", "127.0.0.1:4402"]);
         assert_eq!((node.socket(), node.log_file), (PathBuf::from("/w/n2/muster.sock"), PathBuf::from("/w/n2.log")));
-        assert_eq!(Entry::Found.arguments(), ["--init"]);
+        let told = |entry: &Entry| {
+            let mut command = Command::new("musterd");
+            entry.tell(&mut command);
+            let args: Vec<_> = command.get_args().map(|arg| arg.to_owned()).collect();
+            (args, command.get_envs().count())
+        };
+        assert_eq!(told(&Entry::Found), (vec!["--init".into()], 0));
         let join = Entry::Join { seeds: vec!["a:1".into(), "b:2".into()], token: "secret".into() };
-        assert_eq!(join.arguments(), ["--join", "a:1,b:2", "--token", "secret"]);
-        assert!(Entry::Resume.arguments().is_empty());
+        assert_eq!(told(&join), (vec!["--join".into(), "a:1,b:2".into()], 1), "nobody else reads its environment");
+        assert_eq!(told(&Entry::Resume), (vec![], 0));
     }
 
     #[tokio::test]

@@ -87,7 +87,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         if !config.force_new_cluster && (config.init || config.token.is_some()) {
             tracing::info!(
                 holds = holds.whom,
-                "the directory holds an identity: it resumes, and --init, --join and --token are not needed"
+                "the directory holds an identity: it resumes, and --init, --join and a token are not needed"
             );
         }
     }
@@ -114,7 +114,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
             return Err(Exit::new(
                 2,
                 format!(
-                    "{dir} holds no identity: found a cluster with --init, or join one with --join HOST:PORT --token TOKEN \
+                    "{dir} holds no identity: found a cluster with --init, or join one with --join HOST:PORT --token-file FILE \
                      (`muster token show worker` on a manager prints a token)"
                 ),
             ));
@@ -173,7 +173,14 @@ fn holds(store: &IdentityStore, founding: Option<&Founding>) -> Result<Option<Ho
 fn not_of_another_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
     let Some(token) = config.token.as_ref().filter(|_| !config.join.is_empty()) else { return Ok(()) };
     let dir = config.data_dir.display();
-    let token = match JoinToken::parse(token) {
+    let token = match token {
+        Ok(token) => JoinToken::parse(token.expose()),
+        Err(unreadable) => {
+            tracing::warn!(holds = holds.whom, unreadable, "the directory holds an identity, and needs no token");
+            return Ok(());
+        }
+    };
+    let token = match token {
         Ok(token) => token,
         Err(bad) => {
             tracing::warn!(holds = holds.whom, %bad, "--token is no join token; the directory holds an identity, and needs none");
@@ -188,7 +195,7 @@ fn not_of_another_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
         6,
         format!(
             "{}: {dir} holds {}, whose root has the digest {own}, and the token is for a cluster whose root has the digest \
-             {}. To go on as this node, start it without --join and --token. To join the other cluster as a new node, give \
+             {}. To go on as this node, start it without --join and token. To join the other cluster as a new node, give \
              it an empty directory, and remove the old node in its cluster (`muster node rm`)",
             ErrorCode::DigestMismatch,
             holds.whom,
@@ -207,9 +214,20 @@ async fn joined(
     memory: &NodeMemory,
     rekey: Option<NodeCredentials>,
 ) -> Result<NodeCredentials, Exit> {
-    let Some(token) = config.token.clone() else {
-        return Err(Exit::new(2, "--join needs --token: `muster token show worker` on a manager prints one"));
+    let token = match &config.token {
+        Some(Ok(token)) => token.expose().to_owned(),
+        Some(Err(unreadable)) => return Err(Exit::new(2, unreadable.clone())),
+        None => {
+            let text = "--join needs a token, in MUSTER_TOKEN or the file of --token-file: `muster token show worker` on a \
+                        manager prints one";
+            return Err(Exit::new(2, text));
+        }
     };
+    if config.token_is_public {
+        tracing::warn!(
+            "every user of this machine can read the join token in the command line; give it as MUSTER_TOKEN or --token-file"
+        );
+    }
     let args = JoinArgs {
         addrs: config.join.clone(),
         token,

@@ -1,9 +1,11 @@
 //! What a daemon is told: flag, then `MUSTER_…` environment, then TOML file, then default.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
+use muster_messages::Secret;
 use serde::{Deserialize, Serialize};
 
 use super::settings::{self, Settings};
@@ -42,8 +44,12 @@ pub struct Args {
     #[arg(long, env = "MUSTER_JOIN", value_name = "HOST:PORT,…", value_delimiter = ',')]
     join: Vec<String>,
     /// The join token: `muster token show worker` or `muster token show manager` on a manager prints one
+    /// (everybody on this machine can read a command line: rather MUSTER_TOKEN or --token-file)
     #[arg(long, env = "MUSTER_TOKEN", hide_env_values = true)]
     token: Option<String>,
+    /// A file with the join token, `-` for standard input
+    #[arg(long, env = "MUSTER_TOKEN_FILE", value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
     /// The release this node reports [default: musterd's own version]
     #[arg(long, env = "MUSTER_RELEASE", value_name = "X.Y.Z")]
     release: Option<String>,
@@ -89,7 +95,7 @@ pub struct Args {
 
 const AFTER_HELP: &str = "\
 Found a cluster:  musterd --data-dir /var/lib/muster --init
-Join one:         musterd --data-dir /var/lib/muster --join HOST:4400 --token MSTR-1-…
+Join one:         musterd --data-dir /var/lib/muster --join HOST:4400 --token-file FILE
 Come back:        musterd --data-dir /var/lib/muster
 
 Precedence: flag, then MUSTER_… environment, then the file of --config, then the default.";
@@ -122,6 +128,7 @@ struct File {
     cluster_name: Option<String>,
     join: Option<Vec<String>>,
     token: Option<String>,
+    token_file: Option<PathBuf>,
     release: Option<String>,
     labels: Option<BTreeMap<String, String>>,
     metrics: Option<String>,
@@ -181,8 +188,12 @@ pub struct Config {
     pub init: bool,
     pub cluster_name: String,
     pub join: Vec<String>,
+    /// The join token, or why the file that should hold it does not. A directory with an identity needs neither.
     #[serde(skip)]
-    pub token: Option<String>,
+    pub token: Option<Result<Secret, String>>,
+    /// Where everybody reads it.
+    #[serde(skip)]
+    pub token_is_public: bool,
     pub release: String,
     pub labels: BTreeMap<String, String>,
     pub metrics: String,
@@ -216,7 +227,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         Some(path) => {
             let text =
                 std::fs::read_to_string(path).map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
-            toml::from_str(&text).map_err(|e| bad(format!("{}: {e}", path.display())))?
+            toml::from_str(&text).map_err(|e| unreadable(path, &text, &e))?
         }
     };
     let settings = file.take_settings();
@@ -245,7 +256,13 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         let (key, value) = label.split_once('=').ok_or_else(|| bad(format!("--label {label:?}: write it as K=V")))?;
         labels.insert(key.to_owned(), value.to_owned());
     }
-    let token = args.token.or(file.token);
+    let token_is_public = args.token.is_some() && args.token != std::env::var("MUSTER_TOKEN").ok();
+    let token_file = args.token_file.filter(|_| args.token.is_none()).or(file.token_file);
+    let token = match (args.token.or(file.token), token_file) {
+        (Some(token), _) => Some(Ok(Secret::new(token))),
+        (None, Some(file)) => Some(token_in(&file)),
+        (None, None) => None,
+    };
     let init = args.init.or(file.init).unwrap_or(false);
     if init && !join.is_empty() {
         return Err(bad("--init founds a cluster and --join enters one: give one of them"));
@@ -260,6 +277,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         cluster_name,
         join,
         token,
+        token_is_public,
         release,
         labels,
         metrics: args.metrics.or(file.metrics).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
@@ -272,6 +290,33 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     };
     Ok((config, args.print_config))
 }
+
+/// Where in the file, and what; not the line itself, which may hold a token.
+fn unreadable(path: &Path, text: &str, error: &toml::de::Error) -> BadConfig {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    bad(format!("{}, line {line}: {}", path.display(), error.message()))
+}
+
+/// The one line of a file that holds a token and nothing else.
+fn token_in(file: &Path) -> Result<Secret, String> {
+    let read = |from: &mut dyn Read| {
+        let mut text = String::new();
+        from.take(LONGEST_TOKEN).read_to_string(&mut text).map(|_| text)
+    };
+    let text = match file.to_str() {
+        Some("-") => read(&mut std::io::stdin()),
+        _ => std::fs::File::open(file).and_then(|mut file| read(&mut file)),
+    };
+    let text = text.map_err(|e| format!("cannot read the join token from {}: {e}", file.display()))?;
+    match text.trim() {
+        "" => Err(format!("{} holds no join token: it is empty", file.display())),
+        token => Ok(Secret::new(token)),
+    }
+}
+
+/// Ten times as long as any.
+const LONGEST_TOKEN: u64 = 1024;
 
 fn host_and_port(flag: &str, text: &str) -> Result<(), BadConfig> {
     let legal = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
@@ -301,6 +346,31 @@ mod tests {
     fn the_socket_lies_in_the_data_directory_and_advertise_follows_listen() {
         let c = config(&["--data-dir", "/d", "--listen", "10.0.0.1:44", "--name", "n1"]).unwrap();
         assert_eq!((c.socket.to_str(), c.advertise.as_str()), (Some("/d/muster.sock"), "10.0.0.1:44"));
+    }
+
+    #[test]
+    fn a_token_comes_from_the_flag_or_a_file_and_is_shown_by_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let file = path.to_str().unwrap();
+        let given = |args: &[&str]| config(&[&["--data-dir", "/d"], args].concat()).unwrap();
+        std::fs::write(&path, "MSTR-1-a-b\n").unwrap();
+        for (args, public) in [(["--token", "MSTR-1-a-b"], true), (["--token-file", file], false)] {
+            let config = given(&args);
+            assert_eq!((&config.token, config.token_is_public), (&Some(Ok(Secret::new("MSTR-1-a-b"))), public));
+            assert!(!format!("{config:?}{}", toml::to_string(&config).unwrap()).contains("MSTR"));
+        }
+        std::fs::write(&path, "\n").unwrap();
+        assert!(given(&["--token-file", file]).token.unwrap().unwrap_err().contains("it is empty"));
+        assert!(given(&["--token-file", "/nowhere"]).token.unwrap().unwrap_err().contains("/nowhere"));
+        assert_eq!(given(&[]).token, None);
+
+        for broken in ["data_dir = \"/d\"\ntoken = \"MSTR-1-a-b", "token = [\"MSTR-1-a-b\"]", "tokken = \"MSTR-1-a-b\""]
+        {
+            std::fs::write(&path, broken).unwrap();
+            let told = config(&["--config", file]).unwrap_err().to_string();
+            assert!(told.contains("line ") && !told.contains("MSTR"), "{told}");
+        }
     }
 
     #[test]

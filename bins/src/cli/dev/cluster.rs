@@ -20,6 +20,8 @@ pub type Report<'a> = &'a mut dyn FnMut(&NodeState, Duration);
 
 /// How long a question to the cluster as a whole may take, elections included.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// For how long the tokens are good that let its nodes in. Each is used up long before, also on a busy machine.
+const TO_JOIN: Duration = Duration::from_secs(600);
 
 /// How often ends are looked for: soon for a person, and too rarely to cost anything in a cluster that runs for days.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -83,7 +85,7 @@ impl LocalCluster {
             let new = |i: &usize| !self.state.nodes[*i].joined && self.state.nodes[*i].role == role;
             let new: Vec<usize> = (0..self.state.nodes.len()).filter(new).collect();
             if !new.is_empty() {
-                let entry = self.entry(role).await?;
+                let entry = self.entry(role, new.len()).await?;
                 self.start_all(&new, &entry, report).await?;
             }
         }
@@ -96,7 +98,7 @@ impl LocalCluster {
         let node = NodeState { name: name.clone(), role, listen: free_address()?, joined: false, process: None };
         self.nodes.push(local_node(&self.dir, &node));
         self.state.nodes.push(node);
-        let entry = self.entry(role).await?;
+        let entry = self.entry(role, 1).await?;
         self.start_all(&[self.state.nodes.len() - 1], &entry, &mut |_, _| ()).await?;
         Ok(name)
     }
@@ -117,9 +119,11 @@ impl LocalCluster {
         }
     }
 
-    /// What lets a new node in.
-    async fn entry(&self, role: Role) -> Outcome<Entry> {
-        let token = answers::token(&self.ask(Request::TokenShow { role }).await?)?;
+    /// What lets so many new nodes in, and nobody else: not for long, and no further node.
+    async fn entry(&self, role: Role, nodes_to_come: usize) -> Outcome<Entry> {
+        let uses = u32::try_from(nodes_to_come).ok();
+        let request = Request::TokenCreate { role, ttl_ms: Some(muster_messages::millis(TO_JOIN)), uses };
+        let token = answers::token(&self.ask(request).await?)?;
         // As the cluster sees them now: roles change, and those who were managers first may be gone.
         let managers = nodes(self).await?.into_iter().filter(|node| node.role == Role::Manager);
         Ok(Entry::Join { seeds: managers.map(|node| node.addr).collect(), token })
@@ -170,12 +174,8 @@ impl LocalCluster {
         let program = std::env::current_exe().map_err(|e| Failure::io("cannot find this program", &e))?;
         let node = &mut self.nodes[index];
         let mut command = Command::new(program);
-        command
-            .arg("musterd")
-            .args(node.arguments())
-            .arg("--config")
-            .arg(self.dir.join(CONFIG))
-            .args(entry.arguments());
+        command.arg("musterd").args(node.arguments()).arg("--config").arg(self.dir.join(CONFIG));
+        entry.tell(&mut command);
         self.state.nodes[index].process = Some(node.start(command, self.lifetime)?);
         self.state.write(&self.dir)
     }
