@@ -25,8 +25,8 @@ pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &
     let port = port_of(&request.advertise).ok_or_else(|| {
         ErrorBody::invalid(format!("the advertised address {:?} is not host:port", in_short(&request.advertise, 80)))
     })?;
-    if request.release.len() > MAX_RELEASE {
-        return Err(ErrorBody::invalid(format!("a release is at most {MAX_RELEASE} characters")));
+    if request.release.len() > MAX_RELEASE || request.release.chars().any(char::is_control) {
+        return Err(ErrorBody::invalid(format!("a release is at most {MAX_RELEASE} printable characters")));
     }
     labels(&request.labels)?;
     let proven = match (&request.rekey, &tables.cluster) {
@@ -70,11 +70,14 @@ fn port_of(advertise: &str) -> Option<u16> {
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> Result<(), ErrorBody> {
-    let fits = |(k, v): (&String, &String)| !k.is_empty() && k.len() <= MAX_LABEL && v.len() <= MAX_LABEL;
+    let plain = |text: &String| text.len() <= MAX_LABEL && !text.chars().any(char::is_control);
+    let fits = |(k, v): (&String, &String)| !k.is_empty() && plain(k) && plain(v);
     if labels.len() <= MAX_LABELS && labels.iter().all(fits) {
         Ok(())
     } else {
-        Err(ErrorBody::invalid(format!("at most {MAX_LABELS} labels, keys and values of at most {MAX_LABEL} bytes")))
+        Err(ErrorBody::invalid(format!(
+            "at most {MAX_LABELS} labels, keys and values of at most {MAX_LABEL} printable bytes"
+        )))
     }
 }
 

@@ -199,6 +199,7 @@ impl Shell for DispatcherShell {
             "in_flight": self.core.in_flight(),
             "waiting": self.core.waiting(),
             "duplicate_identities": duplicates,
+            "labels_left_out": self.core.labels_left_out(),
         })
     }
 

@@ -1,10 +1,15 @@
 //! Which node a person means: an id, a unique prefix of one, or a unique name.
+//!
+//! Keeps  MEANT-1  what is the name of one node and the beginning of another's id names neither. Nodes choose their names:
+//!                 nobody is promoted for having taken that of eight digits in a list.
 
 use std::sync::Arc;
 
 use muster_messages::wire::{ActorsOf, Request};
-use muster_messages::{ErrorBody, ErrorCode, NodeRecord, Tables};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, NodeRecord, Tables};
 
+/// The shortest beginning of an id that stands for it. Shorter ones are names, as in `a` and `b`.
+const SHORTEST_PREFIX: usize = 4;
 /// The longest name of a node; ids are shorter.
 const LONGEST: usize = 63;
 
@@ -44,26 +49,83 @@ pub fn resolve<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRe
     {
         return Ok(node);
     }
-    let mut named: Vec<&Arc<NodeRecord>> = tables.nodes.values().filter(|n| n.name.as_str() == reference).collect();
-    if named.is_empty() {
-        named = tables.nodes.values().filter(|n| n.id.as_str().starts_with(reference)).collect();
-    }
-    match named.as_slice() {
+    let begins = |id: &NodeId| reference.len() >= SHORTEST_PREFIX && id.as_str().starts_with(reference);
+    let means = |node: &&Arc<NodeRecord>| node.name.as_str() == reference || begins(&node.id);
+    let meant: Vec<&Arc<NodeRecord>> = tables.nodes.values().filter(means).collect();
+    match meant.as_slice() {
         [one] => Ok(one),
         [] => {
             let blocked = reference.parse().ok().and_then(|id| tables.blocklist.get(&id));
             let why = match blocked {
                 Some(b) => format!("; it was removed at {} and is blocked until {}", b.blocked_at, b.expires_at),
+                None if reference.len() < SHORTEST_PREFIX => {
+                    format!(
+                        "; the beginning of an id has at least {SHORTEST_PREFIX} digits (`muster node ls` lists the nodes)"
+                    )
+                }
                 None => "; `muster node ls` lists them".to_owned(),
             };
             Err(ErrorBody::new(ErrorCode::NotFound, format!("no node {reference:?}{why}")))
         }
         many => {
-            let ids: Vec<String> = many.iter().take(5).map(|n| n.id.to_string()).collect();
+            let ids: Vec<String> = many.iter().take(5).map(|n| format!("{} ({})", n.id, n.name)).collect();
             Err(ErrorBody::new(
                 ErrorCode::Invalid,
-                format!("{reference:?} names {} nodes: {}; use an id", many.len(), ids.join(", ")),
+                format!("{reference:?} means {} nodes: {}; give the whole id of one", many.len(), ids.join(", ")),
             ))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{Role, WallTime};
+
+    use super::*;
+
+    fn node(n: u128) -> NodeId {
+        NodeId::from_entropy(n << 100)
+    }
+
+    fn tables(named: &[(NodeId, &str)]) -> Tables {
+        let record = |(id, name): &(NodeId, &str)| {
+            let record = NodeRecord::new(*id, name.parse().unwrap(), Role::Worker, WallTime(0));
+            (*id, Arc::new(record))
+        };
+        Tables { nodes: named.iter().map(record).collect(), ..Tables::default() }
+    }
+
+    fn meant(tables: &Tables, reference: &str) -> Result<NodeId, ErrorCode> {
+        resolve(tables, reference).map(|node| node.id).map_err(|error| error.code)
+    }
+
+    #[test]
+    fn an_id_its_beginning_and_a_name_mean_a_node() {
+        let tables = tables(&[(node(1), "a"), (node(2), "web-1")]);
+        for (id, name) in [(node(1), "a"), (node(2), "web-1")] {
+            for reference in [name, id.as_str(), &id.as_str()[..8]] {
+                assert_eq!(meant(&tables, reference), Ok(id), "{reference}");
+            }
+        }
+        assert_eq!(meant(&tables, "web"), Err(ErrorCode::NotFound), "no part of a name");
+        let short = resolve(&tables, &node(1).as_str()[..3]).unwrap_err();
+        assert!(short.code == ErrorCode::NotFound && short.message.contains("at least 4"), "{short}");
+    }
+
+    /// A node that reports what operators read in a list of another one.
+    #[test]
+    fn a_name_that_is_the_beginning_of_anothers_id_stands_for_neither() {
+        let victim = node(7);
+        for digits in [4, 8, 24] {
+            let shadow = &victim.as_str()[..digits];
+            let tables = tables(&[(victim, "web-1"), (node(9), shadow)]);
+            let error = resolve(&tables, shadow).unwrap_err();
+            assert_eq!(error.code, ErrorCode::Invalid);
+            assert!(error.message.contains(victim.as_str()) && error.message.contains(node(9).as_str()), "{error}");
+            assert_eq!(meant(&tables, victim.as_str()), Ok(victim));
+        }
+        // Its whole id is its own.
+        let tables = tables(&[(victim, "web-1"), (node(9), victim.as_str())]);
+        assert_eq!(meant(&tables, victim.as_str()), Ok(victim));
     }
 }

@@ -103,6 +103,7 @@ pub struct Dispatcher {
     duplicates: Duplicates,
     /// The process whose labels were taken over: an operator's later change of them stays.
     labelled: BTreeMap<NodeId, u64>,
+    labels_left_out: u64,
 }
 
 impl Dispatcher {
@@ -122,6 +123,7 @@ impl Dispatcher {
             next_batch: 0,
             duplicates: Duplicates::default(),
             labelled: BTreeMap::new(),
+            labels_left_out: 0,
         }
     }
 
@@ -384,28 +386,6 @@ impl Dispatcher {
             }
         }
     }
-
-    /// The reported name, unless another node has it: then both keep the names they were admitted with.
-    fn free_name(&self, record: &NodeRecord, fact: &SessionFact) -> muster_messages::Name {
-        let taken = |n: &NodeRecord| n.id != record.id && n.name == fact.name;
-        if fact.name == record.name || self.tables.nodes.values().any(|n| taken(n)) {
-            record.name.clone()
-        } else {
-            fact.name.clone()
-        }
-    }
-
-    /// Labels given to a process that started since this leader leads. Taken over once, so that an operator's change of
-    /// them stays.
-    fn labels(&mut self, record: &NodeRecord, fact: &SessionFact) -> BTreeMap<String, String> {
-        let first = self.labelled.insert(record.id, fact.instance) != Some(fact.instance);
-        if !first || fact.since < self.started_wall {
-            return BTreeMap::new();
-        }
-        let differs = |(k, v): &(&String, &String)| record.labels.get(*k) != Some(*v);
-        let new = fact.labels.iter().filter(differs);
-        new.map(|(k, v)| (k.clone(), v.clone())).collect()
-    }
 }
 
 /// DISP-1.
@@ -417,6 +397,7 @@ fn set(record: &NodeRecord, liveness: Liveness) -> Vec<Change> {
 }
 
 mod duplicates;
+mod reports;
 #[cfg(test)]
 #[path = "dispatcher_tests.rs"]
 mod tests;

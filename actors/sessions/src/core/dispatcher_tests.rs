@@ -337,6 +337,43 @@ fn labels_of_a_process_are_taken_over_once_so_that_an_operators_change_stays() {
     assert_eq!(w.tables.nodes[&node(1)].labels, label("c"));
 }
 
+/// A worker's agent that says hello again and again, each time as another process with other labels.
+#[test]
+fn labels_of_many_processes_fill_a_node_and_not_the_state() {
+    let mut w = World::new([(1, Ready)]);
+    w.digest(100, true, vec![ready(1)]);
+    for instance in 2..42 {
+        let label = |n: usize| (format!("{instance}-{n}"), "x".repeat(200));
+        let flood = SessionFact { instance, labels: (0..64).map(label).collect(), ..ready(1) };
+        w.digest(100, false, vec![flood]);
+    }
+    let labels = &w.tables.nodes[&node(1)].labels;
+    let bytes: usize = labels.iter().map(|(k, v)| k.len() + v.len()).sum();
+    assert!((60..=64).contains(&labels.len()) && bytes <= 16 << 10, "{} labels, {bytes} bytes", labels.len());
+    assert_eq!(w.dispatcher.labels_left_out(), 40 * 64 - labels.len() as u64);
+
+    // What it has may still change.
+    let key = labels.keys().next().unwrap().clone();
+    let changed = SessionFact { instance: 99, labels: BTreeMap::from([(key.clone(), "y".to_owned())]), ..ready(1) };
+    w.digest(100, false, vec![changed]);
+    assert_eq!(w.tables.nodes[&node(1)].labels[&key], "y");
+}
+
+#[test]
+fn a_name_that_could_be_meant_for_another_node_is_not_taken_over() {
+    let mut w = World::new([(1, Ready), (2, Ready)]);
+    let own = w.tables.nodes[&node(1)].name.clone();
+    let other = node(2).to_string();
+    for name in [other.as_str(), &other[..8], &other[..4]] {
+        let shadow = SessionFact { name: name.parse().unwrap(), ..ready(1) };
+        w.run(2, &[(100, vec![shadow, ready(2)])]);
+        assert_eq!(w.tables.nodes[&node(1)].name, own, "{name}");
+    }
+    let renamed = SessionFact { name: "web-1".parse().unwrap(), ..ready(1) };
+    w.run(2, &[(100, vec![renamed, ready(2)])]);
+    assert_eq!(w.tables.nodes[&node(1)].name.as_str(), "web-1");
+}
+
 /// E45 across hosts.
 #[test]
 fn two_hosts_that_hear_two_processes_of_one_node_for_long_name_both() {

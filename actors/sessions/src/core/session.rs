@@ -509,8 +509,12 @@ fn acceptable(hello: &AgentHello) -> Result<(), String> {
     }
     let long = |text: &String| text.len() > MAX_TEXT;
     let labels = &hello.labels;
-    if long(&hello.advertise) || long(&hello.release) || labels.iter().any(|(k, v)| long(k) || long(v)) {
+    let texts = || [&hello.advertise, &hello.release].into_iter().chain(labels.iter().flat_map(|(k, v)| [k, v]));
+    if texts().any(long) {
         return Err(format!("a text of more than {MAX_TEXT} bytes"));
+    }
+    if texts().any(|text| text.chars().any(char::is_control)) {
+        return Err("a text with control characters, which would reach terminals and logs".to_owned());
     }
     if labels.len() > MAX_LABELS {
         return Err(format!("{} labels, the limit is {MAX_LABELS}", labels.len()));

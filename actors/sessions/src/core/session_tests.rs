@@ -359,17 +359,28 @@ fn a_session_that_restarts_says_again_that_its_node_is_down() {
 
 #[test]
 fn a_hello_beyond_measure_is_refused() {
-    let mut w = World::new();
-    w.connect();
-    let labels = (0..65).map(|n| (n.to_string(), String::new())).collect();
-    w.frame(AgentFrame::Hello(AgentHello {
+    let fine = AgentHello {
         protocol: AGENT_PROTOCOL,
         instance: 1,
         name: Name::sanitized("n1"),
         advertise: "h:1".to_owned(),
         release: "0.1.0".to_owned(),
-        labels,
-    }));
-    assert_eq!(w.ended(), Some(RefusalReason::Protocol));
-    assert_eq!(w.session.fact(), None);
+        labels: BTreeMap::new(),
+    };
+    let one = |k: &str, v: &str| BTreeMap::from([(k.to_owned(), v.to_owned())]);
+    let escape = "\u{1b}[2J".to_owned();
+    for hello in [
+        AgentHello { labels: (0..65).map(|n| (n.to_string(), String::new())).collect(), ..fine.clone() },
+        AgentHello { labels: one("zone", &escape), ..fine.clone() },
+        AgentHello { labels: one("zo\nne", "a"), ..fine.clone() },
+        AgentHello { release: escape.clone(), ..fine.clone() },
+        AgentHello { advertise: "h\r:1".to_owned(), ..fine.clone() },
+        AgentHello { advertise: "h".repeat(300), ..fine.clone() },
+    ] {
+        let mut w = World::new();
+        w.connect();
+        w.frame(AgentFrame::Hello(hello.clone()));
+        assert_eq!(w.ended(), Some(RefusalReason::Protocol), "{hello:?}");
+        assert_eq!(w.session.fact(), None);
+    }
 }

@@ -1,0 +1,60 @@
+//! What is taken over of what a node says of itself.
+//!
+//! Keeps  DISP-8  a node has at most so many labels, and takes no name that stands for another node: a name of another node,
+//!                an id, or the beginning of another's.
+
+use std::collections::BTreeMap;
+
+use muster_messages::wire::SessionFact;
+use muster_messages::{Name, NodeId, NodeRecord};
+
+use super::Dispatcher;
+
+/// As many labels as a node may have, the operator's included, and bytes of them.
+const MAX_LABELS: usize = 64;
+const MAX_BYTES: usize = 16 << 10;
+/// What is as long as this and begins an id may be meant for that.
+const BEGINS_AN_ID: usize = 4;
+
+impl Dispatcher {
+    /// The reported name, unless it stands for another node: then both keep the names they were admitted with.
+    pub(super) fn free_name(&self, record: &NodeRecord, fact: &SessionFact) -> Name {
+        let name = fact.name.as_str();
+        let begins = |id: &NodeId| name.len() >= BEGINS_AN_ID && id.as_str().starts_with(name);
+        let taken = |n: &NodeRecord| n.id != record.id && (n.name == fact.name || begins(&n.id));
+        let is_an_id = name.parse::<NodeId>().is_ok();
+        if fact.name == record.name || is_an_id || self.tables.nodes.values().any(|n| taken(n)) {
+            record.name.clone()
+        } else {
+            fact.name.clone()
+        }
+    }
+
+    /// Labels given to a process that started since this leader leads. Taken over once, so that an operator's change of
+    /// them stays.
+    pub(super) fn labels(&mut self, record: &NodeRecord, fact: &SessionFact) -> BTreeMap<String, String> {
+        let first = self.labelled.insert(record.id, fact.instance) != Some(fact.instance);
+        if !first || fact.since < self.started_wall {
+            return BTreeMap::new();
+        }
+        let (mut all, mut new) = (record.labels.clone(), BTreeMap::new());
+        let mut bytes: usize = all.iter().map(|(k, v)| k.len() + v.len()).sum();
+        for (key, value) in fact.labels.iter().filter(|(k, v)| record.labels.get(*k) != Some(*v)) {
+            let before = all.get(key).map(|value| key.len() + value.len());
+            let after = bytes - before.unwrap_or_default() + key.len() + value.len();
+            if after > MAX_BYTES || (before.is_none() && all.len() == MAX_LABELS) {
+                self.labels_left_out += 1;
+                continue;
+            }
+            bytes = after;
+            all.insert(key.clone(), value.clone());
+            new.insert(key.clone(), value.clone());
+        }
+        new
+    }
+
+    /// Reported labels that a node had no room for.
+    pub fn labels_left_out(&self) -> u64 {
+        self.labels_left_out
+    }
+}
