@@ -3,25 +3,33 @@
 //! Keeps  RECOVER-1  one manager and one voter: every other manager becomes a worker, in wish and in fact, without a seat.
 //!        RECOVER-2  the incarnation grows, and of two recoveries the later one has the higher number, whoever made
 //!                   them and from whichever copy: it carries the time.
-//!        RECOVER-3  revisions and raft ids leap ahead of all that a lost manager may have handed out without this copy
-//!                   knowing: a fencing token stays the highest ever given, a watch notices that it missed something.
+//!        RECOVER-3  revisions and raft ids leap ahead of all that anybody may have handed out without this copy knowing,
+//!                   in an earlier recovery from the same copy too: they begin at the incarnation's time. A fencing token
+//!                   stays the highest ever given, a watch notices that it missed something.
+//!        RECOVER-9  no lease of the copy is anybody's, and none is free before its duration has passed: who held it, or
+//!                   nobody, may not be who holds it since.
 //! Pure: a recovery that is repeated from the same copy with the same [`Recovery`] gives the same tables.
 
 use std::sync::Arc;
 
 use muster_messages::{
-    ClusterRecord, EventKind, Generation, Incarnation, Member, Name, NodeId, NodeRecord, Principal, RaftId, Revision,
-    Role, Tables, Term, WallTime,
+    ClusterRecord, EventKind, FencingToken, Generation, Holding, Incarnation, Lease, MEMBERS_NAMESPACE, Member,
+    MicroTime, Name, NodeId, NodeRecord, Object, ObjectBody, ObjectKey, ObjectMeta, Principal, RaftId, Revision, Role,
+    Tables, Term, WallTime,
 };
 use serde::Serialize;
 
 use crate::apply::Stamp;
 use crate::changes::create;
 
-/// How far revisions leap: more entries than a cluster writes in a year at full speed, 25,000 a second.
-pub const REVISION_LEAP: u64 = 1_000_000_000_000;
-/// How far raft ids leap: more seats than operators give out in a cluster's life.
-pub const RAFT_ID_LEAP: u64 = 1_000_000;
+/// Revisions per millisecond of an incarnation's time. No cluster writes a million entries a second, so none comes as far as
+/// the one that is founded later begins. Below 2⁵³, which JavaScript counts to, until the year 2255.
+const REVISIONS_PER_MS: u64 = 1_000;
+/// How far both leap where the time would take them back: after recoveries by earlier releases.
+const REVISION_LEAP: u64 = 1_000_000_000_000;
+const RAFT_ID_LEAP: u64 = 1_000_000;
+/// Whom a recovered lease shows as its holder.
+pub const NOT_KNOWN: &str = "not known since the recovery";
 
 /// What is decided once, before anything is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +61,8 @@ pub struct Consequences {
     pub lost: Vec<LostManager>,
     /// The other nodes, which stay what they are.
     pub workers: usize,
+    /// Leases that nobody gets before their duration has passed.
+    pub leases: usize,
 }
 
 /// A manager that the cluster goes on without.
@@ -75,6 +85,11 @@ pub enum CannotRecover {
     Unknown(NodeId),
     #[error("the copy is of incarnation {found} already, not older than {wanted}")]
     Incarnation { found: Incarnation, wanted: Incarnation },
+    #[error(
+        "this machine's clock says {clock}, and the copy's incarnation began at {began}: set the clock right first, because the \
+         revisions and fencing tokens of what goes on from here begin at its time"
+    )]
+    ClockBehind { clock: WallTime, began: WallTime },
 }
 
 /// The incarnation that a recovery at this time begins.
@@ -87,7 +102,8 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
     let cluster = tables.cluster.clone().ok_or(CannotRecover::Empty)?;
     judge(tables, &cluster, recovery)?;
     let revision_before = tables.revision;
-    let revision = Revision(revision_before.0 + REVISION_LEAP);
+    let revision =
+        Revision(leap(revision_before.0, recovery.incarnation.0.saturating_mul(REVISIONS_PER_MS), REVISION_LEAP));
     tables.revision = revision;
     let by = Principal::Operator;
     let stamp = Stamp { at: revision, term: Term(0), wall: recovery.at, by: &by, reason: &recovery.reason };
@@ -99,6 +115,7 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
     let lost = lose_managers(tables, &stamp, recovery.node);
     let name = keep(tables, &stamp, recovery);
     let raft_id = reseat(tables, &stamp, recovery);
+    let leases = withhold_leases(tables, &stamp);
     let workers = tables.nodes.len() - 1 - lost.len();
     Ok(Consequences {
         node: recovery.node,
@@ -110,13 +127,23 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
         revision_before,
         lost,
         workers,
+        leases,
     })
+}
+
+/// RECOVER-3. To where the incarnation's time is, or further from here if that is not ahead.
+fn leap(from: u64, time: u64, far: u64) -> u64 {
+    if time > from { time } else { from.saturating_add(far) }
 }
 
 fn judge(tables: &Tables, cluster: &ClusterRecord, recovery: &Recovery) -> Result<(), CannotRecover> {
     let (node, wanted) = (recovery.node, recovery.incarnation);
     if wanted <= cluster.incarnation {
         return Err(CannotRecover::Incarnation { found: cluster.incarnation, wanted });
+    }
+    let began = WallTime(i64::try_from(cluster.incarnation.0).unwrap_or(i64::MAX)).max(cluster.founded_at);
+    if recovery.at < began {
+        return Err(CannotRecover::ClockBehind { clock: recovery.at, began });
     }
     if tables.blocklist.contains_key(&node) {
         return Err(CannotRecover::Blocked(node));
@@ -183,6 +210,38 @@ fn want(record: &mut NodeRecord, role: Role) {
     }
 }
 
+/// RECOVER-9. Renewals of before are lost, and everybody waits, the former holder too; whoever comes next has a greater token.
+/// A lease without a duration is not waited for: nobody's clock would end it. One that a participant lives by is its own alone,
+/// by its key, and stays.
+fn withhold_leases(tables: &mut Tables, stamp: &Stamp<'_>) -> usize {
+    let is_contended =
+        |key: &ObjectKey, object: &Object| object.lease().is_some() && key.namespace != MEMBERS_NAMESPACE;
+    let leases: Vec<_> = tables.objects.iter().filter(|(key, object)| is_contended(key, object)).collect();
+    let leases: Vec<_> = leases.into_iter().map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
+    let count = leases.len();
+    for (key, object) in leases {
+        let Some(was) = object.lease() else { continue };
+        let mut lease = Lease { spec: was.spec.clone(), holding: Holding { session: None, ..was.holding } };
+        lease.spec.preferred_holder = None;
+        if lease.spec.duration_ms.is_some() {
+            let now = MicroTime::from(stamp.wall);
+            lease.spec.holder = Some(NOT_KNOWN.to_owned());
+            (lease.spec.acquired, lease.spec.renewed) = (Some(now), Some(now));
+            lease.holding.expired = false;
+        }
+        lease.holding.token = FencingToken(stamp.at.0);
+        let meta = ObjectMeta { revision: stamp.at, ..object.meta.clone() };
+        let object = Object { meta, body: ObjectBody::Lease(lease), ..(*object).clone() };
+        tables.objects.insert(key, Arc::new(object));
+    }
+    // One event for all of them: they must not drive the others out.
+    let words = (count > 0).then(|| format!("{count} leases are nobody's until their duration has passed"));
+    if words.is_some() {
+        stamp.log(tables, EventKind::Lease, None, None, words);
+    }
+    count
+}
+
 /// RECOVER-1, RECOVER-3. The survivor votes under a new raft id too: what its old seat has promised is of another cluster now.
 fn reseat(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> RaftId {
     for (id, member) in std::mem::take(&mut tables.members) {
@@ -190,7 +249,7 @@ fn reseat(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> RaftId
         let was = if member.voter { "voter" } else { "learner" };
         stamp.log(tables, EventKind::Membership, Some(member.node), Some(was.to_owned()), Some("none".to_owned()));
     }
-    let raft_id = RaftId(tables.next_raft_id.0 + RAFT_ID_LEAP);
+    let raft_id = RaftId(leap(tables.next_raft_id.0, recovery.incarnation.0, RAFT_ID_LEAP));
     tables.next_raft_id = raft_id.next();
     let member = Member { node: recovery.node, raft_id, addr: recovery.addr.clone(), voter: true };
     tables.members.insert(raft_id, member);

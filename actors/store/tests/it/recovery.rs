@@ -1,7 +1,7 @@
 //! A cluster goes on as one manager.
 
 use muster_messages::*;
-use muster_store::recovery::{CannotRecover, Recovery, next_incarnation, recover};
+use muster_store::recovery::{CannotRecover, NOT_KNOWN, Recovery, next_incarnation, recover};
 use muster_store::{invariants, snapshot};
 
 use crate::world::*;
@@ -19,7 +19,9 @@ fn three_managers() -> World {
 }
 
 fn on(node: u8, tables: &Tables) -> Recovery {
-    let at = WallTime(T0.0 + HOUR);
+    on_at(node, tables, WallTime(T0.0 + HOUR))
+}
+fn on_at(node: u8, tables: &Tables, at: WallTime) -> Recovery {
     Recovery {
         node: id(node),
         admit_as: None,
@@ -68,6 +70,78 @@ fn revisions_and_raft_ids_leap_ahead_of_what_a_lost_manager_may_have_given_out()
     let done = recover(&mut behind, &recovery).unwrap();
     assert!(behind.revision > ahead.tables.revision);
     assert!(done.raft_id > ahead.tables.next_raft_id && behind.next_raft_id > done.raft_id);
+}
+
+/// The same backup again on a better machine, the wrong manager first and then another, a backup from before a recovery: the
+/// recoveries start from copies that know nothing of each other.
+#[test]
+fn whatever_was_given_out_after_one_recovery_another_one_gives_out_more() {
+    let copy = three_managers();
+    let (mut revision, mut seat) = (copy.tables.revision, RaftId(0));
+    let mut recovered = copy.clone();
+    for (n, from_the_copy) in (0..).zip([true, true, false, true, false, false, true]) {
+        let mut world = if from_the_copy { copy.clone() } else { recovered };
+        // A second later each time, in which a cluster writes no million entries.
+        let recovery = on_at(1 + n % 3, &world.tables, WallTime(T0.0 + HOUR + 1000 * i64::from(n)));
+        let done = recover(&mut world.tables, &recovery).unwrap();
+        assert!(done.revision > revision && done.raft_id > seat, "recovery {n}: {done:?}");
+        for writes in 0..300_u32 {
+            let label = [("n".to_owned(), writes.to_string())].into();
+            world.must(command([Change::UpdateLabels { node: id(5), add: label, remove: vec![] }]));
+        }
+        (revision, seat) = (world.tables.revision, world.tables.next_raft_id);
+        invariants::check(&world.tables).unwrap();
+        recovered = world;
+    }
+    let double = f64::from(u32::MAX) * f64::from(1 << 21); // 2⁵³
+    assert!((revision.0 as f64) < double, "JavaScript counts so far: {revision}");
+}
+
+/// By the copy, one holds the lease and another one is free. Others may hold either since, and believe it for as long as it lasts.
+#[test]
+fn no_lease_is_anybodys_before_its_duration_has_passed() {
+    let mut world = three_managers();
+    world.must(acquire("held", "a", 1));
+    world.must(acquire("free", "b", 2));
+    let key = |name: &str| ObjectKey::lease("default", name);
+    let lease = |world: &World, name: &str| world.tables.objects[&key(name)].lease().unwrap().clone();
+    let token = lease(&world, "free").holding.token;
+    world.must(command([Change::ReleaseLease { key: key("free"), session: SessionId(2), token }]));
+    let given_out = world.tables.revision;
+    let recovery = on(1, &world.tables);
+    let done = recover(&mut world.tables, &recovery).unwrap();
+    invariants::check(&world.tables).unwrap();
+    assert_eq!(done.leases, 2);
+    for name in ["held", "free"] {
+        let now = lease(&world, name);
+        assert_eq!((now.spec.held_by(), now.is_live(), now.holding.session), (Some(NOT_KNOWN), true, None), "{name}");
+        assert!(now.holding.token.0 > given_out.0, "{name}: renewals under the old token are lost");
+        for (holder, session) in [("a", 1), ("a", 7), ("b", 2), ("c", 3)] {
+            let refused = world.refused(acquire(name, holder, session));
+            assert!(matches!(refused, CommandRefusal::LeaseHeld { .. }), "{name} for {holder}: {refused:?}");
+        }
+        // The leader's clock, which begins anew, runs out.
+        world.must(command([Change::ExpireLease(key(name))]));
+        world.must(acquire(name, "a", 1));
+        assert!(lease(&world, name).holding.token > now.holding.token, "{name}");
+    }
+    let lease_events = world.tables.events.iter().filter(|e| e.kind == EventKind::Lease && e.revision == done.revision);
+    assert_eq!(lease_events.count(), 1, "one for all of them");
+}
+
+#[test]
+fn a_clock_that_is_behind_the_copy_recovers_nothing() {
+    let mut world = three_managers();
+    let founded = on_at(1, &world.tables, WallTime(T0.0 - 1));
+    assert_eq!(
+        recover(&mut world.tables, &founded),
+        Err(CannotRecover::ClockBehind { clock: WallTime(T0.0 - 1), began: T0 })
+    );
+    let recovery = on(1, &world.tables);
+    recover(&mut world.tables, &recovery).unwrap();
+    let again = on_at(1, &world.tables, WallTime(T0.0 + HOUR - 1));
+    let refused = recover(&mut world.tables, &again).unwrap_err().to_string();
+    assert!(refused.contains("set the clock right"), "{refused}");
 }
 
 /// Two operators, two copies: the two clusters that they make must not take each other for the same.

@@ -152,6 +152,7 @@ impl std::fmt::Display for Plan {
         let answering = if self.answering.is_empty() { "nobody".to_owned() } else { self.answering.join(", ") };
         writeln!(f, "  answering    {answering}, of the other voters")?;
         writeln!(f, "  workers      {}; they fetch new certificates by themselves", done.workers)?;
+        writeln!(f, "  leases       {}; nobody gets one before its duration has passed", done.leases)?;
         writeln!(f, "Nothing was changed.")
     }
 }
