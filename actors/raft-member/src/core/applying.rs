@@ -20,7 +20,12 @@ impl RaftCore {
                 break;
             }
             let at = LogPoint { index: entry.index, term: entry.term };
-            debug_assert_eq!(at.index, self.tables.revision.0 + 1, "entries are applied in order, each once");
+            let before = self.tables.revision.0;
+            if at.index != before + 1 {
+                // A member that went on would differ from the others for ever, and nobody would notice.
+                let text = format!("entry {} follows {before}: entries are applied in order, each once", at.index);
+                return Err(CoreFault(text));
+            }
             self.bytes_since_snapshot += entry_bytes(&entry);
             let outcome =
                 match content(&entry).map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))? {

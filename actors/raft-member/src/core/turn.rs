@@ -195,7 +195,11 @@ impl RaftCore {
         if !ready.snapshot().is_empty() {
             let (head, tables, data) = seat.incoming.take().expect("raft installs the snapshot that was just received");
             let at = LogPoint { index: head.index, term: head.term };
-            debug_assert_eq!(ready.snapshot().get_metadata().index, head.index);
+            assert_eq!(
+                ready.snapshot().get_metadata().index,
+                head.index,
+                "raft installs the snapshot that was kept for it"
+            );
             seat.raw.mut_store().install(at);
             let conf = conf_state(&head.voters, &head.learners);
             seat.installing = Some(Installing { write: write.number, at, conf, tables });
@@ -292,7 +296,7 @@ impl RaftCore {
     fn snapshot_job(&self) -> SnapshotJob {
         let log = self.seat.as_ref().expect("a snapshot has a seat").raw.store();
         let (at, conf) = (log.applied(), log.conf());
-        debug_assert_eq!(at.index, self.tables.revision.0);
+        assert_eq!(at.index, self.tables.revision.0, "a snapshot holds what was applied at its index");
         SnapshotJob {
             index: at.index,
             term: at.term,
