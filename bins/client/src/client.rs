@@ -178,7 +178,8 @@ async fn connect(target: &Target) -> Result<(Connection, Option<String>), ErrorB
     }
 }
 
-fn no_socket(path: &Path, error: &std::io::Error) -> ErrorBody {
+/// Why there is nobody at an admin socket.
+pub fn no_socket(path: &Path, error: &std::io::Error) -> ErrorBody {
     let path = path.display();
     let message = match error.kind() {
         ErrorKind::NotFound => format!("no daemon serves {path}: there is no such socket"),

@@ -11,7 +11,7 @@ mod failure;
 mod identity;
 mod settled;
 
-pub use self::client::{Client, Target, parse};
+pub use self::client::{Client, Target, no_socket, parse};
 pub use self::connection::{CallError, Connection};
 pub use self::failure::{Failure, Outcome};
 pub use self::identity::Identity;

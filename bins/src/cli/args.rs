@@ -40,9 +40,10 @@ pub struct Global {
     /// Admin socket of the daemon to talk to [default: a running dev cluster's, else /run/muster/muster.sock]
     #[arg(long, global = true, value_name = "PATH", env = "MUSTER_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// How long to wait for an answer
-    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
-    pub timeout: Duration,
+    /// How long to wait for an answer [default: 30s]
+    // Without a default of its own: commands that may wait for ever have the same flag, and would be handed it.
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration)]
+    timeout: Option<Duration>,
     /// Tables for people or one JSON document for programs
     #[arg(short, long, global = true, value_name = "FORMAT", default_value = "table")]
     pub output: Format,
@@ -52,6 +53,13 @@ pub struct Global {
     /// Speak over TLS as this identity (a file made by `muster user create`)
     #[arg(long, global = true, value_name = "FILE")]
     pub identity: Option<PathBuf>,
+}
+
+impl Global {
+    /// How long an answer may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(30))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -36,11 +36,11 @@ pub async fn client(global: &Global) -> Outcome<Client> {
         None => socket(Path::new(".")).await,
     };
     let Some(file) = &global.identity else {
-        return Ok(Client::to_socket(socket?, global.timeout));
+        return Ok(Client::to_socket(socket?, global.timeout()));
     };
     let identity = Identity::read(file)?;
-    let managers = known_managers(socket.ok(), &identity, global.timeout).await;
-    Ok(Client::to(Target::Managers { dialer: Box::new(identity.dialer()?), managers }, global.timeout))
+    let managers = known_managers(socket.ok(), &identity, global.timeout()).await;
+    Ok(Client::to(Target::Managers { dialer: Box::new(identity.dialer()?), managers }, global.timeout()))
 }
 
 /// The managers as a daemon on this machine knows them, else as the identity file does.

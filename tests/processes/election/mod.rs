@@ -3,6 +3,7 @@
 mod candidate;
 mod coordinated;
 mod fenced;
+mod giving_up;
 pub mod played;
 mod records;
 mod rounds;

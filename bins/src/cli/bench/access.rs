@@ -41,7 +41,7 @@ impl Access {
         };
         let managers = leader_first(control, identity.managers.clone()).await?;
         let tls = Target::Managers { dialer: Box::new(identity.dialer()?), managers };
-        match Client::to(tls.clone(), global.timeout).call(Request::Contact).await {
+        match Client::to(tls.clone(), global.timeout()).call(Request::Contact).await {
             Ok(_) => Ok(Self { target: tls, user }),
             Err(failure) if failure.is(ErrorCode::Unreachable) => Ok(Self { target: control.target().clone(), user }),
             Err(failure) => Err(failure),

@@ -33,7 +33,35 @@ pub struct ElectArgs {
     /// (then its command is ended as after a loss)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub priority: Option<i32>,
+    /// Give up after this long without having led (exit 3) [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
     /// What to run while holding the lease
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::args::{Cli, Command};
+
+    fn patience(line: &str) -> Option<Duration> {
+        match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Elect(elect) => elect.timeout,
+            Command::WaitReady(waits) => waits.timeout,
+            _ => panic!("{line} waits for an answer alone"),
+        }
+    }
+
+    /// The flag of every command has a default, which is none for a wait that may last for ever.
+    #[test]
+    fn nobody_gives_up_unless_told() {
+        assert_eq!(patience("muster elect job -- true"), None);
+        assert_eq!(patience("muster wait-ready db --release 1.0.0"), None);
+        assert_eq!(patience("muster elect job --timeout 5s -- true"), Some(Duration::from_secs(5)));
+        assert_eq!(patience("muster --timeout 5s elect job -- true"), Some(Duration::from_secs(5)));
+    }
 }

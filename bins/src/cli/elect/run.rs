@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use muster_client::{Failure, Outcome, Target};
+use muster_client::{Failure, Outcome, Target, no_socket};
 use muster_elector::{
     BY_PRIORITY, Candidacy, Candidate, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, PRIORITY,
     Session, Setup, Socket, Standing, StartError, Term,
@@ -43,9 +45,12 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
     // What a killed guardian leaves behind becomes ours.
     guard::adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
     let link = match discover::client(global).await?.target() {
+        // A daemon that is away comes back to its socket. One that never was is a mistake, and would be waited for for ever.
+        Target::Socket(path) if !path.exists() => return Err(no_socket(path, &ErrorKind::NotFound.into()).into()),
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };
+    let patience = args.timeout;
     let (pass_on, passed_on) = mpsc::channel(16);
     let standing = args.priority.map(|priority| candidacy(&config, priority).stand(Arc::new(link.clone())));
     let work = Arc::new(Work::new(args.command, &config, Speaker::new(out), passed_on));
@@ -56,7 +61,7 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
         StartError::Fault(_) => Failure::internal(error),
     })?;
     let trouble = standing.as_ref().map(Standing::trouble);
-    let interrupted = watch_over(&elector, &work, trouble, &mut signals, &pass_on).await;
+    let interrupted = watch_over(&elector, &work, trouble, patience, &mut signals, &pass_on).await;
     if let Some(standing) = standing {
         standing.end().await;
     }
@@ -80,13 +85,22 @@ async fn watch_over(
     elector: &LeaderElector,
     work: &Work,
     mut trouble: Option<watch::Receiver<Option<String>>>,
+    patience: Option<Duration>,
     signals: &mut Forwarded,
     pass_on: &mpsc::Sender<Number>,
 ) -> Outcome<Option<Number>> {
     let mut interrupted = None;
     let mut status = elector.status();
     let mut blocked = None;
+    let limit = patience.map(|patience| tokio::time::Instant::now() + patience);
+    let mut gave_up = None;
     loop {
+        let over = async {
+            match limit.filter(|_| gave_up.is_none() && !work.runs()) {
+                Some(limit) => tokio::time::sleep_until(limit).await,
+                None => std::future::pending().await,
+            }
+        };
         let stands_badly = async {
             let Some(trouble) = &mut trouble else { return std::future::pending().await };
             match trouble.changed().await {
@@ -97,7 +111,14 @@ async fn watch_over(
         tokio::select! {
             ended = elector.ended() => {
                 let refused = ended.err().filter(|_| !work.has_run());
-                return refused.map_or(Ok(interrupted), |body| Err(body.into()));
+                let late = gave_up.filter(|_| !work.has_run());
+                return refused.map(Failure::from).or(late).map_or(Ok(interrupted), Err);
+            }
+            () = over => {
+                let why = blocked.clone().or_else(|| work.held_by()).unwrap_or_else(|| "nobody leads yet".to_owned());
+                let text = format!("gave up before {} could be held: {why}", work.lease);
+                gave_up = Some(Failure::new(ErrorCode::TimedOut, text));
+                elector.stop();
             }
             Ok(()) = status.changed() => {
                 let now = status.borrow_and_update().view.blocked.clone();
@@ -142,6 +163,8 @@ struct Work {
     running: AtomicBool,
     end: Arc<Mutex<Option<End>>>,
     ending: Mutex<Option<Ending>>,
+    /// Who else, as far as it is known.
+    holder: Mutex<Option<String>>,
 }
 
 impl Work {
@@ -161,11 +184,15 @@ impl Work {
             running: AtomicBool::new(false),
             end: Arc::default(),
             ending: Mutex::default(),
+            holder: Mutex::default(),
         }
     }
 
     fn runs(&self) -> bool {
         self.running.load(Ordering::Relaxed)
+    }
+    fn held_by(&self) -> Option<String> {
+        locked(&self.holder).as_ref().map(|holder| format!("it is held by {holder}"))
     }
     fn has_run(&self) -> bool {
         locked(&self.end).is_some()
@@ -214,6 +241,7 @@ impl Candidate for Work {
     }
 
     fn on_new_leader(&self, leader: Option<&str>) {
+        *locked(&self.holder) = leader.map(str::to_owned);
         match leader {
             Some(leader) if leader == self.identity => {}
             Some(leader) => self.speaker.say(&format!("{} is held by {leader}", self.lease)),
