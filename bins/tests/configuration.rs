@@ -77,6 +77,7 @@ fn every_flag_has_its_variable() {
         ("MUSTER_CLUSTER_NAME", "e", "cluster_name"),
         ("MUSTER_JOIN", "e:3,e:4", "join"),
         ("MUSTER_TOKEN", "MSTR-1-secret", ""),
+        ("MUSTER_TOKEN_FILE", "/e/token", ""),
         ("MUSTER_RELEASE", "3.2.1", "release"),
         ("MUSTER_LABEL", "a=1,b=2", "labels"),
         ("MUSTER_METRICS", "off", "metrics"),

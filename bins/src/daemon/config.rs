@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, env = "MUSTER_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// A file with the join token, `-` for standard input
-    #[arg(long, env = "MUSTER_TOKEN_FILE", value_name = "FILE", conflicts_with = "token")]
+    #[arg(long, env = "MUSTER_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// The release this node reports [default: musterd's own version]
     #[arg(long, env = "MUSTER_RELEASE", value_name = "X.Y.Z")]
@@ -257,12 +257,17 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         labels.insert(key.to_owned(), value.to_owned());
     }
     let token_is_public = args.token.is_some() && args.token != std::env::var("MUSTER_TOKEN").ok();
-    let token_file = args.token_file.filter(|_| args.token.is_none()).or(file.token_file);
-    let token = match (args.token.or(file.token), token_file) {
-        (Some(token), _) => Some(Ok(Secret::new(token))),
-        (None, Some(file)) => Some(token_in(&file)),
-        (None, None) => None,
+    let file_is_a_flag =
+        args.token_file.is_some() && args.token_file != std::env::var_os("MUSTER_TOKEN_FILE").map(PathBuf::from);
+    if token_is_public && file_is_a_flag {
+        return Err(bad("--token and --token-file: give one of them"));
+    }
+    // A flag before the environment, that before the file of --config; in each, the token before a file with it.
+    let told = |token: Option<String>, file: Option<PathBuf>| {
+        token.map(|token| Ok(Secret::new(token))).or_else(|| file.map(|file| token_in(&file)))
     };
+    let told_here = if file_is_a_flag { told(None, args.token_file) } else { told(args.token, args.token_file) };
+    let token = told_here.or_else(|| told(file.token, file.token_file));
     let init = args.init.or(file.init).unwrap_or(false);
     if init && !join.is_empty() {
         return Err(bad("--init founds a cluster and --join enters one: give one of them"));
@@ -364,6 +369,8 @@ mod tests {
         assert!(given(&["--token-file", file]).token.unwrap().unwrap_err().contains("it is empty"));
         assert!(given(&["--token-file", "/nowhere"]).token.unwrap().unwrap_err().contains("/nowhere"));
         assert_eq!(given(&[]).token, None);
+        let both = config(&["--data-dir", "/d", "--token", "MSTR-1-a-b", "--token-file", file]).unwrap_err();
+        assert!(both.to_string().contains("give one of them"), "{both}");
 
         for broken in ["data_dir = \"/d\"\ntoken = \"MSTR-1-a-b", "token = [\"MSTR-1-a-b\"]", "tokken = \"MSTR-1-a-b\""]
         {
