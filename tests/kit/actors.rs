@@ -8,6 +8,8 @@ use muster_messages::protocol::{Named, Reply};
 pub enum Msg {
     Panic(&'static str),
     Error(&'static str),
+    /// Ends with a fault, and is started again.
+    Fault(&'static str),
     /// Leaves a task behind that belongs to nobody.
     Leak,
     /// Runs a task that ends with the actor.
@@ -21,6 +23,7 @@ impl Named for Msg {
         match self {
             Msg::Panic(_) => "panic",
             Msg::Error(_) => "error",
+            Msg::Fault(_) => "fault",
             Msg::Leak => "leak",
             Msg::Work => "work",
             Msg::Who(_) => "who",
@@ -37,6 +40,7 @@ impl Shell for Rogue {
         match msg {
             Msg::Panic(text) => panic!("{text}"),
             Msg::Error(text) => tracing::error!(seat = 7, "{text}"),
+            Msg::Fault(text) => return Err(Fault::new(text)),
             Msg::Leak => drop(tokio::spawn(std::future::pending::<()>())),
             Msg::Work => {
                 cx.after(Duration::from_secs(3600), Msg::Work);

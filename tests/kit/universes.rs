@@ -2,7 +2,7 @@
 
 use muster_kernel::{Address, Fault, Spec};
 use muster_messages::CrashHow;
-use muster_tests::{PATIENCE, Universe};
+use muster_tests::{PATIENCE, Universe, at_every_point};
 
 use crate::actors::{Msg, Rogue, rogue};
 use crate::failure;
@@ -43,6 +43,22 @@ async fn the_same_holds_in_real_time() {
     universe.finish().await;
 }
 
+/// The universe in the failed run has no failure of its own to add.
+#[test]
+fn a_failure_says_at_which_crash_point_it_was() {
+    let text = failure(async {
+        let mut runs = 0;
+        let points = at_every_point(async |_fuse| {
+            let universe = Universe::start().await;
+            runs += 1;
+            assert!(runs < 3, "{} answers are missing", runs);
+            universe.finish().await;
+        });
+        points.await;
+    });
+    assert_eq!(text, "at crash point 2: 3 answers are missing");
+}
+
 #[test]
 fn a_task_that_nobody_ended_is_a_leak() {
     let why = ends_badly(async |_, rogue| {
@@ -50,6 +66,29 @@ fn a_task_that_nobody_ended_is_a_leak() {
         rogue.ask(PATIENCE, Msg::Who).await.unwrap();
     });
     assert_eq!(why, "tasks outlived it (1): actors that nobody stopped, or tasks that nobody ended");
+}
+
+#[test]
+fn a_fault_that_nobody_expected_fails_although_the_actor_is_back() {
+    let why = ends_badly(async |universe, rogue| {
+        rogue.tell(Msg::Fault("the disk is gone")).unwrap();
+        universe.healthy("node/rogue", 2).await;
+    });
+    assert_eq!(why, "a fault that nobody expected: node/rogue: the disk is gone");
+    let why = ends_badly(async |universe, _| universe.expects_fault("the disk"));
+    assert_eq!(why, "a fault that was expected did not come: the disk");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_that_is_expected_or_asked_for_is_no_failure() {
+    let (mut universe, rogue) = with_rogue().await;
+    universe.expects_fault("the disk");
+    universe.allows_fault("the network");
+    rogue.tell(Msg::Fault("the disk is gone")).unwrap();
+    universe.healthy("node/rogue", 2).await;
+    universe.crash("node/rogue", CrashHow::Error);
+    universe.healthy("node/rogue", 3).await;
+    universe.finish().await;
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use muster_messages::Role;
 use serde_json::Value;
 
-use crate::harness::{Ran, World, eventually_so};
+use crate::harness::{Ran, World, eventually_so, muster};
 
 /// Fails unless a document has these keys.
 #[track_caller]
@@ -176,4 +176,50 @@ fn a_short_bench_names_its_runs() {
         lease["namespace"] == "muster-members" || lease["namespace"] == "muster-reconcilers"
     };
     assert!(left.all(own), "its leases are gone: {leases}");
+}
+
+/// A script must not take an empty file for an answer.
+#[test]
+#[ignore = "full tier"]
+fn output_to_a_full_disk_fails_every_command() {
+    let world = World::with(1, 0);
+    let socket = world.socket("n1");
+    for line in [
+        "status",
+        "node ls",
+        "node ls -q",
+        "node ls -o json",
+        "node update n1 --label-add a=b",
+        "token show worker",
+        "raft status",
+        "actors",
+        "events",
+        "lease ls -A",
+        "user create ann --out -",
+        "dev down --dir none",
+        "--help",
+        "--version",
+    ] {
+        let full = std::fs::File::create("/dev/full").expect("there is a full disk");
+        let args: Vec<&str> = line.split(' ').collect();
+        let mut command = muster(world.folder(), &args);
+        let ended = command.env("MUSTER_SOCKET", &socket).stdout(full).status().expect("muster starts");
+        assert!(ended.code() > Some(0), "{line}: {ended}");
+    }
+    let users = world.muster(&["user", "ls"]).ended(0).json();
+    assert_eq!(users["items"], serde_json::json!([]), "the key of ann went nowhere, so she is no user");
+}
+
+#[test]
+#[ignore = "full tier"]
+fn a_user_whose_key_cannot_be_written_is_not_made() {
+    let world = World::with(1, 0);
+    for out in ["no/such/folder/ann.json", "/dev/full"] {
+        let refused = world.muster(&["user", "create", "ann", "--out", out]);
+        assert_ne!(refused.code, 0, "{out}");
+    }
+    let users = world.muster(&["user", "ls"]).ended(0).json();
+    assert_eq!(users["items"], serde_json::json!([]));
+    world.muster(&["user", "create", "ann", "--out", "ann.json"]).ended(0);
+    assert!(world.folder().join("ann.json").metadata().is_ok_and(|file| file.len() > 100));
 }

@@ -85,6 +85,29 @@ fn a_detached_cluster_stays_until_it_is_told_and_is_resumed_with_its_data() {
     all_gone(&running);
 }
 
+/// B16: a node that was down when it was removed hears of it at the next start, and never gets ready.
+#[test]
+#[ignore = "full tier"]
+fn a_removed_node_does_not_hold_up_the_next_start() {
+    let (_permit, folder) = place();
+    Ran::new(folder.path(), &["dev", "up", "--managers", "1", "--workers", "1", "--detach"]).ended(0);
+    let running = processes(folder.path());
+    let state = State::read(&folder.path().join(".muster")).expect("the state can be read");
+    let removed = state.nodes[1].running().expect("n2 runs");
+    removed.signal(Signal::KILL);
+    all_gone(&[removed]);
+    Ran::new(folder.path(), &["node", "rm", "n2", "--force"]).ended(0);
+    Ran::new(folder.path(), &["dev", "down"]).ended(0);
+    all_gone(&running);
+    Ran::new(folder.path(), &["dev", "up", "--detach"]).ended(0);
+    let nodes = Ran::new(folder.path(), &["node", "ls", "-o", "json"]).ended(0).json();
+    assert_eq!(nodes["items"].as_array().map(Vec::len), Some(1), "{nodes}");
+    let running = processes(folder.path());
+    assert_eq!(running.len(), 1, "the removed one does not run");
+    Ran::new(folder.path(), &["dev", "down"]).ended(0);
+    all_gone(&running);
+}
+
 #[test]
 #[ignore = "full tier"]
 fn a_cluster_in_front_dies_with_a_killed_muster() {

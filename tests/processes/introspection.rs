@@ -69,8 +69,9 @@ fn a_worker_is_looked_into_through_its_session_also_while_its_agent_hangs() {
     ] {
         assert!(metrics.lines().any(|line| line == said), "{said}\n{metrics}");
     }
-    let hanging = metrics.lines().find_map(|line| line.strip_prefix(r#"muster_actor_handling_ms{path="node/agent"} "#));
-    assert!(hanging.and_then(|ms| ms.parse::<u64>().ok()) > Some(500), "{hanging:?}");
+    let hanging =
+        metrics.lines().find_map(|line| line.strip_prefix(r#"muster_actor_handling_seconds{path="node/agent"} "#));
+    assert!(hanging.and_then(|seconds| seconds.parse::<f64>().ok()) > Some(0.5), "{hanging:?}");
 }
 
 #[test]
@@ -131,9 +132,9 @@ fn a_leader_whose_disk_hangs_answers_all_the_while_and_shows_the_write_in_progre
     println!("disk hangs: {looks} looks, slowest {slowest:?}, {}", last["handling"]);
     assert_eq!((last["kind"].as_str(), last["handling"]["message"].as_str()), (Some("Disk"), Some("write")));
     let metrics = scraped(&mut world, "n1");
-    let disk = r#"muster_actor_handling_ms{path="node/manager/raft-member/disk"} "#;
-    let hanging = metrics.lines().find_map(|line| line.strip_prefix(disk)?.parse::<u64>().ok());
-    assert!(hanging >= Some(HANGS), "{hanging:?}");
+    let disk = r#"muster_actor_handling_seconds{path="node/manager/raft-member/disk"} "#;
+    let hanging = metrics.lines().find_map(|line| line.strip_prefix(disk)?.parse::<f64>().ok());
+    assert!(hanging.map(|seconds| seconds * 1_000.0) >= Some(HANGS as f64), "{hanging:?}");
     // Somebody else leads, so the others' writes go on meanwhile.
     let written = writer.acknowledged();
     eventually_so("writes go on without it", || writer.acknowledged() > written + 20);

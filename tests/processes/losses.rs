@@ -10,7 +10,7 @@ use muster_messages::wire::Request;
 use muster_messages::{RaftId, Revision, Role};
 use serde_json::Value;
 
-use crate::harness::{Front, World, eventually_so};
+use crate::harness::{Front, World, eventually, eventually_so};
 
 fn seat_of(world: &World, name: &str) -> Option<RaftId> {
     world.seen("n1", name)?.manager.map(|m| m.raft_id)
@@ -50,6 +50,52 @@ fn lost_raft_data_means_another_seat_and_never_the_old_one() {
     }
 }
 
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("it can be made");
+    for entry in std::fs::read_dir(from).expect("readable").map(|entry| entry.expect("readable")) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).expect("it can be copied");
+        }
+    }
+}
+
+/// A directory that is put back to an older copy has lost what it acknowledged since. The identity remembers it; without that
+/// memory the leader's heartbeats show it.
+#[test]
+#[ignore = "full tier"]
+fn raft_data_put_back_to_an_older_copy_means_another_seat() {
+    let mut world = World::with(3, 0);
+    for name in ["n2", "n3"] {
+        let old = seat_of(&world, name).expect("it is a member");
+        let older = world.folder().join(format!("older-{name}"));
+        let node = world.node(name);
+        node.kill();
+        let (raft, identity) = (node.folder.join("raft"), node.folder.join("identity"));
+        copy(&raft, &older);
+        node.start(&[]).ready();
+        for _ in 0..20 {
+            world.muster(&["token", "create", "--role", "worker"]).ended(0);
+        }
+        let revision = world.muster(&["raft", "status"]).ended(0).json()["commit"].as_u64().expect("a number");
+        let has = |world: &World| world.muster_at(name, &["raft", "status"]).ended(0).json()["applied"].as_u64();
+        eventually_so("it has acknowledged them", || has(&world).is_some_and(|applied| applied >= revision));
+        let node = world.node(name);
+        node.kill();
+        std::fs::remove_dir_all(&raft).expect("it can be removed");
+        std::fs::rename(&older, &raft).expect("it can be put back");
+        if name == "n3" {
+            std::fs::remove_file(identity.join("raft-acked")).expect("it was there");
+        }
+        node.start(&[]).ready();
+        eventually_so("it votes from a newer seat", || seat_of(&world, name).is_some_and(|now| now > old));
+        assert!(world.node(name).folder.join("raft.damaged").exists(), "what was there is kept");
+        world.all_settled();
+    }
+}
+
 #[test]
 #[ignore = "full tier"]
 fn a_watch_on_a_workers_socket_holds_up_nobody() {
@@ -69,6 +115,23 @@ fn a_watch_on_a_workers_socket_holds_up_nobody() {
         assert_eq!(status["self"]["name"], "n2", "the node that was asked, not the manager that answered");
     }
     assert!(!polls.is_finished(), "they were answered before it was");
+}
+
+#[test]
+#[ignore = "full tier"]
+fn a_watch_of_events_survives_a_restart_of_the_api() {
+    let world = World::with(1, 0);
+    let socket = world.socket("n1");
+    let socket = socket.to_str().expect("the path is text");
+    let mut watch = Front::start(world.folder(), &["--socket", socket, "-o", "json", "events", "--watch"]);
+    watch.says("revision");
+    world.muster(&["actors", "crash", "node/api", "--how", "panic"]).ended(0);
+    let made = || {
+        let made = world.muster(&["token", "create", "--role", "worker"]);
+        (made.code == 0).then(|| made.json()["id"].as_str().map(str::to_owned)).flatten()
+    };
+    let id = eventually("the api is back", made);
+    watch.says(&format!("worker token {id}"));
 }
 
 /// Its log is on the same disk: what it says there is lost, and costs it nothing.

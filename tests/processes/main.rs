@@ -22,6 +22,7 @@ mod leader_loss;
 mod losses;
 mod many;
 mod migrations;
+mod names;
 mod partition;
 mod recovery;
 mod removal;

@@ -39,6 +39,7 @@ fn thousands_of_nodes_and_blocks_are_listed_kept_and_taken_over() {
     std::fs::write(&file, bytes).expect("the world's folder is writable");
 
     world.node("m1").start(&["--restore", &path]).ready();
+    world.muster_at("m1", &["recovery", "open"]).ended(0);
     let ids = |name: &str, list: &[&str], key: &str| -> BTreeSet<String> {
         let document = world.muster_at(name, list).ended(0).json();
         assert!(document.get("continue").is_none(), "one document");

@@ -201,6 +201,7 @@ fn a_backup_founds_the_cluster_anew_on_an_empty_machine_and_its_workers_come_bac
     // The workers know the address of a manager that was: the new machine has it.
     world.node("n9").listen = world.node("n1").listen;
     world.node("n9").start(&["--restore", &path]).ready();
+    world.muster_at("n9", &["recovery", "open"]).ended(0);
     let back = eventually("the worker is back", || world.seen("n9", "n3").filter(is_settled_worker));
     assert_eq!(back.id, worker);
     assert_eq!(
@@ -220,4 +221,56 @@ fn a_backup_founds_the_cluster_anew_on_an_empty_machine_and_its_workers_come_bac
     world.node("n9").stop();
     let (code, _, said) = at_once(&world.node("n9").folder.clone(), &flags);
     assert!(code == Some(6) && said.contains("wants an empty directory"), "{code:?}: {said}");
+}
+
+/// What was removed or revoked after the backup was made is valid in it. Nobody gets in before the operator has repeated that,
+/// also not after a crash.
+#[test]
+#[ignore = "full tier"]
+fn restored_cluster_admits_nobody_before_it_is_opened() {
+    let mut world = World::with(1, 2);
+    let file = world.folder().join("cluster.backup");
+    let path = file.to_str().expect("the path is text").to_owned();
+    world.muster(&["backup", &path]).ended(0);
+    let revoked = world.token(Role::Manager);
+    world.muster(&["token", "rotate", "manager"]).ended(0);
+    let [worker, removed] = ["n2", "n3"].map(|name| world.seen("n1", name).expect("it is a node").id.to_string());
+    world.muster(&["node", "rm", "n3", "--force"]).ended(0);
+    world.node("n3").kill();
+    world.node("n1").kill();
+
+    let address = world.node("n1").listen;
+    world.node("n9").listen = address;
+    world.node("n9").start(&["--restore", &path]).ready();
+    // The removed node and a stranger with the revoked token try while the cluster is closed.
+    world.node("n3").start(&[]);
+    world.node("n4").start(&["--join", &address.to_string(), "--token", &revoked]);
+    let closed = "closed until its operator runs `muster recovery open`";
+    for name in ["n2", "n3", "n4"] {
+        eventually_so("it is told why it is not admitted", || world.nodes_log(name).contains(closed));
+    }
+    let trouble = |world: &World| {
+        world.answer("n9", Request::Status { fresh: true })["self"]["trouble"].as_str().unwrap_or_default().to_owned()
+    };
+    assert!(trouble(&world).starts_with("admission_closed: "), "{}", trouble(&world));
+    world.node("n9").kill();
+    world.node("n9").start(&[]).ready();
+    assert!(trouble(&world).starts_with("admission_closed: "), "closed after a crash, too");
+
+    world.muster_at("n9", &["node", "rm", &removed, "--force"]).ended(0);
+    world.muster_at("n9", &["token", "rotate", "manager"]).ended(0);
+    let tree = world.muster_at("n9", &["actors"]).ended(0).stdout;
+    assert!(!tree.contains(&format!("session-{worker}")), "no session was opened: {tree}");
+    let opened = world.muster_at("n9", &["recovery", "open"]).ended(0).json();
+    assert_eq!(opened["changed"], true);
+    assert_eq!(world.muster_at("n9", &["recovery", "open"]).ended(0).json()["changed"], false);
+    eventually_so("the worker is back", || world.seen("n9", "n2").is_some_and(|node| is_settled_worker(&node)));
+    eventually_so("the removed node is told so", || {
+        let reason = crate::removal::its_reason(&world, "n3");
+        matches!(reason.as_deref(), Some("removed" | "blocked"))
+    });
+    assert_ne!(world.node("n4").exit(), Some(0), "the revoked token admits nobody");
+    let names: Vec<String> = world.nodes_seen_by("n9").into_iter().map(|node| node.name.to_string()).collect();
+    assert!(!names.iter().any(|name| name == "n3" || name == "n4"), "{names:?}");
+    assert_eq!(trouble(&world), "");
 }

@@ -72,18 +72,21 @@ fn requests(token: &str) -> Vec<Request> {
         Request::TokenList,
         Request::CertList,
         Request::CertRotate { node: node() },
+        Request::CertRevoke { node: node() },
         Request::CaShow,
         Request::UserList,
         Request::BlocklistList { fresh: true },
         Request::RaftStatus { fresh: true },
         Request::Events { since: Revision(0), wait_ms: 0 },
         Request::Contact,
+        Request::OpenAdmission,
         Request::NodeUpdate {
             node: node(),
             add: [("a".to_owned(), "b".to_owned())].into(),
             remove: vec![],
             generation: None,
         },
+        Request::NodeRename { node: node(), name: node().parse().expect("a name") },
         Request::TransferLeader { to: None },
         Request::SetRole { node: node(), role: Role::Worker },
         Request::NodeRemove { node: node(), force: false },
@@ -120,10 +123,12 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::SetRole { .. }
         | Request::NodeRemove { .. }
         | Request::NodeUpdate { .. }
+        | Request::NodeRename { .. }
         | Request::TokenList
         | Request::TokenRevoke { .. }
         | Request::CertList
         | Request::CertRotate { .. }
+        | Request::CertRevoke { .. }
         | Request::CaShow
         // Its key never leaves the client.
         | Request::UserCreate { .. }
@@ -138,7 +143,8 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::Kube(_)
         | Request::Contact
         | Request::Reconciler(_)
-        | Request::Portion { .. } => false,
+        | Request::Portion { .. }
+        | Request::OpenAdmission => false,
     }
 }
 

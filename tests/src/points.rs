@@ -1,8 +1,11 @@
 //! Stories that are told once for each point at which their actor may crash.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use muster_kernel::Fuse;
 use tokio::time::timeout;
 
@@ -40,11 +43,22 @@ async fn told(fuse: impl Fn(u32) -> Fuse, mut story: impl AsyncFnMut(Fuse)) -> u
         let fuse = fuse(point);
         // Dropped by the panic, not before it: the universe in it has no other failure to tell of.
         let mut telling = pin!(story(fuse.clone()));
-        assert!(timeout(TELLING, &mut telling).await.is_ok(), "the telling with point {point} does not end");
+        let ended = AssertUnwindSafe(timeout(TELLING, &mut telling)).catch_unwind().await;
+        match ended {
+            Ok(in_time) => assert!(in_time.is_ok(), "the telling with point {point} does not end"),
+            // What is still pinned here is dropped by this panic.
+            Err(failure) => panic!("at crash point {point}: {}", text_of(&*failure)),
+        }
         passed = if fuse.blown() { 0 } else { passed + 1 };
         if passed == ENOUGH {
             return point + 1 - ENOUGH;
         }
     }
     panic!("the story does not end within {POINTS} crash points");
+}
+
+/// What a panic said.
+fn text_of(failure: &(dyn Any + Send)) -> &str {
+    let owned = || failure.downcast_ref::<String>().map(String::as_str);
+    failure.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("a panic without a text")
 }

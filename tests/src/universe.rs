@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_kernel::{Address, Children, Cx, Fault, Fuse, Shell, Spec, Tree};
 use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorNode, CrashHow};
+use muster_messages::{ActorExit, ActorNode, CrashHow, ExitKind};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -18,6 +18,8 @@ use crate::{PATIENCE, Probe};
 /// A test [starts](Self::start) one, [finishes](Self::finish) it, and is failed by it for
 /// - a panic on its runtime that it did not [expect](Self::expects_panic), whether somebody caught it or not;
 /// - an ERROR event that it did not [expect](Self::expects_error);
+/// - an actor below its root that ended with a fault which it did not [expect](Self::expects_fault), although its supervisor started
+///   it again;
 /// - a task, an actor's too, that is there when the tree has stopped and was not before;
 /// - what it expected and did not get.
 ///
@@ -34,6 +36,7 @@ pub struct Universe {
     runtimes: Vec<Watched>,
     expected_panics: Vec<Expected>,
     expected_errors: Vec<Expected>,
+    expected_faults: Vec<Expected>,
 }
 
 /// A runtime whose panics, ERROR events and tasks are the test's.
@@ -79,6 +82,7 @@ impl Universe {
             runtimes,
             expected_panics: Vec::new(),
             expected_errors: Vec::new(),
+            expected_faults: Vec::new(),
         }
     }
 
@@ -188,10 +192,20 @@ impl Universe {
         self.expected_errors.push(Expected { text: text.to_owned(), optional: false });
     }
 
+    /// Some actor below the root must end with a fault that has this in its text, and any number of them may.
+    pub fn expects_fault(&mut self, text: &str) {
+        self.expected_faults.push(Expected { text: text.to_owned(), optional: false });
+    }
+    /// The same of a fault that may also not come, such as one of many random histories.
+    pub fn allows_fault(&mut self, text: &str) {
+        self.expected_faults.push(Expected { text: text.to_owned(), optional: true });
+    }
+
     /// Stops the tree in reverse start order, and fails the test for whatever went wrong unseen.
     pub async fn finish(mut self) {
         let home = self.home.take().expect("it is finished once");
         let tree = home.tree().clone();
+        let faults = faults(&tree);
         home.stop().await;
         // The last tasks, and what works beside actors, get to see that these have gone.
         let deadline = Instant::now() + PATIENCE;
@@ -209,6 +223,7 @@ impl Universe {
         };
         judge("a panic", &heard(Heard::panics), &self.expected_panics, &mut wrong);
         judge("an ERROR", &heard(Heard::errors), &self.expected_errors, &mut wrong);
+        judge("a fault", &faults, &self.expected_faults, &mut wrong);
         assert!(wrong.is_empty(), "the universe ended badly:\n  {}", wrong.join("\n  "));
     }
 }
@@ -218,6 +233,18 @@ impl Drop for Universe {
         let judged = self.home.is_none() || std::thread::panicking();
         assert!(judged, "a universe was dropped before it was finished: nobody has judged it");
     }
+}
+
+/// The faults that actors ended with, unless a test has asked for them. Each actor keeps its last few.
+fn faults(tree: &Tree) -> Vec<String> {
+    let mut faults = Vec::new();
+    for actor in tree.flat() {
+        let of_its_own = |exit: &&ActorExit| {
+            matches!(exit.kind, ExitKind::Error | ExitKind::Start) && !exit.text.ends_with("on request")
+        };
+        faults.extend(actor.last_exits.iter().filter(of_its_own).map(|exit| format!("{}: {}", actor.path, exit.text)));
+    }
+    faults
 }
 
 fn judge(kind: &str, came: &[String], expected: &[Expected], wrong: &mut Vec<String>) {

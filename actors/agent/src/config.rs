@@ -22,6 +22,9 @@ pub struct AgentConfig {
     pub forgive: Duration,
     /// A host that has not sent a view by then does not know this node: another one may.
     pub first_view: Duration,
+    /// When every view has been older for so long than one seen before, that one was a lie and is forgotten. No host lags
+    /// behind for so long and keeps its sessions.
+    pub forget_views: Duration,
     /// For resolve, connect, TLS and greeting together, beside the dialer's own limits.
     pub dial_deadline: Duration,
     /// A question for a certificate without an answer by then was lost.
@@ -49,6 +52,7 @@ impl Default for AgentConfig {
             stable_after: Duration::from_secs(5),
             forgive: Duration::from_secs(10),
             first_view: Duration::from_secs(10),
+            forget_views: Duration::from_secs(60),
             dial_deadline: Duration::from_secs(10),
             sign_deadline: Duration::from_secs(10),
             sign_retry_first: Duration::from_millis(100),

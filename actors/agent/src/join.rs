@@ -17,7 +17,7 @@ use muster_gateway::{DialError, DialTimeouts, Dialer, FrameError, Stage};
 use muster_kernel::Clock;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Refusal, Rekey};
-use muster_messages::{Dice, ErrorBody, ErrorCode, Name};
+use muster_messages::{Dice, ErrorBody, ErrorCode, Name, in_short};
 use muster_pki::{CsrKey, IdentityFault, JoinAttempt, JoinToken, make_csr, prove_rekey};
 use tokio::time::{Instant, timeout};
 
@@ -238,8 +238,8 @@ impl Why {
     fn text(&self) -> String {
         match self {
             Why::Broken(text) | Why::Clock(text) => text.clone(),
-            Why::Turned(refusal) => format!("{}: {}", refusal.reason, refusal.message),
-            Why::Judged(error) => format!("{}: {}", error.code, error.message),
+            Why::Turned(refusal) => format!("{}: {}", refusal.reason, in_short(&refusal.message, SHOWN)),
+            Why::Judged(error) => format!("{}: {}", error.code, in_short(&error.message, SHOWN)),
         }
     }
     /// Whether whoever read the line about the one need not read one about the other.
@@ -279,6 +279,8 @@ pub(crate) trait Try: Sync {
     ) -> impl Future<Output = Result<Yes, No>> + Send;
 }
 
+/// How many characters of another party's text are shown.
+const SHOWN: usize = 500;
 /// The most addresses tried in one round; refusals may name more.
 const MOST: usize = 32;
 

@@ -13,7 +13,7 @@ use muster_gateway::{BoxStream, DialError, Dialer, FrameError, Framed, FramedRea
 use muster_kernel::{Address, Poke};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{ActorsAsk, AgentFrame, HostFrame, MAX_FRAME};
-use muster_messages::{ErrorBody, ErrorCode, NodeId};
+use muster_messages::{ErrorBody, ErrorCode, Incarnation, NodeId};
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -29,6 +29,8 @@ const UNHANDLED: usize = 16;
 pub struct Dialled {
     pub stream: Framed<BoxStream>,
     pub host: NodeId,
+    /// Of the cluster, as the host's certificate says.
+    pub incarnation: Incarnation,
 }
 
 /// How the agent reaches a manager: TLS in use, in-memory pipes in tests.
@@ -42,7 +44,10 @@ impl Dial for Dialer {
         let dialer = self.clone();
         Box::pin(async move {
             match dialer.dial(&addr, Service::Agent, None).await {
-                Ok(dialed) => Ok(Dialled { stream: dialed.stream, host: dialed.node }),
+                Ok(dialed) => {
+                    let incarnation = dialed.identity.incarnation;
+                    Ok(Dialled { stream: dialed.stream, host: dialed.node, incarnation })
+                }
                 Err(DialError::Refused { refusal, .. }) => Err(Loss::Refused(refusal)),
                 Err(error) => Err(Loss::Broken(error.in_words())),
             }
@@ -121,8 +126,8 @@ async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Outgoing>)
             return Some(Loss::Broken(format!("{} did not welcome us within {limit} s", args.addr)));
         }
     };
-    let (attempt, host) = (args.attempt, dialled.host);
-    args.me.tell(Msg::Connected { attempt, host }).ok()?;
+    let (attempt, host, incarnation) = (args.attempt, dialled.host, dialled.incarnation);
+    args.me.tell(Msg::Connected { attempt, host, incarnation }).ok()?;
     let (reader, writer) = dialled.stream.split();
     tokio::select! {
         why = read(reader, &args, &answers) => Some(Loss::Broken(why)),

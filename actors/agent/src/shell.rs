@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use muster_kernel::{Address, Alarm, Cx, Fault, Poke, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
 use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAsk, AgentFrame, AgentHello, SeatReply};
-use muster_messages::{ErrorBody, Name, NodeId, RefusalReason, Role, Secret};
+use muster_messages::{ErrorBody, Incarnation, Name, NodeId, RefusalReason, Role, Secret};
 use muster_pki::Ended;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -124,7 +124,7 @@ impl AgentPorts {
 pub enum Msg {
     Protocol(AgentMsg),
     Wake,
-    Connected { attempt: Attempt, host: NodeId },
+    Connected { attempt: Attempt, host: NodeId, incarnation: Incarnation },
     Heard { attempt: Attempt, heard: Heard },
     Lost { attempt: Attempt, why: Loss },
     Installed(Arc<NodeCredentials>),
@@ -259,7 +259,7 @@ impl AgentShell {
             }
             Effect::PublishTrouble(trouble) => {
                 if let Some(t) = &trouble {
-                    warn!(reason = t.reason.word(), message = t.message, "this node cannot do its work");
+                    warn!(reason = t.reason.word(), why = t.message, "this node cannot do its work");
                 }
                 self.ports.trouble.send_replace(trouble);
             }
@@ -348,8 +348,8 @@ impl AgentShell {
             Note::CertificateInForce { role, serial } => info!(%role, serial, "new certificate"),
             Note::DialFailed { addr, why } if !repeated => info!(addr, why, "cannot open a session"),
             Note::DialFailed { addr, why } => debug!(addr, why, "cannot open a session"),
-            Note::Refused { addr, reason, message } if !repeated => info!(addr, %reason, message, "refused"),
-            Note::Refused { addr, reason, message } => debug!(addr, %reason, message, "refused"),
+            Note::Refused { addr, reason, message } if !repeated => info!(addr, %reason, why = message, "refused"),
+            Note::Refused { addr, reason, message } => debug!(addr, %reason, why = message, "refused"),
             Note::SignFailed { why } => info!(why, "no certificate yet"),
         }
         self.last_note = Some(note);
@@ -375,7 +375,7 @@ impl Shell for AgentShell {
                 self.alarm.rang();
                 Input::Woke
             }
-            Msg::Connected { attempt, host } => Input::Connected { attempt, host },
+            Msg::Connected { attempt, host, incarnation } => Input::Connected { attempt, host, incarnation },
             Msg::Heard { attempt, heard } => Input::Heard { attempt, frame: heard.frame },
             Msg::Lost { attempt, why } => Input::Lost { attempt, why },
             Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),

@@ -105,17 +105,35 @@ fn is_over(token: &AccessToken, now: WallTime) -> bool {
 pub(crate) fn bearer(tables: &Tables, header: &str, now: WallTime) -> Option<Principal> {
     let token = known(tables, header).filter(|token| !is_over(token, now))?;
     let user = tables.users.get(&token.user)?;
-    Some(if user.admin { Principal::Admin(user.name.clone()) } else { Principal::User(user.name.clone()) })
+    if !tables.remembers_callers() {
+        return Some(if user.admin { Principal::Admin(user.name.clone()) } else { Principal::User(user.name.clone()) });
+    }
+    // Users that `muster kubeconfig` makes have no certificate, and so no end.
+    if !user.serial.is_empty() && user.not_after <= now {
+        return None;
+    }
+    let was_operator = tables.token_rights.get(&token.id)?.admin;
+    Some(match was_operator && user.admin {
+        true => Principal::Admin(user.name.clone()),
+        false => Principal::Bearer { user: user.name.clone(), token: token.id.clone() },
+    })
+}
+
+/// The token in an `Authorization` header, whether anybody knows it or not. `None`: there is none in it.
+pub(crate) fn bearer_token(header: &str) -> Option<BearerToken> {
+    let (scheme, text) = header.split_once(' ')?;
+    BearerToken::parse(text.trim()).filter(|_| scheme.eq_ignore_ascii_case("bearer"))
 }
 
 /// Until when a header's token is good, if it is known and ends at all.
 pub(crate) fn ends(tables: &Tables, header: &str) -> Option<WallTime> {
-    known(tables, header)?.expires_at
+    let token = known(tables, header)?;
+    let user = tables.users.get(&token.user).filter(|user| tables.remembers_callers() && !user.serial.is_empty());
+    token.expires_at.into_iter().chain(user.map(|user| user.not_after)).min()
 }
 
 fn known<'a>(tables: &'a Tables, header: &str) -> Option<&'a AccessToken> {
-    let (scheme, text) = header.split_once(' ')?;
-    let sent = BearerToken::parse(text.trim()).filter(|_| scheme.eq_ignore_ascii_case("bearer"))?;
+    let sent = bearer_token(header)?;
     tables.access_tokens.get(&sent.id).filter(|token| sent.is(&token.digest))
 }
 
@@ -157,6 +175,51 @@ mod tests {
         assert_eq!(bearer(&state, &header, WallTime(10)), None);
         state.users.clear();
         assert_eq!(bearer(&state, &header, WallTime(9)), None);
+    }
+
+    fn ann() -> Name {
+        "ann".parse().unwrap()
+    }
+
+    /// At the level that keeps rights, with a token made for the namespace `default`.
+    fn with_rights(bearer: &BearerToken, admin: bool) -> Tables {
+        let mut tables = tables(bearer, None);
+        let cluster = crate::tests::tables()
+            .cluster
+            .map(|c| muster_messages::ClusterRecord { feature_level: muster_messages::IDENTITY_LEVEL, ..(*c).clone() });
+        tables.cluster = cluster.map(std::sync::Arc::new);
+        let rights = muster_messages::TokenRights { admin, namespaces: vec!["default".to_owned()] };
+        tables.token_rights.insert(bearer.id.clone(), rights);
+        tables
+    }
+
+    #[test]
+    fn old_token_gains_no_rights_of_its_user() {
+        let token = BearerToken::random();
+        let header = format!("Bearer {}", token.to_text());
+        let mut state = with_rights(&token, false);
+        let user = state.users[&ann()].clone();
+        let wider = User { admin: true, namespaces: vec!["default".to_owned(), "ops".to_owned()], ..user.clone() };
+        state.users.insert(user.name.clone(), wider);
+        let who = bearer(&state, &header, WallTime(1)).unwrap();
+        assert!(!who.is_operator(), "{who:?}");
+        assert!(crate::core::may_touch(&state, &who, "default").is_ok());
+        assert!(crate::core::may_touch(&state, &who, "ops").is_err());
+        let other = User { namespaces: vec!["ops".to_owned()], ..user.clone() };
+        state.users.insert(user.name.clone(), other);
+        assert!(crate::core::may_touch(&state, &who, "default").is_err(), "what its user has lost it has lost");
+    }
+
+    #[test]
+    fn token_ends_with_its_users_certificate() {
+        let token = BearerToken::random();
+        let header = format!("Bearer {}", token.to_text());
+        let mut state = with_rights(&token, true);
+        let user =
+            User { admin: true, serial: "a1".to_owned(), not_after: WallTime(10), ..state.users[&ann()].clone() };
+        state.users.insert(user.name.clone(), user);
+        assert_eq!(bearer(&state, &header, WallTime(9)), Some(Principal::Admin("ann".parse().unwrap())));
+        assert_eq!(bearer(&state, &header, WallTime(10)), None);
     }
 
     #[test]

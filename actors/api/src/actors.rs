@@ -19,6 +19,11 @@ use crate::service::{Asked, Service};
 /// How long another process may take before it is shown as not answering.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Whether an actor runs on the leader alone.
+fn is_the_leaders(path: &str) -> bool {
+    path.strip_prefix("node/manager/leader").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 impl Service {
     pub(crate) async fn actors(&self, asked: &Asked, of: &ActorsOf, ask: &ActorsAsk) -> Result<String, ErrorBody> {
         if *of == ActorsOf::Here {
@@ -61,7 +66,46 @@ impl Service {
 
     /// This process' own tree: the answer, and what is to happen once that has left.
     pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<Poke>), ErrorBody> {
-        let (answer, poke) = match ask {
+        let (mut answer, poke) = self.ask_tree(ask).await.map_err(|error| self.of_this_node(error, ask))?;
+        if let Some(answer) = answer.as_object_mut() {
+            let (id, name) = self.own_name();
+            answer.insert("node".to_owned(), json!(id));
+            answer.insert("node_name".to_owned(), json!(name));
+        }
+        Ok((answer.to_string(), poke))
+    }
+
+    /// This node as the cluster calls it, where that is known here.
+    fn own_name(&self) -> (NodeId, Name) {
+        let facts = (self.ports.facts)();
+        let manager = self.ports.manager.borrow().clone();
+        let named = manager.and_then(|m| m.replica.borrow().tables.nodes.get(&facts.id).map(|n| n.name.clone()));
+        (facts.id, named.unwrap_or(facts.name))
+    }
+
+    /// An actor that is not here may be elsewhere: the error says where it was looked for, and where the leader is.
+    fn of_this_node(&self, mut error: ErrorBody, ask: &ActorsAsk) -> ErrorBody {
+        let path = match ask {
+            ActorsAsk::Inspect { path } | ActorsAsk::Restart { path } | ActorsAsk::Crash { path, .. } => path.as_str(),
+            ActorsAsk::Tree => return error,
+        };
+        if error.code != ErrorCode::NotFound {
+            return error;
+        }
+        error.message = format!("on {}: {}", self.own_name().1, error.message);
+        let manager = self.ports.manager.borrow().clone();
+        if let Some(manager) = manager.filter(|_| is_the_leaders(path)) {
+            let replica = manager.replica.borrow().clone();
+            let leader = replica.raft.leader_node.filter(|leader| *leader != manager.node);
+            if let Some(leader) = leader.and_then(|leader| replica.tables.nodes.get(&leader)) {
+                error.message += &format!("; the leader is {} (--node leader)", leader.name);
+            }
+        }
+        error
+    }
+
+    async fn ask_tree(&self, ask: &ActorsAsk) -> Result<(Value, Option<Poke>), ErrorBody> {
+        Ok(match ask {
             ActorsAsk::Tree => (to_json(&self.ports.tree.snapshot().await)?, None),
             ActorsAsk::Inspect { path } => (to_json(&self.ports.tree.inspect(path).await?)?, None),
             ActorsAsk::Restart { path } => {
@@ -76,8 +120,7 @@ impl Service {
                 let poke = self.ports.tree.crash(path, *how)?;
                 (json!({"path": path, "crashed": how}), Some(poke))
             }
-        };
-        Ok((answer.to_string(), poke))
+        })
     }
 
     /// Asks a node wherever it can be reached.
@@ -96,20 +139,31 @@ impl Service {
             return self.over_mesh(manager, node, node, ask, left).await;
         }
         // A worker: whoever hosts its session. Ours first, then the other managers.
-        match self.hosted(manager, node, ask, left).await {
-            Err(error) if error.code == ErrorCode::NotFound => {}
+        // A session whose connection is dead without our knowing says nothing: the node may have a newer one elsewhere.
+        // But what was to be done may have been done here.
+        let reads = matches!(ask, ActorsAsk::Tree | ActorsAsk::Inspect { .. });
+        let elsewhere = |error: &ErrorBody| match error.code {
+            ErrorCode::NotFound => true,
+            ErrorCode::Unreachable | ErrorCode::TimedOut => reads,
+            _ => false,
+        };
+        let silent = match self.hosted(manager, node, ask, left).await {
+            Err(error) if elsewhere(&error) => Some(error).filter(|error| error.code == ErrorCode::TimedOut),
             done => return done,
-        }
+        };
         for host in peers {
             match self.over_mesh(manager, host, node, ask, left.min(PATIENCE)).await {
                 Err(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unreachable) => {}
                 done => return done,
             }
         }
-        Err(ErrorBody::new(
-            ErrorCode::Unreachable,
-            format!("node {node} has no session with any manager that answers; is it down?"),
-        ))
+        if let Some(silent) = silent {
+            return Err(silent);
+        }
+        let replica = manager.replica.borrow().clone();
+        let name = replica.tables.nodes.get(&node).map_or_else(|| node.to_string(), |n| format!("{} ({node})", n.name));
+        let text = format!("{name} has no session with any manager that answers; is it down?");
+        Err(ErrorBody::new(ErrorCode::Unreachable, text))
     }
 
     /// Asks a node in session with this manager.
@@ -150,7 +204,8 @@ impl Service {
     ) -> Result<String, ErrorBody> {
         let named =
             |replica: &Replica| replica.tables.nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
-        let nodes: Vec<(NodeId, Name)> = named(&manager.replica.borrow());
+        let mut nodes: Vec<(NodeId, Name)> = named(&manager.replica.borrow());
+        nodes.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
         let left = asked.left().min(PATIENCE);
         let mut items: Vec<Value> = Vec::with_capacity(nodes.len());
         // In groups, so that ten thousand nodes are not ten thousand questions at once.
@@ -179,7 +234,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use muster_messages::ActorNode;
-    use serde_json::Value;
+
+    use super::*;
 
     #[test]
     fn the_description_of_an_actor_names_what_is_told_of_one() {
@@ -187,5 +243,39 @@ mod tests {
         let described: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
         let told = serde_json::to_value(ActorNode::unknown("node")).unwrap();
         assert_eq!(keys(&described["components"]["schemas"]["Actor"]["properties"]), keys(&told));
+    }
+
+    /// B1: a session whose connection is dead without our knowing says nothing. The node is in session with manager 2.
+    #[tokio::test]
+    async fn a_worker_that_has_moved_is_asked_where_it_is() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (worker, other) = (NodeId::from_entropy(9), NodeId::from_entropy(2));
+        let replica = tokio::sync::watch::channel(Arc::<Replica>::default()).1;
+        let half = crate::tests::half(replica, crate::tests::nobody_there());
+        let half = Arc::try_unwrap(half).ok().expect("nobody else has it");
+        let sessions = muster_kernel::Recipient::new(|msg| {
+            let SessionsMsg::AskNode { reply, .. } = msg;
+            let _gone = reply.send(Err(ErrorBody::new(ErrorCode::TimedOut, "no answer")));
+            Ok(())
+        });
+        let count = Arc::clone(&asked);
+        let mesh = muster_kernel::Recipient::new(move |msg| {
+            if let MeshMsg::Call { to, reply, .. } = msg {
+                assert_eq!(to, other);
+                count.fetch_add(1, Ordering::Relaxed);
+                let _gone = reply.send(Ok(b"{}".to_vec()));
+            }
+            Ok(())
+        });
+        let peers = Arc::new(move || BTreeSet::from([other]));
+        let manager = Arc::new(ManagerPorts { sessions, mesh, peers, ..half });
+        let service = crate::tests::service(tokio::sync::watch::channel(Some(Arc::clone(&manager))).1);
+        let answer = service.actors_of(&manager, worker, &ActorsAsk::Tree, PATIENCE).await;
+        assert_eq!((answer, asked.load(Ordering::Relaxed)), (Ok("{}".to_owned()), 1));
+        let crash = ActorsAsk::Restart { path: "node/agent".to_owned() };
+        let answer = service.actors_of(&manager, worker, &crash, PATIENCE).await;
+        assert_eq!(answer.map_err(|error| error.code), Err(ErrorCode::TimedOut), "it may have been done");
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 }

@@ -7,16 +7,18 @@ pub mod definition;
 mod paced;
 mod reconcilers;
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Path, Query};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -40,6 +42,11 @@ use crate::service::{Service, refusal_error};
 const HEADER_DEADLINE: Duration = Duration::from_secs(10);
 /// A body is at most as large as a few packets.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
+/// What is read of a body beyond its limit, and dropped. A client that is still writing when its connection is closed never
+/// reads why; this is several times the largest object, and some time of one connection.
+const MOST_DROPPED: usize = 8 * 1024 * 1024;
+/// A client that has sent too much and sends nothing for this long waits for its answer.
+const DROP_PAUSE: Duration = Duration::from_secs(1);
 /// Room for a header: tokens and cookies fit several times. Twice of it is kept per connection.
 const HEADER_ROOM: usize = 16 * 1024;
 /// What a client may send ahead on HTTP/2, per stream and in all: one body.
@@ -53,20 +60,27 @@ pub(crate) struct Peer {
     pub(crate) service: Service,
     pub(crate) caller: Principal,
     pub(crate) refused: Option<Refusal>,
+    /// The address of a client that came over the network.
+    pub(crate) source: Option<IpAddr>,
     /// Whose body is being read.
     reading: Arc<Mutex<()>>,
     pause: Pause,
 }
 
 /// Serves one HTTP connection, 1.1 or 2, until it ends.
-pub(crate) async fn serve_http<S>(service: Service, caller: Principal, refused: Option<Refusal>, stream: S)
-where
+pub(crate) async fn serve_http<S>(
+    service: Service,
+    caller: Principal,
+    refused: Option<Refusal>,
+    source: Option<IpAddr>,
+    stream: S,
+) where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let pause = Pause::default();
     let (reads, writes) = tokio::io::split(stream);
     let stream = tokio::io::join(Paced::new(reads, pause.clone()), writes);
-    let peer = Peer { service, caller, refused, reading: Arc::default(), pause };
+    let peer = Peer { source, pause, ..Peer::of(service, caller, refused) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
     let mut http2 = builder.http2();
@@ -104,6 +118,7 @@ fn routes() -> Router {
             "/v1/nodes/{node}/demote",
             post(|p: Extension<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Worker)),
         )
+        .route("/v1/nodes/{node}/rename", post(node_rename))
         .route("/v1/tokens", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Tokens)).post(token_create))
         .route("/v1/tokens/{id}", delete(token_revoke))
         .route("/v1/certificates", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Certificates)))
@@ -135,7 +150,8 @@ async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request
 
 /// Decides about a request before its body is read, and then reads it.
 async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Response {
-    if kube::serves(request.uri().path()) {
+    let with_token = request.headers().contains_key(header::AUTHORIZATION);
+    if kube::serves(request.uri().path(), with_token) {
         return kube::serve(&peer, request).await;
     }
     let for_all = matches!(request.uri().path(), "/livez" | "/v1/openapi.json");
@@ -180,6 +196,10 @@ struct Update {
     generation: Option<u64>,
 }
 #[derive(Deserialize)]
+struct NewName {
+    name: muster_messages::Name,
+}
+#[derive(Deserialize)]
 struct NewToken {
     role: Role,
     ttl_ms: Option<u64>,
@@ -221,6 +241,10 @@ async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
 }
 
 impl Peer {
+    pub(crate) fn of(service: Service, caller: Principal, refused: Option<Refusal>) -> Self {
+        Self { service, caller, refused, source: None, reading: Arc::default(), pause: Pause::default() }
+    }
+
     /// Bytes of a body at this path: those who may bring definitions and objects may bring them whole.
     fn limit(&self, method: &Method, path: &str) -> usize {
         let limits = &self.service.ports.limits;
@@ -233,18 +257,19 @@ impl Peer {
         self.body_within(self.service.ports.limits.body, body).await
     }
 
+    /// The same for a body that may have an object of the largest size in it.
+    pub(crate) async fn large_body(&self, body: Body) -> Result<Bytes, ErrorBody> {
+        self.body_within(self.service.ports.limits.objects(), body).await
+    }
+
     /// Reads a body: one at a time per connection, within a limit and a time.
     async fn body_within(&self, limit: usize, body: Body) -> Result<Bytes, ErrorBody> {
         let reading = async {
             let _turn = self.reading.lock().await;
-            to_bytes(body, limit).await
+            read_within(limit, body).await
         };
         match timeout(BODY_DEADLINE, reading).await {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(_)) => {
-                let text = format!("the body is larger than {limit} bytes, or was cut off");
-                Err(ErrorBody::new(ErrorCode::TooLarge, text))
-            }
+            Ok(read) => read,
             Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "the body did not come in time")),
         }
     }
@@ -262,6 +287,29 @@ impl Peer {
         let anonymous = self.caller == Principal::Anonymous;
         anonymous.then(|| error_response(&ErrorBody::new(ErrorCode::Unauthenticated, NO_IDENTITY)))
     }
+}
+
+/// Reads a body. What is beyond the limit is read as well, and dropped, so that the client gets to read the refusal.
+async fn read_within(limit: usize, mut body: Body) -> Result<Bytes, ErrorBody> {
+    let (mut kept, mut length) = (Vec::new(), 0_usize);
+    loop {
+        let next = if length > limit { timeout(DROP_PAUSE, body.frame()).await } else { Ok(body.frame().await) };
+        let Ok(Some(frame)) = next else { break };
+        let frame = frame.map_err(|_| ErrorBody::invalid("the body was cut off"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        length = length.saturating_add(data.len());
+        if length <= limit {
+            kept.extend_from_slice(&data);
+        } else if length > limit.saturating_add(MOST_DROPPED) {
+            break;
+        } else {
+            kept = Vec::new();
+        }
+    }
+    if length <= limit {
+        return Ok(kept.into());
+    }
+    Err(ErrorBody::new(ErrorCode::TooLarge, format!("the body is larger than {limit} bytes")))
 }
 
 async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Response {
@@ -362,6 +410,17 @@ async fn node_update(
         Err(response) => *response,
     }
 }
+async fn node_rename(
+    Extension(peer): Extension<Peer>,
+    Path(node): Path<String>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    match body::<NewName>(&bytes) {
+        Ok(NewName { name }) => answer(&peer, request_id(&headers), Request::NodeRename { node, name }).await,
+        Err(response) => *response,
+    }
+}
 async fn set_role(
     Extension(peer): Extension<Peer>,
     Path(node): Path<String>,
@@ -438,7 +497,32 @@ async fn actor_poke(Extension(peer): Extension<Peer>, Path(path): Path<String>, 
     answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, false), ask }).await
 }
 async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Response {
-    answer(&peer, RequestId(0), Request::Events { since: Revision(q.since), wait_ms: q.wait_ms() }).await
+    let share = match peer.service.long_answer(&peer.caller) {
+        Ok(share) => share,
+        Err(error) => return error_response(&error),
+    };
+    match all_events(&peer, q.since, q.wait_ms()).await {
+        Ok(text) => json_response(StatusCode::OK, text).map(|body| kube::until_read(body, Some(share))),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// Every page as one document: clients over HTTP have no limit of a frame.
+async fn all_events(peer: &Peer, since: u64, wait_ms: u64) -> Result<String, ErrorBody> {
+    let mut whole: Option<serde_json::Value> = None;
+    let (mut since, mut wait_ms) = (since, wait_ms);
+    loop {
+        let request = Request::Events { since: Revision(since), wait_ms };
+        let call = ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 30_000, request };
+        let page = peer.service.answer(peer.caller.clone(), call).await?;
+        let page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
+        let (document, next) = core::events_joined(whole, page);
+        match next {
+            Some(next) if next > since => (since, wait_ms) = (next, 0),
+            _ => return Ok(document.to_string()),
+        }
+        whole = Some(document);
+    }
 }
 
 /// A description of `/v1`, kept beside the routes above.
@@ -446,5 +530,7 @@ async fn openapi() -> Response {
     json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
 }
 
+#[cfg(test)]
+mod bodies_tests;
 #[cfg(test)]
 mod node_refs_tests;

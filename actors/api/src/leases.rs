@@ -14,7 +14,7 @@ use muster_messages::{
 };
 use serde_json::{Value, json};
 
-use crate::core::{lease_name_is_sane, may_touch, speaks};
+use crate::core::{lease_name_is_sane, may_touch, may_write, speaks};
 use crate::ports::ManagerPorts;
 use crate::reads::{not_leading, to_text};
 use crate::service::{Asked, Service};
@@ -74,10 +74,11 @@ impl Service {
         request: &LeaseRequest,
     ) -> Result<String, ErrorBody> {
         let known = manager.replica.borrow().clone();
-        match may_ask(&known, asked, request) {
+        match may_ask(&known, &self.ports.limits.node_namespaces, asked, request) {
             // A new leader has not applied yet, perhaps, what this node would be allowed by.
             Err(_) if matches!(asked.caller, Principal::Node(_)) => {
-                may_ask(&*self.copy(manager, asked.left()).await?, asked, request)?;
+                let copy = self.copy(manager, asked.left()).await?;
+                may_ask(&copy, &self.ports.limits.node_namespaces, asked, request)?;
             }
             judged => judged?,
         }
@@ -108,11 +109,23 @@ impl Service {
                 self.lease_view(manager, asked, &replica, lease).await
             }
             LeaseRequest::Delete { lease } => {
-                let force = asked.caller.is_operator();
+                let replica = self.copy(manager, asked.left()).await?;
+                if held_by_session(&replica.tables, &key(lease)).is_some() {
+                    let text = format!(
+                        "{lease} is held by a running session: end that first, or delete the lease with --force, which lets \
+                         nobody else hold it before its duration has passed"
+                    );
+                    return Err(ErrorBody::new(ErrorCode::Conflict, text));
+                }
                 let command = self.lease_command(asked, lease, "lease deleted");
-                self.propose(manager, asked, command.change(Change::DeleteObject { key: key(lease), force })).await?;
-                Ok(json!({"namespace": lease.namespace, "name": lease.name, "deleted": true}).to_string())
+                let change = Change::DeleteObject { key: key(lease), force: false };
+                self.propose(manager, asked, command.change(change)).await.map_err(|error| match error.code {
+                    ErrorCode::NotFound => no_such(lease),
+                    _ => error,
+                })?;
+                Ok(deleted(lease).to_string())
             }
+            LeaseRequest::DeleteHeld { lease } => self.delete_held(manager, asked, lease).await,
             LeaseRequest::Update { lease, revision, holder, duration_ms } => {
                 holder.as_deref().map_or(Ok(()), holder_is_sane)?;
                 duration_ms.map_or(Ok(()), duration_is_sane)?;
@@ -151,6 +164,33 @@ impl Service {
 
     fn lease_command(&self, asked: &Asked, lease: &LeaseRef, what: &str) -> Command {
         self.command(asked, &format!("{what}: {lease}"))
+    }
+
+    /// Deletes a lease that a session may hold alive. What runs under the lease learns of it when the session renews, and is
+    /// gone when the lease would have run out. Another lease of that name keeps every candidate out until then: it is in no
+    /// session, so nothing renews it, and it has a holder that no candidate is called.
+    async fn delete_held(&self, manager: &ManagerPorts, asked: &Asked, lease: &LeaseRef) -> Result<String, ErrorBody> {
+        if !asked.caller.is_operator() {
+            return Err(ErrorBody::forbidden("only an operator deletes a lease with --force"));
+        }
+        let (key, replica) = (key(lease), self.copy(manager, asked.left()).await?);
+        let command = self.lease_command(asked, lease, "lease deleted by force");
+        let command = command.change(Change::DeleteObject { key: key.clone(), force: true });
+        let Some((revision, was)) = held_by_session(&replica.tables, &key) else {
+            self.propose(manager, asked, command).await?;
+            return Ok(deleted(lease).to_string());
+        };
+        let holder = format!("{} (deleted)", was.spec.held_by().unwrap_or_default());
+        let duration_ms = was.spec.duration_ms.unwrap_or(LONGEST_MS);
+        let barrier = new_lease(asked, lease, Some(holder.clone()), Some(duration_ms));
+        // Should it pass to another session in between, that one's duration counts.
+        let guard = Guard::ObjectRevision { key, revision };
+        let command = command.guard(guard).change(Change::CreateObject(Box::new(barrier)));
+        self.propose(manager, asked, command).await?;
+        let mut answer = deleted(lease);
+        answer["held_by"] = holder.into();
+        answer["available_in_ms"] = duration_ms.into();
+        Ok(answer.to_string())
     }
 
     /// A lease as it is in this copy, with the time that the leader's clock gives it.
@@ -269,7 +309,7 @@ impl Service {
         let LeaseRequest::Watch { lease, seen, wait_ms } = request else {
             return Err(ErrorBody::new(ErrorCode::Internal, "this needs the leader"));
         };
-        may_ask(&manager.replica.borrow().clone(), asked, request)?;
+        may_ask(&manager.replica.borrow().clone(), &self.ports.limits.node_namespaces, asked, request)?;
         let (seen, wait) = (*seen, Duration::from_millis(*wait_ms));
         let key = key(lease);
         let limit = tokio::time::Instant::now() + wait.min(asked.left());
@@ -296,6 +336,17 @@ impl Service {
         let view = object.and_then(|object| LeaseView::of(&object, None));
         Ok(json!({"revision": at, "lease": view}).to_string())
     }
+}
+
+/// The lease, with its revision, if a native session holds it alive.
+fn held_by_session<'a>(tables: &'a Tables, key: &ObjectKey) -> Option<(Revision, &'a Lease)> {
+    let object = tables.objects.get(key)?;
+    let lease = object.lease().filter(|lease| lease.is_live() && lease.holding.session.is_some())?;
+    Some((object.meta.revision, lease))
+}
+
+fn deleted(lease: &LeaseRef) -> Value {
+    json!({"namespace": lease.namespace, "name": lease.name, "deleted": true})
 }
 
 fn new_lease(asked: &Asked, lease: &LeaseRef, holder: Option<String>, duration_ms: Option<u64>) -> Object {
@@ -342,27 +393,33 @@ fn guard_scope_is_sane(scope: &GuardScope) -> Result<(), ErrorBody> {
 }
 
 /// Refuses what this caller may not ask for, by this copy.
-fn may_ask(replica: &Replica, asked: &Asked, request: &LeaseRequest) -> Result<(), ErrorBody> {
+fn may_ask(replica: &Replica, granted: &[String], asked: &Asked, request: &LeaseRequest) -> Result<(), ErrorBody> {
     let touch = |namespace: &str| may_touch(&replica.tables, &asked.caller, namespace);
+    let write = |namespace: &str| may_write(&replica.tables, granted, &asked.caller, namespace);
     let own = || speaks::lease(&replica.tables, &asked.caller, request);
     match request {
         LeaseRequest::List { namespace } => namespace.as_deref().map_or(Ok(()), touch),
-        LeaseRequest::Get { lease }
-        | LeaseRequest::Create { lease, .. }
-        | LeaseRequest::Delete { lease }
-        | LeaseRequest::Update { lease, .. }
-        | LeaseRequest::Acquire { lease, .. }
-        | LeaseRequest::Release { lease, .. }
-        | LeaseRequest::Watch { lease, .. } => {
+        LeaseRequest::Get { lease } | LeaseRequest::Watch { lease, .. } => {
             lease_name_is_sane(lease)?;
             touch(&lease.namespace)?;
+            own()
+        }
+        LeaseRequest::Create { lease, .. }
+        | LeaseRequest::Delete { lease }
+        | LeaseRequest::DeleteHeld { lease }
+        | LeaseRequest::Update { lease, .. }
+        | LeaseRequest::Acquire { lease, .. }
+        | LeaseRequest::Release { lease, .. } => {
+            lease_name_is_sane(lease)?;
+            touch(&lease.namespace)?;
+            write(&lease.namespace)?;
             own()
         }
         LeaseRequest::Renew { held, .. } if held.len() > MOST_RENEWED => {
             Err(ErrorBody::invalid(format!("at most {MOST_RENEWED} leases are renewed in one request")))
         }
         LeaseRequest::Renew { held, .. } => {
-            held.iter().try_for_each(|(lease, _)| touch(&lease.namespace))?;
+            held.iter().try_for_each(|(lease, _)| touch(&lease.namespace).and_then(|()| write(&lease.namespace)))?;
             own()
         }
         LeaseRequest::Guards | LeaseRequest::SetGuard { .. } => Ok(()),
@@ -371,7 +428,8 @@ fn may_ask(replica: &Replica, asked: &Asked, request: &LeaseRequest) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::{GuardMode, Name, User, WallTime};
+    use muster_messages::wire::Request;
+    use muster_messages::{GuardMode, Holding, Name, User, WallTime};
 
     use super::*;
 
@@ -399,5 +457,43 @@ mod tests {
         };
         assert_eq!(told(Principal::User(name)), ["own", "own"]);
         assert_eq!(told(Principal::Operator).len(), 3);
+    }
+
+    /// A lease of a session; and what was proposed for a request about it.
+    async fn asked_of_held(caller: &Principal, request: LeaseRequest) -> (u16, Value, Vec<Change>) {
+        let mut tables = crate::tests::tables();
+        let spec = LeaseSpec { holder: Some("h".to_owned()), duration_ms: Some(4_000), ..LeaseSpec::default() };
+        let holding = Holding { token: FencingToken(3), session: Some(SessionId(7)), expired: false };
+        let body = ObjectBody::Lease(Lease { spec, holding });
+        let meta = ObjectMeta { revision: Revision(3), ..ObjectMeta::fresh(Uid(1)) };
+        let object = Object { namespace: "default".to_owned(), name: "l".to_owned(), meta, body };
+        tables.objects.insert(object.key(), Arc::new(object));
+        let world = crate::tests::World::with(tables, |_, _| Some(Ok(())));
+        let (status, answer, proposed) = world.native(caller, Request::Lease(request)).await;
+        (status.as_u16(), answer, proposed.into_iter().flat_map(|(_, _, changes)| changes).collect())
+    }
+
+    #[tokio::test]
+    async fn lease_of_a_session_is_deleted_by_force_alone_and_stays_taken() {
+        let lease = LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() };
+        let (operator, delete) = (Principal::Operator, LeaseRequest::Delete { lease: lease.clone() });
+        let (status, answer, proposed) = asked_of_held(&operator, delete).await;
+        assert_eq!((status, proposed), (409, vec![]), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("--force"), "{answer}");
+
+        let node = Principal::Node(muster_messages::NodeId::from_entropy(1));
+        let (status, _, proposed) = asked_of_held(&node, LeaseRequest::DeleteHeld { lease: lease.clone() }).await;
+        assert_eq!((status, proposed), (403, vec![]), "operators alone");
+
+        let (status, answer, proposed) = asked_of_held(&operator, LeaseRequest::DeleteHeld { lease }).await;
+        assert_eq!(
+            (status, &answer["held_by"], &answer["available_in_ms"]),
+            (200, &"h (deleted)".into(), &4_000.into())
+        );
+        let [Change::DeleteObject { force: true, .. }, Change::CreateObject(barrier)] = proposed.as_slice() else {
+            panic!("{proposed:?}");
+        };
+        let spec = &barrier.lease().expect("a lease").spec;
+        assert_eq!((spec.held_by(), spec.duration_ms), (Some("h (deleted)"), Some(4_000)), "nobody is called that");
     }
 }

@@ -37,6 +37,8 @@ pub struct ApiPorts {
     pub manager: watch::Receiver<Option<Arc<ManagerPorts>>>,
     pub tree: Tree,
     pub dialer: Dialer,
+    /// Opens a restored cluster to others, on disk as well. False: it was open. Blocks.
+    pub open_admission: Arc<dyn Fn() -> Result<bool, String> + Send + Sync>,
     /// `[debug] crash = true`.
     pub crash_allowed: bool,
     pub limits: ApiLimits,
@@ -54,11 +56,13 @@ pub struct ApiLimits {
     pub watches: u64,
     /// Requests in progress on one native connection; the next one is read when one of them is answered.
     pub in_flight: usize,
-    /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. Some may be larger: see `definitions` and
-    /// `frame`.
+    /// Bytes of one request, an HTTP body or a frame on `muster-api/1`. Some may be larger: see `definitions`,
+    /// `objects` and `frame`.
     pub body: usize,
     /// Connections to the admin socket; further ones wait.
     pub socket_connections: usize,
+    /// The namespaces in which every node may write leases, locks and config maps, `*` for all; its own is one in any case.
+    pub node_namespaces: Vec<String>,
 }
 
 impl Default for ApiLimits {
@@ -70,12 +74,16 @@ impl Default for ApiLimits {
             in_flight: 256,
             body: 64 * 1024,
             socket_connections: 512,
+            // Where `muster elect` on a worker's socket goes.
+            node_namespaces: vec!["default".to_owned()],
         }
     }
 }
 
 /// A definition of a reconciler with all its objects, which has 512 KiB, as it is written, and what is around it.
 const DEFINITIONS: usize = 640 * 1024;
+/// An object of the largest size that is kept, 256 KiB, and half as much again for how it is spelled.
+const OBJECTS: usize = 384 * 1024;
 /// What a command wrote, at the end of the report of its runner.
 const OUTPUT: usize = 64 * 1024;
 /// What is around the output in a report, or around a body that a worker passes on: its path above all.
@@ -86,13 +94,17 @@ impl ApiLimits {
     pub(crate) fn definitions(&self) -> usize {
         self.body.max(DEFINITIONS)
     }
+    /// Bytes of one request that writes a config map or the like. Callers with an identity only.
+    pub(crate) fn objects(&self) -> usize {
+        self.body.max(OBJECTS)
+    }
     /// Bytes of one frame of this caller on `muster-api/1`. It is kept while it arrives, and there may be many connections: far
     /// less than the wire's limit.
     pub(crate) fn frame(&self, caller: &Principal) -> usize {
         match caller {
             Principal::Operator | Principal::Admin(_) => self.definitions(),
             Principal::Node(_) => self.body.max(OUTPUT).saturating_add(AROUND),
-            Principal::User(_) | Principal::Anonymous | Principal::Cluster => self.body,
+            Principal::User(_) | Principal::Bearer { .. } | Principal::Anonymous | Principal::Cluster => self.body,
         }
     }
 }

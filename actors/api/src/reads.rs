@@ -13,6 +13,10 @@ use crate::core::{self, Source, resolve};
 use crate::ports::ManagerPorts;
 use crate::service::{Asked, Service};
 
+/// Bytes of the events of one answer: half of a frame, for what is around them and for the events of one revision, which are
+/// never parted.
+const EVENTS_PAGE_BYTES: usize = 512 * 1024;
+
 /// How long a read that may be answered stale waits for a quorum first: two election timeouts.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
@@ -93,7 +97,7 @@ impl Service {
 
     fn render_stale(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
         let replica = manager.replica.borrow().clone();
-        let as_of = replica.tables.events.last().map_or_else(|| muster_kernel::Clock.wall(), |e| e.at);
+        let as_of = replica.tables.last_event().map_or_else(|| muster_kernel::Clock.wall(), |e| e.at);
         // An old copy does not know what came after it: it never denies a node.
         self.render(manager, asked, &replica, Some(as_of)).map_err(|error| match error.code {
             ErrorCode::NotFound => self.no_quorum(manager, &error.message),
@@ -155,7 +159,7 @@ impl Service {
         if let Some(oldest) = replica.tables.events.front()
             && since.0 != 0
             && since.0.saturating_add(1) < oldest.revision.0
-            && replica.tables.events.len() >= 10_000
+            && replica.tables.events.len() >= muster_store::MAX_EVENTS
         {
             let text = format!(
                 "events after {since} are no longer kept (the oldest is {}); start again without --since",
@@ -165,17 +169,13 @@ impl Service {
         }
         let mut changes = manager.replica.clone();
         let limit = wait.min(asked.left());
-        let newer = |r: &Replica| r.tables.events.last().is_some_and(|e| e.revision > since);
+        let newer = |r: &Replica| r.tables.events_after(since).next().is_some();
         let seen = tokio::time::timeout(limit, changes.wait_for(|r| newer(r))).await;
         let replica = match seen {
             Ok(Ok(replica)) => replica.clone(),
             _ => replica,
         };
-        // Events are ordered by revision: walk back from the newest.
-        let mut items: Vec<Value> =
-            replica.tables.events.iter().rev().take_while(|e| e.revision > since).map(|e| core::event(e)).collect();
-        items.reverse();
-        Ok(json!({"items": items, "revision": replica.tables.revision}).to_string())
+        Ok(core::events_page(&replica.tables, since, EVENTS_PAGE_BYTES).to_string())
     }
 }
 

@@ -9,8 +9,8 @@ use futures_util::stream;
 use muster_gates::{Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Gate, Guard,
-    LEVEL_RECONCILER, Participant, ParticipantKey, ParticipantPhase, Principal, Progress, ReconcilerChange,
+    Action, Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Gate,
+    Guard, LEVEL_RECONCILER, Participant, ParticipantKey, ParticipantPhase, Principal, Progress, ReconcilerChange,
     Reconcilers, Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
 };
 use serde_json::{Value, json};
@@ -45,6 +45,16 @@ fn no_gate(all: &Reconcilers, name: &str) -> ErrorBody {
     }
     let text = format!("{name} has no gate: nothing has been applied yet; `muster reconciler status {name}` says why");
     ErrorBody::new(ErrorCode::NotFound, text)
+}
+
+/// Every reader of a plan sees the program of its command. Operators see its arguments and environment too.
+fn hide_arguments(plan: &mut Value) {
+    if let Some(arguments) = plan["command"].as_array_mut()
+        && arguments.len() > 1
+    {
+        arguments.truncate(1);
+        arguments.push(json!("(arguments: shown to operators)"));
+    }
 }
 
 fn named(definition: &Definition) -> Value {
@@ -90,7 +100,13 @@ impl Service {
                 status["revision"] = json!(tables.revision);
                 status
             }
-            R::Plan { name, release } => muster_gates::plan(tables, name, *release).ok_or_else(|| no_such(name))?,
+            R::Plan { name, release } => {
+                let mut plan = muster_gates::plan(tables, name, *release).ok_or_else(|| no_such(name))?;
+                if !asked.caller.is_operator() {
+                    hide_arguments(&mut plan);
+                }
+                plan
+            }
             R::History { name } => {
                 muster_gates::history(tables, name).ok_or_else(|| no_gate(&tables.reconcilers, name))?
             }
@@ -110,7 +126,15 @@ impl Service {
             },
             R::Admission { key, .. } => return to_text(&muster_gates::admission(tables, key)),
             R::Definitions { release, .. } => return to_text(&muster_gates::definitions(tables, *release)),
-            R::View { name, release, .. } => return to_text(&muster_gates::runner_view(tables, name, *release)),
+            R::View { name, release, .. } => {
+                let mut view = muster_gates::runner_view(tables, name, *release);
+                if !speaks::runs_now(tables, &asked.caller, name)
+                    && let Some(Definition { action: Action::Command(command), .. }) = &mut view.definition
+                {
+                    *command = command.redacted();
+                }
+                return to_text(&view);
+            }
             other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
         };
         Ok(answer.to_string())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{
-    Action, FencingToken, GateStep, MANAGERS_SCOPE, ManagedKey, NodeId, Participant, Release, WallTime,
+    Action, CommandAction, FencingToken, GateStep, MANAGERS_SCOPE, ManagedKey, NodeId, Participant, Release, WallTime,
     candidates_scope, level_release,
 };
 
@@ -179,4 +179,27 @@ async fn a_wave_whose_answer_was_lost_half_way_is_done_once() {
     let (status, answer, proposed) = world.reconciler(&node(1), wave(&definition)).await;
     let counts = ["created", "updated", "deleted", "unchanged"].map(|count| answer[count].as_u64().unwrap());
     assert_eq!((status.as_u16(), counts, proposed), (200, [0, 0, 0, 3], vec![]));
+}
+
+/// Node 1 runs it.
+#[tokio::test]
+async fn arguments_of_a_command_are_not_shown_to_other_nodes() {
+    use ReconcilerRequest as R;
+    let argv = ["/bin/apply", "--password=hunter2"].map(str::to_owned).to_vec();
+    let command = CommandAction { argv, env: [("TOKEN".to_owned(), "hunter2".to_owned())].into() };
+    let definition = Definition { action: Action::Command(command), ..definition(vec![]) };
+    let world = World::with(tables_of(definition), |_, _| Some(Ok(())));
+    let (name, release) = ("schema".to_owned(), triple("2.0.0"));
+    let view = R::View { name: name.clone(), release, seen: Revision(0), wait_ms: 0 };
+    let plan = R::Plan { name, release: Some(release) };
+    let secret = |answer: &Value| answer.to_string().contains("hunter2");
+    for (caller, of_view, of_plan) in
+        [(node(1), true, false), (node(2), false, false), (Principal::Operator, true, true)]
+    {
+        let (status, answer, _) = world.reconciler(&caller, view.clone()).await;
+        assert_eq!((status.as_u16(), secret(&answer)), (200, of_view), "{caller}: {answer}");
+        let (status, answer, _) = world.reconciler(&caller, plan.clone()).await;
+        assert_eq!((status.as_u16(), secret(&answer)), (200, of_plan), "{caller}: {answer}");
+        assert!(answer.to_string().contains("/bin/apply"));
+    }
 }

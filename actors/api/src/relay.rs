@@ -59,6 +59,7 @@ impl Relay {
             }
             let mut last =
                 ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
+            let mut failed: Vec<String> = Vec::new();
             let mut untried: VecDeque<String> = managers.iter().cloned().collect();
             let mut tried = BTreeSet::new();
             while let Some(addr) = untried.pop_front() {
@@ -69,6 +70,7 @@ impl Relay {
                     Ok(dialed) => dialed.stream,
                     Err(error) => {
                         last = dial_error(&error);
+                        failed.push(last.message.clone());
                         continue;
                     }
                 };
@@ -85,10 +87,11 @@ impl Relay {
                     }
                     Err(error) => {
                         last = ErrorBody::new(ErrorCode::Unreachable, format!("{addr} ended the connection: {error}"));
+                        failed.push(last.message.clone());
                     }
                 }
             }
-            Err(last)
+            Err(none_answers(last, &failed))
         };
         match tokio::time::timeout(asked.left(), attempt).await {
             Ok(result) => result,
@@ -96,6 +99,21 @@ impl Relay {
         }
     }
 }
+
+/// The last failure, unless it was only that this manager does not answer: then that none does.
+fn none_answers(last: ErrorBody, failed: &[String]) -> ErrorBody {
+    if failed.last() != Some(&last.message) {
+        return last;
+    }
+    let more = failed.len().saturating_sub(MOST_NAMED);
+    let more = if more == 0 { String::new() } else { format!("; and {more} more") };
+    let named = failed.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join("; ");
+    let text = format!("this node is a worker and reaches no manager: {named}{more}");
+    ErrorBody { message: text, ..last }
+}
+
+/// Failures that one error names.
+const MOST_NAMED: usize = 3;
 
 /// Managers tried for one request, those that others name included.
 const MOST_TRIED: usize = 32;

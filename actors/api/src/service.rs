@@ -1,7 +1,7 @@
 //! One request in, one answer out, wherever the leader is.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::core::{Kind, authorize, kind_of};
+use crate::kube::refused_tokens::RefusedTokens;
 use crate::ports::{ApiPorts, ManagerPorts};
 use crate::relay::Relay;
 use crate::shares::{Share, Shares};
@@ -31,6 +32,8 @@ pub struct Service {
     pub(crate) relay: Relay,
     /// Room for requests that this node passes on as they are.
     pub(crate) passing: Arc<Semaphore>,
+    /// Tokens that managers refused of what this node passes on.
+    refused_tokens: Arc<Mutex<RefusedTokens>>,
     pub(crate) counters: Arc<Counters>,
     /// Requests in progress that are worked on, those that wait for news, those that a leader elsewhere works on, watch streams,
     /// and long answers on their way, by whoever asked.
@@ -50,6 +53,8 @@ pub struct Counters {
     pub in_progress: AtomicU64,
     /// Open watch streams.
     pub watches: AtomicU64,
+    /// Events of Kubernetes clients that were accepted and not kept.
+    pub events_dropped: AtomicU64,
 }
 
 /// One request on its way.
@@ -79,7 +84,12 @@ impl Service {
         let (places, watches) = (ports.limits.in_progress, ports.limits.watches);
         let (working, waiting, watching) = (part(places, SHARE_OF_WORK), part(places, SHARE), part(watches, SHARE));
         let (calling, long, counters) = (Shares::of(CALLS), Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
-        Self { ports, relay, passing, counters, working, waiting, calling, watching, long }
+        let refused_tokens = Arc::new(Mutex::new(RefusedTokens::new()));
+        Self { ports, relay, passing, refused_tokens, counters, working, waiting, calling, watching, long }
+    }
+
+    pub(crate) fn refused_tokens(&self) -> MutexGuard<'_, RefusedTokens> {
+        self.refused_tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers a request of an authenticated caller, within its timeout.
@@ -104,7 +114,7 @@ impl Service {
         let timeout = Duration::from_millis(call.timeout_ms).min(self.ports.limits.longest);
         // A write is asked again of the next leader when one is lost: without an id of its own it could be made twice.
         let request_id = match (call.request_id, kind_of(&call.request)) {
-            (RequestId(0), Kind::Write) => RequestId(rand::random()),
+            (RequestId(0), Kind::Write) => RequestId::fresh(muster_kernel::Clock.wall(), rand::random()),
             (given, _) => given,
         };
         let asked = Asked { caller, request_id, deadline: Instant::now() + timeout, request: call.request };
@@ -197,6 +207,7 @@ impl Service {
                 return Ok(answer.to_string());
             }
             Request::Actors { node, ask } => return self.actors(asked, node, ask).await,
+            Request::OpenAdmission => return self.open_admission().await,
             _ => {}
         }
         let Some(manager) = manager else {
@@ -213,6 +224,14 @@ impl Service {
             Kind::StaleableRead => self.staleable_read(&manager, asked, relayed).await,
             _ => self.read(&manager, asked).await,
         }
+    }
+
+    async fn open_admission(&self) -> Result<String, ErrorBody> {
+        let open = Arc::clone(&self.ports.open_admission);
+        let opened = tokio::task::spawn_blocking(move || open()).await;
+        let opened = opened.unwrap_or_else(|_| Err("the daemon is shutting down".to_owned()));
+        let failed = |why| ErrorBody::new(ErrorCode::Internal, format!("the cluster stays closed: {why}"));
+        opened.map(|changed| serde_json::json!({"changed": changed}).to_string()).map_err(failed)
     }
 
     /// A worker passes its own node's requests to a manager. It vouches for nobody else.
@@ -266,8 +285,8 @@ impl Service {
             format!("{why}: no leader at the moment; retry")
         } else {
             format!(
-                "{why}: these managers do not answer: {}; start them or restore their network; if they are gone for good, \
-                 stop this one and start it with `musterd --force-new-cluster` to go on without them",
+                "{why}: these managers do not answer: {}; retry while they restart, or start them or restore their network; only if \
+                 they are gone for good, stop this one and start it with `musterd --force-new-cluster` to continue without them",
                 named.join(", ")
             )
         };

@@ -33,12 +33,13 @@ impl Shares {
 
     /// One more, unless this caller has all of its own.
     pub fn take(&self, whose: &Principal) -> Option<Share> {
+        let whose = whose.account();
         let mut taken = locked(&self.taken);
-        if taken.get(whose).is_some_and(|count| *count >= self.most) {
+        if taken.get(&whose).is_some_and(|count| *count >= self.most) {
             return None;
         }
         *taken.entry(whose.clone()).or_default() += 1;
-        Some(Share { whose: whose.clone(), taken: Arc::clone(&self.taken) })
+        Some(Share { whose, taken: Arc::clone(&self.taken) })
     }
 }
 

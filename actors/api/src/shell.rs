@@ -89,7 +89,7 @@ impl ApiShell {
                                 tracing::debug!(%error, "admin socket connection ended");
                             }
                         }
-                        Ok(Spoken::Http(stream)) => serve_http(service, caller(), None, stream).await,
+                        Ok(Spoken::Http(stream)) => serve_http(service, caller(), None, None, stream).await,
                         Ok(Spoken::Nothing) | Err(_) => {}
                     }
                     drop((place, slot));
@@ -102,7 +102,10 @@ impl ApiShell {
 async fn serve(service: Service, connection: Connection) {
     let caller = connection.principal();
     match connection.service {
-        Port::Http => serve_http(service, caller, connection.refused, connection.stream).await,
+        Port::Http => {
+            let source = Some(connection.remote.ip());
+            serve_http(service, caller, connection.refused, source, connection.stream).await;
+        }
         _ => {
             let frames = Framed::new(connection.stream).with_limit(service.ports.limits.frame(&caller));
             let ended = serve_native(service, Arc::new(move || caller.clone()), frames).await;
@@ -150,7 +153,7 @@ impl Shell for ApiShell {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         json!({
             "connections": load(&self.open), "in_progress": load(&c.in_progress), "answered": load(&c.answered),
-            "refused": load(&c.refused), "overloaded": load(&c.overloaded),
+            "refused": load(&c.refused), "overloaded": load(&c.overloaded), "events_dropped": load(&c.events_dropped),
         })
     }
 }

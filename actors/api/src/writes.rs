@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use muster_kernel::{AskError, Clock};
 use muster_messages::protocol::{CertAuthorityMsg, MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg};
-use muster_messages::wire::{ListOf, PeerCall, Request};
+use muster_messages::wire::{ListOf, PeerCall, Request, encode};
 use muster_messages::{
-    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, NodeDoubts, NodeId, NodeRecord, Replica, RequestId,
-    Revision, Role, RoleView, Tables, Token,
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, IDENTITY_LEVEL, NodeDoubts, NodeId, NodeRecord,
+    Replica, RequestId, Revision, Role, RoleView, Tables, Token, check_labels, in_short, removal_digest,
+    request_digest,
 };
 use serde_json::{Value, json};
 
-use crate::core::{self, Source, resolve};
+use crate::core::{self, Kind, Source, kind_of, labels_are_the_operators, lives_a_while, resolve, resolve_firmly};
 use crate::ports::ManagerPorts;
 use crate::reads::{is_unavailable, not_leading, to_text};
 use crate::service::{Asked, Service};
@@ -36,12 +37,18 @@ impl Service {
         asked: &Asked,
         relayed: bool,
     ) -> Result<String, ErrorBody> {
+        known_to_all(&manager.replica.borrow().tables, &asked.request)?;
         if manager.replica.borrow().raft.leading {
-            match self.lead(manager, asked).await {
-                Err(error) if !relayed && lost_leadership(&error) => {}
+            let unsure = match self.lead(manager, asked).await {
+                Err(error) if !relayed && lost_leadership(&error) => {
+                    Some(error).filter(|error| is_unsure(asked, error))
+                }
+                Err(error) if !relayed && is_late(asked, &error) => {
+                    return Err(self.may_still_happen(manager, asked, &error));
+                }
                 done => return done,
-            }
-            return self.follow_leader(manager, asked, Some(manager.node)).await;
+            };
+            return self.follow_leader(manager, asked, Some(manager.node), unsure).await;
         }
         if relayed {
             return Err(not_leading());
@@ -52,17 +59,18 @@ impl Service {
     /// Passes a request to whoever leads, until it is answered or the deadline passes.
     pub(crate) async fn to_leader(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
         let _place = self.call_place(&asked.caller)?;
-        self.follow_leader(manager, asked, None).await
+        self.follow_leader(manager, asked, None, None).await
     }
 
-    /// `asked_first`: whoever had the request already.
+    /// `asked_first`: the manager that had the request already. `unsure`: how an attempt failed that may have been carried out;
+    /// from then on the request is never called refused.
     async fn follow_leader(
         &self,
         manager: &ManagerPorts,
         asked: &Asked,
         mut asked_first: Option<NodeId>,
+        mut unsure: Option<ErrorBody>,
     ) -> Result<String, ErrorBody> {
-        let mut last: Option<ErrorBody> = None;
         loop {
             let (leading, leader) = {
                 let replica = manager.replica.borrow();
@@ -78,19 +86,41 @@ impl Service {
                 _ => None,
             };
             match answer {
-                Some(Err(error)) if retriable(&error) => last = Some(error),
+                Some(Err(error)) if retriable(&error) => {
+                    unsure = Some(error).filter(|error| is_unsure(asked, error)).or(unsure);
+                }
+                Some(Err(error)) if is_late(asked, &error) => {
+                    return Err(self.may_still_happen(manager, asked, &error));
+                }
                 Some(done) => return done,
                 None => {}
             }
             if asked.left() <= RETRY_PAUSE {
-                let unsure = last.filter(|e| e.code == ErrorCode::UnknownOutcome);
-                return Err(unsure.unwrap_or_else(|| self.no_quorum(manager, "no leader took the request in time")));
+                return Err(match unsure {
+                    Some(error) => self.may_still_happen(manager, asked, &error),
+                    None => self.no_quorum(manager, "no leader took the request in time"),
+                });
             }
             // A new leader shows as a change of the replica; the pause bounds the wait for what does not show there.
             let mut changes = manager.replica.clone();
             let _changed = tokio::time::timeout(RETRY_PAUSE, changes.changed()).await;
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// The error of a write whose outcome is not known: where to look, and which managers are missing.
+    fn may_still_happen(&self, manager: &ManagerPorts, asked: &Asked, why: &ErrorBody) -> ErrorBody {
+        if why.is_final() {
+            return why.clone();
+        }
+        let look = where_to_look(&asked.request);
+        let text = format!("the outcome is not known, and it may still happen (look at {look} before you repeat it)");
+        let no_quorum = self.no_quorum(manager, &text);
+        let message = match no_quorum.details.contains("\"missing\":[]") {
+            true => format!("{text}: {why}"),
+            false => no_quorum.message.clone(),
+        };
+        ErrorBody { code: ErrorCode::UnknownOutcome, message, ..no_quorum }
     }
 
     async fn call_leader(&self, manager: &ManagerPorts, asked: &Asked, leader: NodeId) -> Result<String, ErrorBody> {
@@ -110,7 +140,7 @@ impl Service {
             Ok(_) = changes.wait_for(|r| r.raft.leader_node != Some(leader)) => {
                 return Err(ErrorBody::new(
                     ErrorCode::UnknownOutcome,
-                    "leadership was lost while the request was in progress; retry with the same request id",
+                    "leadership changed while the request was in progress; it may have been done: look before you repeat it",
                 ));
             }
         };
@@ -123,15 +153,18 @@ impl Service {
         let tables = &replica.tables;
         let answer = match &asked.request {
             Request::SetRole { node, role } => {
-                let record = self.node(manager, asked, tables, node).await?;
+                let record = self.node_firmly(manager, asked, tables, node).await?;
                 let (id, role, by, request) = (record.id, *role, asked.caller.clone(), asked.request_id);
                 let make = |reply| RoleManagerMsg::SetRole { node: id, role, by, request, reply };
                 let wish = self.ask(asked, &manager.leader.roles, make).await?;
-                json!({"node": id, "name": record.name, "desired_role": role, "changed": wish.changed})
+                json!({
+                    "node": id, "name": record.name, "addr": record.addr, "member_since": record.created_at,
+                    "role": record.role, "desired_role": role, "changed": wish.changed,
+                })
             }
             Request::NodeRemove { node, force } => {
-                let record = match self.node(manager, asked, tables, node).await {
-                    Err(gone) if gone.code == ErrorCode::NotFound && done_before(manager, asked) => {
+                let record = match self.node_firmly(manager, asked, tables, node).await {
+                    Err(gone) if gone.code == ErrorCode::NotFound && done_before(manager, asked, *force) => {
                         return Ok(json!({"node": node, "name": node, "removed": true}).to_string());
                     }
                     found => found?,
@@ -139,11 +172,22 @@ impl Service {
                 let (id, force, by, request) = (record.id, *force, asked.caller.clone(), asked.request_id);
                 let make = |reply| RoleManagerMsg::Remove { node: id, force, by, request, reply };
                 self.ask(asked, &manager.leader.roles, make).await?;
-                json!({"node": id, "name": record.name, "removed": true})
+                json!({
+                    "node": id, "name": record.name, "addr": record.addr, "member_since": record.created_at, "removed": true,
+                })
+            }
+            Request::NodeRename { node, name } => {
+                let record = self.node_firmly(manager, asked, tables, node).await?;
+                let (id, old) = (record.id, record.name.clone());
+                let command = self.command(asked, "renamed").guard(Guard::NodeExists(id));
+                self.propose(manager, asked, command.change(Change::RenameNode { node: id, name: name.clone() }))
+                    .await?;
+                json!({"node": id, "name": name, "before": old, "changed": old != *name})
             }
             Request::NodeUpdate { node, add, remove, generation } => {
                 let id = self.node(manager, asked, tables, node).await?.id;
-                labels_are_sane(add)?;
+                check_labels(add).map_err(ErrorBody::invalid)?;
+                labels_are_the_operators(tables, id, remove)?;
                 let mut command = self.command(asked, "labels").guard(Guard::NodeExists(id));
                 if let Some(generation) = generation {
                     command = command.guard(Guard::Generation { node: id, generation: *generation });
@@ -194,6 +238,10 @@ impl Service {
                 shown(&replica, replica.tables.default_token(*role).ok_or_else(none)?)?
             }
             Request::TokenCreate { role, ttl_ms, uses } => {
+                lives_a_while(*ttl_ms)?;
+                if *uses == Some(0) {
+                    return Err(ErrorBody::invalid("a token with 0 uses admits no node; give at least 1, or no limit"));
+                }
                 let token = self.new_token(asked, *role, false, *ttl_ms, *uses);
                 self.put_token(manager, asked, token, None).await?
             }
@@ -214,8 +262,20 @@ impl Service {
                 self.propose(manager, asked, command).await?;
                 json!({"node": id, "state": "rotate"})
             }
+            Request::CertRevoke { node } => {
+                let id = self.node(manager, asked, tables, node).await?.id;
+                if !tables.records_identities() {
+                    let (needs, level) = (IDENTITY_LEVEL, tables.cluster.as_ref().map_or(0, |c| c.feature_level));
+                    return Err(CommandRefusal::FeatureLevel { needs, level }.into());
+                }
+                let revoking = Change::RevokeCertificates(id);
+                let command = self.command(asked, "revoked").guard(Guard::NodeExists(id)).change(revoking);
+                self.propose(manager, asked, command).await?;
+                json!({"node": id, "state": "rotate", "revoking": true})
+            }
             Request::UserCreate { name, admin, namespaces, ttl_ms, csr_pem } => {
                 let (name, admin, namespaces, lifetime_ms) = (name.clone(), *admin, namespaces.clone(), *ttl_ms);
+                lives_a_while(lifetime_ms)?;
                 let (csr_pem, by, request) = (csr_pem.clone(), asked.caller.clone(), asked.request_id);
                 let view = json!({"name": &name, "admin": admin, "namespaces": &namespaces});
                 let make = |reply| CertAuthorityMsg::SignUser {
@@ -243,6 +303,7 @@ impl Service {
                 json!({"name": name, "revoked": true})
             }
             Request::AccessTokenCreate { user, namespace, ttl_ms } => {
+                lives_a_while(*ttl_ms)?;
                 self.create_access(manager, asked, user, namespace, *ttl_ms).await?
             }
             Request::TransferLeader { to } => {
@@ -250,6 +311,9 @@ impl Service {
                     Some(node) => Some(self.node(manager, asked, tables, node).await?.id),
                     None => None,
                 };
+                if let Some(to) = to {
+                    self.can_take_over(manager, &replica, to)?;
+                }
                 let transferred =
                     manager.raft.ask(asked.left(), |reply| RaftMemberMsg::TransferLeadership { to, reply }).await;
                 let leader = transferred.map_err(ErrorBody::from)?.map_err(|e| self.proposal_error(manager, e))?;
@@ -279,6 +343,21 @@ impl Service {
         resolve(&replica.tables, reference).cloned()
     }
 
+    /// The same for what cannot be undone.
+    async fn node_firmly(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        tables: &Tables,
+        reference: &str,
+    ) -> Result<Arc<NodeRecord>, ErrorBody> {
+        if let Ok(node) = resolve_firmly(tables, reference) {
+            return Ok(Arc::clone(node));
+        }
+        let replica = self.copy(manager, asked.left()).await?;
+        resolve_firmly(&replica.tables, reference).cloned()
+    }
+
     async fn staleable_or_refuse(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
         Box::pin(self.staleable_read(manager, asked, true)).await
     }
@@ -293,14 +372,17 @@ impl Service {
             Ok(answer) => answer,
             // The leader's actors are starting with it, or restarting after a crash: worth another attempt.
             Err(AskError::Down) => Err(not_leading()),
-            // It restarted with the question in its mailbox; wishes are written down under the request id: ask again.
-            Err(AskError::Closed) => Err(not_leading()),
+            // It restarted with the question in its mailbox, or while it worked on it. Requests are written down under their id,
+            // so asking again is safe; what is not known is whether it was carried out.
             Err(error) => Err(error.into()),
         }
     }
 
     pub(crate) fn command(&self, asked: &Asked, reason: &str) -> Command {
-        Command::idempotent(Clock.wall(), asked.caller.clone(), reason).with_request(asked.request_id)
+        let command = Command::idempotent(Clock.wall(), asked.caller.clone(), reason).with_request(asked.request_id);
+        let manager = self.ports.manager.borrow();
+        let by_caller = manager.as_ref().is_some_and(|half| half.replica.borrow().tables.remembers_callers());
+        if by_caller { command.guard(Guard::Request { digest: digest(&asked.request) }) } else { command }
     }
 
     /// Proposes and answers with a copy that has applied it.
@@ -333,8 +415,11 @@ impl Service {
         let applied = match proposed.await {
             Ok(Err(ProposeError::Refused(refusal))) => return Ok(Proposed::Refused(refusal)),
             Ok(done) => done.map_err(|e| self.proposal_error(manager, e))?,
-            // The raft member restarted with the proposal in its mailbox or in flight: the request id makes a retry safe.
-            Err(AskError::Closed | AskError::Down) if asked.request_id != RequestId(0) => return Err(not_leading()),
+            Err(AskError::Down) if asked.request_id != RequestId(0) => return Err(not_leading()),
+            // It restarted with the proposal in its mailbox or in flight: the request id makes a retry safe.
+            Err(error @ (AskError::Closed | AskError::TimedOut)) => {
+                return Err(ErrorBody::new(ErrorCode::UnknownOutcome, ErrorBody::from(error).message));
+            }
             Err(error) => return Err(error.into()),
         };
         let mut changes = manager.replica.clone();
@@ -350,10 +435,25 @@ impl Service {
     fn proposal_error(&self, manager: &ManagerPorts, error: ProposeError) -> ErrorBody {
         match error {
             ProposeError::NotLeader { .. } => not_leading(),
-            // The shared wording knows ids only; this one names the managers.
-            ProposeError::NoQuorum { .. } => self.no_quorum(manager, "the change could not be committed"),
+            // It never entered the log. The shared wording knows ids only; this one names the managers.
+            ProposeError::NoQuorum { .. } => self.no_quorum(manager, "the change was not made"),
+            // It is in a log.
+            ProposeError::TimedOut => ErrorBody::new(ErrorCode::UnknownOutcome, "the change was not confirmed in time"),
             other => other.into(),
         }
+    }
+
+    /// Refuses at once what would otherwise be given up after a timeout: a node that does not answer cannot take over.
+    fn can_take_over(&self, manager: &ManagerPorts, replica: &Replica, to: NodeId) -> Result<(), ErrorBody> {
+        let (roles, doubts, peers) = (RoleView::default(), NodeDoubts::default(), (manager.peers)());
+        let source = Source { replica, roles: &roles, this: manager.node, peers: &peers, doubts: &doubts, stale: None };
+        if !source.missing().contains(&to) {
+            return Ok(());
+        }
+        let name = |id: &NodeId| replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| n.name.to_string());
+        let text =
+            format!("{} does not answer: it cannot take over, and {} still leads", name(&to), name(&manager.node));
+        Err(ErrorBody::new(ErrorCode::TimedOut, text))
     }
 
     fn new_token(&self, asked: &Asked, role: Role, default: bool, ttl_ms: Option<u64>, uses: Option<u32>) -> Token {
@@ -397,33 +497,24 @@ fn shown(replica: &Replica, token: &Token) -> Result<Value, ErrorBody> {
     Ok(core::token_shown(token, &full.to_text()))
 }
 
-/// Labels are small: they travel with every node listing.
-fn labels_are_sane(add: &std::collections::BTreeMap<String, String>) -> Result<(), ErrorBody> {
-    let bad = |k: &str, v: &str| {
-        k.is_empty()
-            || k.len() > 128
-            || v.len() > 256
-            || k.chars().any(char::is_control)
-            || v.chars().any(char::is_control)
-    };
-    match add.iter().find(|(k, v)| bad(k, v)) {
-        Some((k, _)) => {
-            let k: String = k.chars().take(40).collect();
-            Err(ErrorBody::new(
-                ErrorCode::Invalid,
-                format!("label {k:?}: a key holds 1 to 128, a value at most 256 printable bytes"),
-            ))
-        }
-        None if add.len() > 64 => Err(ErrorBody::invalid("at most 64 labels in one change")),
-        None => Ok(()),
+/// Refuses what managers of an earlier release could not read, before it is passed to one.
+fn known_to_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
+    let level = tables.feature_level();
+    if matches!(request, Request::NodeRename { .. }) && level < IDENTITY_LEVEL {
+        return Err(CommandRefusal::FeatureLevel { needs: IDENTITY_LEVEL, level }.into());
     }
+    Ok(())
 }
 
-/// The removal that this request asked for was accepted before, and its node is gone: it is done.
-fn done_before(manager: &ManagerPorts, asked: &Asked) -> bool {
-    let replica = manager.replica.borrow();
-    asked.request_id != RequestId(0)
-        && replica.tables.outcomes.get(&asked.request_id).is_some_and(|first| first.refused.is_none())
+/// The removal that this request asked for was accepted before, and its node is gone: it is done. Of a node that is gone only the
+/// block is left, so the id must have stood for the removal of a node that is blocked.
+fn done_before(manager: &ManagerPorts, asked: &Asked, force: bool) -> bool {
+    let tables = &manager.replica.borrow().tables;
+    let first = tables.outcome_of(&asked.caller, asked.request_id).filter(|first| first.refused.is_none());
+    first.is_some_and(|first| {
+        let of = |digest| tables.blocklist.keys().any(|node| removal_digest(*node, force) == digest);
+        first.digest.is_none_or(of)
+    })
 }
 
 /// A transfer is the one request that ends the leadership it was asked of, and asking the next leader again would end
@@ -439,9 +530,52 @@ fn transferred(manager: &ManagerPorts, asked: &Asked, before: Option<NodeId>, no
 }
 
 fn lost_leadership(error: &ErrorBody) -> bool {
-    error.code == ErrorCode::UnknownOutcome || error.details.contains("not_leading")
+    error.code == ErrorCode::UnknownOutcome && !error.is_final() || error.details.contains("not_leading")
+}
+
+/// Whether it was not answered in time, and may be carried out yet. A removal that was accepted is known to go on.
+fn is_late(asked: &Asked, error: &ErrorBody) -> bool {
+    let removal = matches!(asked.request, Request::NodeRemove { .. });
+    error.code == ErrorCode::TimedOut && kind_of(&asked.request) == Kind::Write && !removal
+}
+
+/// Whether a write that failed like this may be carried out all the same. Not if it was never sent, or was refused before it
+/// entered a log.
+fn is_unsure(asked: &Asked, error: &ErrorBody) -> bool {
+    let never_taken = || error.details.contains("not_leading") || error.details.contains("not_sent");
+    kind_of(&asked.request) == Kind::Write && error.code != ErrorCode::NoQuorum && !never_taken()
+}
+
+/// What shows whether a write was carried out.
+fn where_to_look(request: &Request) -> String {
+    match request {
+        Request::SetRole { node, .. } | Request::NodeRemove { node, .. } | Request::NodeUpdate { node, .. } => {
+            format!("`muster node inspect {}`", in_short(node, 64))
+        }
+        Request::TokenCreate { .. } | Request::TokenRotate { .. } | Request::TokenRevoke { .. } => {
+            "`muster token ls`".to_owned()
+        }
+        Request::CertRotate { .. } => "`muster cert ls`".to_owned(),
+        Request::UserCreate { .. } | Request::UserRevoke { .. } | Request::AccessTokenCreate { .. } => {
+            "`muster user ls`".to_owned()
+        }
+        Request::Lease(_) => "`muster lease ls`".to_owned(),
+        Request::TransferLeader { .. } => "`muster raft status`".to_owned(),
+        Request::Reconciler(_) => "`muster reconciler ls`".to_owned(),
+        _ => "`muster status`".to_owned(),
+    }
+}
+
+/// What was requested, told from everything else that the same id could be used for.
+fn digest(request: &Request) -> u64 {
+    let bytes = encode(request).expect("a request that was decoded has an encoding");
+    request_digest(&[&bytes])
 }
 
 fn retriable(error: &ErrorBody) -> bool {
-    lost_leadership(error) || (is_unavailable(error.code) && error.code != ErrorCode::TimedOut)
+    lost_leadership(error) || (is_unavailable(error.code) && error.code != ErrorCode::TimedOut && !error.is_final())
 }
+
+#[cfg(test)]
+#[path = "writes_tests.rs"]
+mod tests;

@@ -11,10 +11,15 @@ pub struct Config {
     pub node_lifetime: Duration,
     /// How long a user's certificate lives when the request does not say.
     pub user_lifetime: Duration,
+    /// How long after its certificate expired a node may be let in again with a token. A machine that was off for longer
+    /// joins as a new node, unless the operator allows more: an old disk must not be worth a certificate without limit.
+    pub rekey_within: Duration,
     /// Requests in progress. Each takes a few milliseconds and a few kilobytes, so that this many are a second's work.
     pub max_pending: usize,
     /// Of those, joins: strangers must not crowd out the renewals of members.
     pub max_joins: usize,
+    /// Nodes that are members at once. A token of unlimited uses must not fill the state: a node takes a few kilobytes of it.
+    pub max_nodes: usize,
     /// A request that is not done by then is answered as timed out: longer than an election, shorter than the patience
     /// of those who ask.
     pub deadline: Duration,
@@ -25,8 +30,10 @@ impl Default for Config {
         Self {
             node_lifetime: NODE_LIFETIME,
             user_lifetime: Duration::from_secs(365 * 24 * 3600),
+            rekey_within: Duration::from_secs(30 * 24 * 3600),
             max_pending: 256,
             max_joins: 128,
+            max_nodes: 20_000,
             deadline: Duration::from_secs(8),
         }
     }

@@ -11,6 +11,7 @@
 //!        CERT-4  one join request creates one node and counts one use of its token, however often it is repeated.
 //!        CERT-5  a node's id alone makes nobody that node: a repeated join must hold the same key, a re-keying node
 //!                must sign with its old one.
+//!        CERT-8  the key of an old certificate is worth no more than a token of the same role, for a limited time.
 //! Why the leader alone: only its copy is known to hold everything that was acknowledged, so that a block or a
 //! demotion of a moment ago counts.
 
@@ -22,7 +23,7 @@ mod shell;
 mod verify;
 
 pub use self::config::{BadConfig, Config};
-pub use self::shell::{CertAuthorityShell, Msg};
+pub use self::shell::{CertAuthorityShell, Clocks, Msg};
 
 /// True while a test has broken this promise on purpose.
 #[cfg(feature = "sabotage")]

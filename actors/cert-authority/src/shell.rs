@@ -1,6 +1,7 @@
 //! The actor around the core: reply ports, the signing key, proposals, the applied copy.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ use crate::verify;
 /// How long a proposal may take: within the deadline of the request it serves.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How often the clocks of the managers are compared: one small call to each, and a clock that was set is noticed at once.
+const COMPARE_EVERY: Duration = Duration::from_secs(30);
+
 /// What the actor hears.
 pub enum Msg {
     Protocol(CertAuthorityMsg),
@@ -27,6 +31,9 @@ pub enum Msg {
     Proposed(StepId, Result<Revision, ProposeError>),
     /// The copy has reached a revision that something waits for.
     CaughtUp,
+    /// It is time to compare the clocks.
+    Compare,
+    Compared(Vec<i64>),
     Wake,
 }
 
@@ -42,6 +49,8 @@ impl Named for Msg {
             Msg::Protocol(msg) => msg.name(),
             Msg::Proposed(..) => "proposed",
             Msg::CaughtUp => "caught_up",
+            Msg::Compare => "compare",
+            Msg::Compared(_) => "compared",
             Msg::Wake => "wake",
         }
     }
@@ -63,9 +72,41 @@ pub struct CertAuthorityShell {
     issuer: Option<(String, Issuer)>,
     ports: BTreeMap<AskId, Port>,
     last_ask: AskId,
+    clocks: Option<Clocks>,
+    clock_trouble: Option<String>,
 }
 
+/// Asks the other managers for their time: how many milliseconds those that answer are ahead of this one.
+pub type Clocks = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Vec<i64>> + Send>> + Send + Sync>;
+
 impl CertAuthorityShell {
+    /// Compares its clock with those of the other managers.
+    #[must_use]
+    pub fn comparing(mut self, clocks: Clocks) -> Self {
+        self.clocks = Some(clocks);
+        self
+    }
+
+    fn compare(&self, cx: &Cx<Msg>) {
+        if let Some(clocks) = self.clocks.clone() {
+            let me = cx.me().clone();
+            cx.spawn(async move {
+                let _gone = me.tell(Msg::Compared(clocks().await));
+            });
+        }
+    }
+
+    /// Says once that this clock dates nothing, and once that it does again.
+    fn note_clock(&mut self) {
+        let trouble = self.core.clock_trouble();
+        match (&trouble, &self.clock_trouble) {
+            (Some(why), None) => warn!(%why, "clock check failed"),
+            (None, Some(_)) => info!("clock check passed"),
+            _ => {}
+        }
+        self.clock_trouble = trouble;
+    }
+
     /// A shell with nothing pending: requests do not survive a crash, those who asked see a closed port and ask again.
     pub fn new(config: Config, raft: Recipient<RaftMemberMsg>, replica: watch::Receiver<Arc<Replica>>) -> Self {
         Self {
@@ -75,6 +116,8 @@ impl CertAuthorityShell {
             issuer: None,
             ports: BTreeMap::new(),
             last_ask: AskId(0),
+            clocks: None,
+            clock_trouble: None,
         }
     }
 
@@ -145,6 +188,7 @@ impl CertAuthorityShell {
                     reply(port, answer);
                 }
             }
+            Effect::CompareClocks => self.compare(cx),
             Effect::WakeAt(at) => cx.after(at.since(cx.now()), Msg::Wake),
         }
         None
@@ -205,12 +249,28 @@ impl Shell for CertAuthorityShell {
     type Msg = Msg;
     const KIND: &'static str = "CertAuthority";
 
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        if self.clocks.is_some() {
+            self.compare(cx);
+            cx.after(COMPARE_EVERY, Msg::Compare);
+        }
+        Ok(())
+    }
+
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         self.refresh(cx);
         match msg {
             Msg::Protocol(msg) => self.hear(cx, msg),
             Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
             Msg::CaughtUp => {} // `refresh` has handed the copy in
+            Msg::Compare => {
+                self.compare(cx);
+                cx.after(COMPARE_EVERY, Msg::Compare);
+            }
+            Msg::Compared(ahead_ms) => {
+                self.step(cx, Input::Clocks(ahead_ms));
+                self.note_clock();
+            }
             Msg::Wake => self.step(cx, Input::Woke),
         }
         Ok(())
@@ -221,7 +281,7 @@ impl Shell for CertAuthorityShell {
             .map(|p| json!({"kind": p.wish.kind(), "for": p.wish.who(), "phase": p.phase(), "since": p.since}))
             .collect();
         let (issued, refused) = self.core.counts();
-        json!({"pending": pending, "issued": issued, "refused": refused})
+        json!({"pending": pending, "issued": issued, "refused": refused, "clock": self.clock_trouble})
     }
 }
 

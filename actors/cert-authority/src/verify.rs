@@ -1,18 +1,15 @@
 //! From what a stranger sent to what the core may see: bounded, parsed, and with its proofs checked.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use muster_messages::wire::JoinRequest;
-use muster_messages::{ErrorBody, ErrorCode, Tables, in_short};
+use muster_messages::{ErrorBody, ErrorCode, Tables, check_labels, check_text, printable};
 use muster_pki::{CsrKey, verify_rekey};
 
 use crate::core::JoinWish;
 
 const MAX_ADDR: usize = 261; // a DNS name of 253, a colon, a port, and brackets
 const MAX_RELEASE: usize = 64;
-const MAX_LABELS: usize = 64;
-const MAX_LABEL: usize = 253;
 
 /// The key of a signing request.
 pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
@@ -23,12 +20,10 @@ pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
 pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &Tables) -> Result<JoinWish, ErrorBody> {
     let key = key(&request.csr_pem)?;
     let port = port_of(&request.advertise).ok_or_else(|| {
-        ErrorBody::invalid(format!("the advertised address {:?} is not host:port", in_short(&request.advertise, 80)))
+        ErrorBody::invalid(format!("the advertised address {:?} is not host:port", printable(&request.advertise, 80)))
     })?;
-    if request.release.len() > MAX_RELEASE || request.release.chars().any(char::is_control) {
-        return Err(ErrorBody::invalid(format!("a release is at most {MAX_RELEASE} printable characters")));
-    }
-    labels(&request.labels)?;
+    check_text("the release", &request.release, MAX_RELEASE).map_err(ErrorBody::invalid)?;
+    check_labels(&request.labels).map_err(ErrorBody::invalid)?;
     let proven = match (&request.rekey, &tables.cluster) {
         (None, _) => None,
         (Some(_), None) => None,
@@ -50,7 +45,7 @@ pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &
         labels: request.labels,
         observed,
         key,
-        rekey: proven.is_some(),
+        rekey: proven.map(Box::new),
     })
 }
 
@@ -67,18 +62,6 @@ fn port_of(advertise: &str) -> Option<u16> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
     let fits = advertise.len() <= MAX_ADDR && !host.is_empty() && host.chars().all(legal);
     port.parse().ok().filter(|port| fits && *port != 0)
-}
-
-fn labels(labels: &BTreeMap<String, String>) -> Result<(), ErrorBody> {
-    let plain = |text: &String| text.len() <= MAX_LABEL && !text.chars().any(char::is_control);
-    let fits = |(k, v): (&String, &String)| !k.is_empty() && plain(k) && plain(v);
-    if labels.len() <= MAX_LABELS && labels.iter().all(fits) {
-        Ok(())
-    } else {
-        Err(ErrorBody::invalid(format!(
-            "at most {MAX_LABELS} labels, keys and values of at most {MAX_LABEL} printable bytes"
-        )))
-    }
 }
 
 #[cfg(test)]

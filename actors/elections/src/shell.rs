@@ -251,7 +251,8 @@ fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) -> Outcome {
             ProposeError::NotLeader { .. }
             | ProposeError::Busy
             | ProposeError::MembershipBusy
-            | ProposeError::TooLarge { .. },
+            | ProposeError::TooLarge { .. }
+            | ProposeError::StateFull { .. },
         ))
         | Err(AskError::Full | AskError::Down) => Outcome::NotTaken,
         Ok(Err(ProposeError::UnknownOutcome | ProposeError::NoQuorum { .. } | ProposeError::TimedOut))

@@ -455,6 +455,40 @@ impl Shell for ElectorShell {
     }
 
     fn view(&self) -> Value {
-        serde_json::to_value(self.machine.view()).unwrap_or_default()
+        shown(&self.machine.view(), self.setup.clock.now())
+    }
+}
+
+/// For people: an age instead of a moment of this process's clock, which is no time anywhere else.
+fn shown(view: &ElectorView, now: Moment) -> Value {
+    let mut shown = serde_json::to_value(view).unwrap_or_default();
+    if let Some(fields) = shown.as_object_mut() {
+        fields.remove("renewed");
+        let ago = view.renewed.map(|renewed| muster_messages::millis(now.since(renewed)));
+        fields.insert("renewed_ms_ago".to_owned(), ago.into());
+    }
+    shown
+}
+
+#[cfg(test)]
+mod view_tests {
+    use super::*;
+
+    #[test]
+    fn a_renewal_is_shown_by_its_age() {
+        let view = ElectorView {
+            phase: "leading",
+            leader: None,
+            token: None,
+            renewed: Some(Moment(3_793_939_536)),
+            blocked: None,
+            terms: 1,
+            renewals: 2,
+            failures: 0,
+            slow_path: 0,
+        };
+        let seen = shown(&view, Moment(3_793_939_536 + 1_500_000));
+        assert_eq!((&seen["renewed_ms_ago"], &seen["renewed"]), (&1_500.into(), &Value::Null));
+        assert_eq!(shown(&ElectorView { renewed: None, ..view }, Moment(1))["renewed_ms_ago"], Value::Null);
     }
 }

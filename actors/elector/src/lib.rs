@@ -29,3 +29,6 @@ pub use self::link::{Link, Managers, Socket};
 pub use self::ports::{Cluster, Lock};
 pub use self::session::Session;
 pub use self::work::{Candidate, Term};
+/// What the signatures here are made of, so that a program needs no further crate for them.
+pub use futures_util::future::BoxFuture;
+pub use muster_messages::wire::LeaseRef;

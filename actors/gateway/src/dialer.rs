@@ -115,6 +115,13 @@ impl DialError {
     pub fn is_refused(&self) -> bool {
         matches!(self, DialError::Connect { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused)
     }
+    /// The node that was wanted has proved that it is there; what failed came after that.
+    pub fn is_after_identity(&self) -> bool {
+        matches!(
+            self,
+            DialError::Refused { .. } | DialError::Greeting { .. } | DialError::Timeout { stage: Stage::Greeting, .. }
+        )
+    }
     /// The reason, if the other side answered with one.
     pub fn refusal(&self) -> Option<&Refusal> {
         match self {
@@ -198,7 +205,7 @@ impl Dialer {
         let config = config?;
         let tcp = self.connect(addr).await?;
         let (remote, local) = addresses(addr, &tcp)?;
-        let tls = self.handshake(addr, tcp, config).await?;
+        let tls = self.handshake(addr, tcp, config, muster_pki::MANAGER_NAME).await?;
         let identity = peer_identity(&tls, ours.as_ref(), expect).map_err(|why| {
             let addr = addr.to_owned();
             DialError::WrongPeer { addr, why }
@@ -225,7 +232,7 @@ impl Dialer {
         let config = muster_pki::unverified_client_config(Service::Join.alpn())?;
         let tcp = dialer.connect(addr).await?;
         let (remote, local) = addresses(addr, &tcp)?;
-        let tls = dialer.handshake(addr, tcp, config).await?;
+        let tls = dialer.handshake(addr, tcp, config, ANY_NODE).await?;
         let chain = tls.get_ref().1.peer_certificates().unwrap_or_default();
         let presented: Vec<_> = chain.iter().map(|c| c.clone().into_owned()).collect();
         let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
@@ -238,7 +245,7 @@ impl Dialer {
         let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
         let tcp = dialer.connect(addr).await?;
         let config = muster_pki::unverified_client_config(&[])?;
-        Ok(Box::pin(dialer.handshake(addr, tcp, config).await?))
+        Ok(Box::pin(dialer.handshake(addr, tcp, config, ANY_NODE).await?))
     }
 
     async fn connect(&self, addr: &str) -> Result<TcpStream, DialError> {
@@ -261,9 +268,11 @@ impl Dialer {
         addr: &str,
         tcp: TcpStream,
         config: Arc<rustls::ClientConfig>,
+        name: &'static str,
     ) -> Result<TlsStream<TcpStream>, DialError> {
         let limit = self.timeouts.tls;
-        let connecting = TlsConnector::from(config).connect(server_name(), tcp);
+        let name = ServerName::try_from(name).expect("it is a DNS name");
+        let connecting = TlsConnector::from(config).connect(name, tcp);
         timeout(limit, connecting).await.map_err(|_| late(addr, Stage::Tls, limit))?.map_err(|source| {
             match ClockFault::of(&source) {
                 Some(fault) => DialError::Clock { addr: addr.to_owned(), fault },
@@ -311,10 +320,10 @@ impl Unverified {
     }
 }
 
-/// The name that is asked of the server. Every node's certificate carries it; who a server is, is read from its URI SAN.
-fn server_name() -> ServerName<'static> {
-    ServerName::try_from("localhost").expect("`localhost` is a DNS name")
-}
+/// The name that is asked of a server that may be any node: each one's certificate carries it. A manager is asked for by
+/// [`muster_pki::MANAGER_NAME`]. Who a server is, is read from its URI SAN in any case: managers' certificates of earlier
+/// releases lack that name.
+const ANY_NODE: &str = "localhost";
 
 fn peer_identity(
     tls: &TlsStream<TcpStream>,

@@ -91,6 +91,7 @@ impl Shell for Gateway {
             Msg::CopyChanged => self.port.inner.judge_live(),
             Msg::Tick => {
                 self.port.inner.end_expired();
+                self.port.inner.judge_unconfirmed();
                 self.port.inner.write_due_lines();
                 cx.after(TICK, Msg::Tick);
             }

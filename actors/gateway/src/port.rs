@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::copy::LocalCopy;
-use crate::core::admission::{self, Admission, HereIs};
+use crate::core::admission::{self, Admission, CONFIRMED_WITHIN, HereIs};
 use crate::core::connections::{ConnectionId, Connections, Full, Limits};
 use crate::core::offenders::{Line, Offender, Offenders};
 use crate::core::rate::{Buckets, Rate};
@@ -30,9 +30,10 @@ use crate::tls::ServerTls;
 /// Limits and deadlines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayConfig {
-    /// Connections with a certificate. 10,000 agents on three managers of which one is down are 5,000 each.
+    /// Connections with a certificate, of each kind: agents' sessions, what else workers ask for, operators and users. 10,000
+    /// agents on three managers of which one is down are 5,000 each.
     pub max_identified: usize,
-    /// Connections of one principal. A load generator with 256 clients shares one. Each may cost 100 KiB when it is
+    /// Connections of one principal, of one kind. A load generator with 256 clients shares one. Each may cost 100 KiB when it is
     /// made to: one stolen certificate must not cost more memory than a manager has to spare.
     pub max_per_principal: usize,
     /// Connections served without a certificate, HTTP clients and joiners each. Each costs up to 64 KiB.
@@ -206,6 +207,8 @@ impl Inner {
             cluster: credentials.identity.cluster,
             incarnation: credentials.identity.incarnation.max(known),
             manager: manager_half.into_iter().any(|s| self.services.serves(s)),
+            closed_to_others: self.services.is_closed_to_others(),
+            me: credentials.identity.node().map(|(node, _)| node),
         }
     }
 
@@ -225,17 +228,30 @@ impl Inner {
     /// Judges the live connections by a newer copy. Every connection, every time the copy changes: a level cannot be
     /// missed, as a message could. (A few thousand look-ups in persistent maps take about a millisecond.)
     pub(crate) fn judge_live(&self) {
+        self.judge_by_copy(false);
+    }
+
+    /// Judges them by the same copy once more where some wait too long for a copy that confirms them: in a quiet cluster it
+    /// does not change.
+    pub(crate) fn judge_unconfirmed(&self) {
+        if locked(&self.connections).unconfirmed_for(Clock.now(), CONFIRMED_WITHIN) {
+            self.judge_by_copy(true);
+        }
+    }
+
+    fn judge_by_copy(&self, again: bool) {
         let Some(replica) = self.copy.get() else { return };
-        let (here, now) = (self.here(Some(&replica)), Clock.wall());
+        let (here, wall, now) = (self.here(Some(&replica)), Clock.wall(), Clock.now());
         {
             let (mut judged, revision) = (locked(&self.judged), replica.tables.revision);
-            if !here.manager || revision <= judged.live || revision < judged.any {
+            let is_new = revision > judged.live || again && revision == judged.live;
+            if !here.manager || !is_new || revision < judged.any {
                 return;
             }
             *judged = Judged { live: revision, any: revision };
         }
-        let ending = locked(&self.connections).judge_again(|identity, service, by_copy| {
-            admission::standing(identity, service, by_copy, &replica, &here, now)
+        let ending = locked(&self.connections).judge_again(now, |identity, service, known| {
+            admission::standing(identity, service, known, &replica, &here, wall)
         });
         self.throw(ending);
     }
@@ -305,7 +321,7 @@ impl Place {
         locked(&self.port.connections).advance(self.id);
     }
     pub(crate) fn identify(&self, identity: &CertIdentity, service: Service) -> Result<(), Full> {
-        locked(&self.port.connections).identify(self.id, identity, service)
+        locked(&self.port.connections).identify(self.id, identity, service, Clock.now())
     }
     pub(crate) fn confirmed(&self, by_copy: bool) {
         locked(&self.port.connections).confirmed(self.id, by_copy);

@@ -18,6 +18,8 @@ pub struct Services {
 
 #[derive(Debug, Default)]
 struct Inner {
+    /// See [`Services::close_to_others`].
+    closed: bool,
     registrations: u64,
     entries: Entries,
 }
@@ -36,6 +38,14 @@ impl Services {
         let number = inner.registrations;
         inner.entries.insert(service, (number, sink));
         Registration { services: self.clone(), service, number }
+    }
+    /// While closed, the port admits only this node itself.
+    pub fn close_to_others(&self, closed: bool) {
+        self.lock().closed = closed;
+    }
+    /// Whether the port admits only this node itself.
+    pub fn is_closed_to_others(&self) -> bool {
+        self.lock().closed
     }
     /// Whether `service` runs here.
     pub fn serves(&self, service: Service) -> bool {

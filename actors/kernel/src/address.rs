@@ -60,7 +60,7 @@ impl From<AskError> for ErrorBody {
             }
             AskError::Closed => ErrorBody::new(
                 ErrorCode::UnknownOutcome,
-                "the service restarted while it was asked; retry with the same request id",
+                "the service restarted while it was asked; it may have been done: look before you repeat it",
             )
             .retry_after(retry),
         }

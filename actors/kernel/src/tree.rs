@@ -105,7 +105,7 @@ impl Tree {
         self.poke(path, What::Restart)
     }
     fn poke(&self, path: &str, what: What) -> Result<Poke, ErrorBody> {
-        let handle = self.find(path)?.handle().ok_or_else(|| not_running(path))?;
+        let handle = self.find(path)?.handle().ok_or_else(|| without_handle(path))?;
         Ok(Poke::new(handle, what))
     }
 
@@ -134,8 +134,14 @@ impl Tree {
     }
 }
 
-fn not_running(path: &str) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Conflict, format!("{path} is not running, or is no actor but a thread of one"))
+fn without_handle(path: &str) -> ErrorBody {
+    let text = match path.contains('/') {
+        false => format!("{path} is the root of this process's actors and ends with it: restart the process instead"),
+        true => {
+            format!("{path} does not run at the moment, or is a thread of an actor, which restarts with that actor")
+        }
+    };
+    ErrorBody::new(ErrorCode::Conflict, text)
 }
 
 /// The only actor named after a node whose id begins as the path ends: `muster actors` shows the beginning alone.
@@ -153,6 +159,15 @@ fn by_id_prefix<'a>(paths: &'a Paths, path: &str) -> Option<&'a Arc<Vitals>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_root_cannot_be_restarted_and_says_what_can() {
+        let tree = Tree::new();
+        let _kept = tree.register(Arc::new(Vitals::new("node".to_owned(), "Supervisor", "node".to_owned())));
+        let refusal = tree.restart("node").err().unwrap();
+        assert_eq!(refusal.code, ErrorCode::Conflict);
+        assert!(refusal.message.contains("restart the process"), "{refusal}");
+    }
 
     #[test]
     fn an_actor_named_after_a_node_is_found_by_the_beginning_of_the_id() {

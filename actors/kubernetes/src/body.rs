@@ -1,10 +1,18 @@
 //! From a body's bytes to JSON, whatever it was written in.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::negotiate::Encoding;
 use crate::proto;
 use crate::status::Status;
+
+/// Duplicate keys that a refusal names.
+const MOST_DUPLICATES: usize = 16;
 
 /// Reads a body. `kind` is what is expected, for protobuf that does not say.
 pub(crate) fn read(encoding: Encoding, body: &[u8], kind: &str) -> Result<Value, Status> {
@@ -20,6 +28,71 @@ pub(crate) fn json(body: &[u8]) -> Result<Value, Status> {
         return Err(Status::bad_request("the body is empty"));
     }
     serde_json::from_slice(body).map_err(|error| Status::bad_request(format!("the body is no JSON: {error}")))
+}
+
+/// Keys that an object of the body has twice, by path. JSON readers take the last one, which its writer may not mean. Bodies in
+/// other encodings cannot have any, or are refused for them.
+pub(crate) fn duplicates(encoding: Encoding, body: &[u8]) -> Vec<String> {
+    let mut found = Vec::new();
+    if encoding != Encoding::Protobuf {
+        let seed = Keys { path: String::new(), found: &mut found };
+        // A body that is not JSON is refused elsewhere.
+        let _parsed = seed.deserialize(&mut serde_json::Deserializer::from_slice(body));
+    }
+    found
+}
+
+/// Looks at a value for keys that come twice.
+struct Keys<'a> {
+    path: String,
+    found: &'a mut Vec<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for Keys<'_> {
+    type Value = ();
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Keys<'_> {
+    type Value = ();
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut seen = BTreeSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let path = if self.path.is_empty() { key.clone() } else { format!("{}.{key}", self.path) };
+            if !seen.insert(key) && self.found.len() < MOST_DUPLICATES {
+                self.found.push(path.clone());
+            }
+            map.next_value_seed(Keys { path, found: &mut *self.found })?;
+        }
+        Ok(())
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while seq.next_element_seed(Keys { path: format!("{}[]", self.path), found: &mut *self.found })?.is_some() {}
+        Ok(())
+    }
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
 }
 
 /// Most of what is called YAML is JSON, which needs no second parser.

@@ -6,6 +6,9 @@ use muster_messages::wire::KubeAnswer;
 use serde_json::{Value, json};
 
 use crate::answer::json_answer;
+use crate::events;
+use crate::negotiate;
+use crate::openapi::OpenApi;
 use crate::resource::{COORDINATION, Resource, SERVED};
 use crate::route::Ask;
 use crate::status::Status;
@@ -14,10 +17,11 @@ use crate::status::Status;
 const KUBERNETES: (&str, &str) = ("1", "33");
 
 /// Groups in the order that they are listed in, with versions, the preferred one first. The core group is apart.
-const GROUPS: [(&str, &[&str]); 3] = [
+const GROUPS: [(&str, &[&str]); 4] = [
     (COORDINATION, &["v1", "v1beta1", "v1alpha2"]),
     ("authentication.k8s.io", &["v1"]),
     ("authorization.k8s.io", &["v1"]),
+    ("events.k8s.io", &["v1"]),
 ];
 
 /// A document.
@@ -25,18 +29,26 @@ const GROUPS: [(&str, &[&str]); 3] = [
 pub(crate) enum Document {
     Health,
     Version,
+    /// `/`: paths that lead further.
+    Paths,
     /// `/api`: versions of the core group.
     Core,
     /// `/apis`.
     Groups,
     Group(&'static str),
     Resources(&'static str, &'static str),
+    /// Answered by [`crate::openapi`].
+    OpenApi(OpenApi),
 }
 
 impl Document {
     pub(crate) fn at(parts: &[&str]) -> Option<Self> {
         let group = |name: &str| GROUPS.into_iter().find(|(group, _)| *group == name);
+        if let Some(document) = OpenApi::at(parts) {
+            return Some(Self::OpenApi(document));
+        }
         match parts {
+            [""] => Some(Self::Paths),
             ["healthz" | "livez" | "readyz"] => Some(Self::Health),
             ["version"] => Some(Self::Version),
             ["api"] => Some(Self::Core),
@@ -54,9 +66,13 @@ impl Document {
     pub(crate) fn is_public(&self) -> bool {
         matches!(self, Self::Health | Self::Version)
     }
-    /// Text, whatever the client takes.
-    pub(crate) fn is_plain(self) -> bool {
-        self == Self::Health
+    /// The form that the client takes. Probes are text, whatever it takes.
+    pub(crate) fn accepted(self, accept: Option<&str>) -> Result<Self, Status> {
+        match self {
+            Self::Health => Ok(self),
+            Self::OpenApi(document) => document.accepted(accept).map(Self::OpenApi),
+            _ => negotiate::format(accept).map(|_| self),
+        }
     }
 }
 
@@ -68,6 +84,9 @@ pub fn document(ask: &Ask, release: &str) -> KubeAnswer {
             return KubeAnswer { status: 200, retry_after_s: None, warnings: vec![], body: "ok".to_owned() };
         }
         Some(Document::Version) => version(release),
+        Some(Document::Paths) => json!({"paths": paths()}),
+        // The API actor asks `openapi` first.
+        Some(Document::OpenApi(_)) => return Status::no_such_path().into(),
         Some(Document::Core) => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
         Some(Document::Groups) => {
             let groups: Vec<Value> = GROUPS.iter().map(|(name, versions)| group(name, versions)).collect();
@@ -94,6 +113,16 @@ fn version(release: &str) -> Value {
     })
 }
 
+/// Where discovery begins.
+fn paths() -> Vec<String> {
+    let fixed = ["/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v2", "/openapi/v3", "/readyz", "/version"];
+    let groups = GROUPS.iter().flat_map(|(name, versions)| {
+        let versions = versions.iter().map(move |version| format!("/apis/{name}/{version}"));
+        std::iter::once(format!("/apis/{name}")).chain(versions)
+    });
+    fixed.into_iter().map(str::to_owned).chain(groups).collect()
+}
+
 fn group(name: &str, versions: &[&str]) -> Value {
     let version = |version: &&str| json!({"groupVersion": format!("{name}/{version}"), "version": version});
     let versions: Vec<Value> = versions.iter().map(version).collect();
@@ -104,14 +133,20 @@ fn resources(group: &str, version: &str) -> Value {
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
     let served = SERVED.into_iter().filter(|r| r.group == group && r.version == version).map(resource);
     let review = |name: &str, singular: &str, kind: &str| json!({"name": name, "singularName": singular, "namespaced": false, "kind": kind, "verbs": ["create"]});
+    let events = json!({"name": events::PLURAL, "singularName": "event", "namespaced": true, "kind": "Event",
+                        "shortNames": ["ev"], "verbs": events::VERBS});
+    let events = events::GROUPS.contains(&group).then_some(events);
     let reviews = match group {
-        "authentication.k8s.io" => Some(review("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview")),
+        "authentication.k8s.io" => vec![review("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview")],
         "authorization.k8s.io" => {
-            Some(review("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview"))
+            vec![
+                review("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview"),
+                review("selfsubjectrulesreviews", "selfsubjectrulesreview", "SelfSubjectRulesReview"),
+            ]
         }
-        _ => None,
+        _ => vec![],
     };
-    let resources: Vec<Value> = served.chain(reviews).collect();
+    let resources: Vec<Value> = served.chain(events).chain(reviews).collect();
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
 }
 
@@ -152,7 +187,7 @@ mod tests {
             let versions = group["versions"].as_array().unwrap();
             lists.extend(versions.iter().map(|v| format!("/apis/{}", v["groupVersion"].as_str().unwrap())));
         }
-        assert_eq!(lists.len(), 6);
+        assert_eq!(lists.len(), 7);
         for path in lists {
             let list = get(&path);
             assert_eq!(list["kind"], "APIResourceList");

@@ -222,6 +222,24 @@ struct PathAttributes {
     verb: String,
 }
 
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct Event {
+    #[prost(message, optional, tag = "1")]
+    metadata: Option<ObjectMeta>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct RulesReview {
+    #[prost(message, optional, tag = "2")]
+    spec: Option<RulesReviewSpec>,
+}
+
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct RulesReviewSpec {
+    #[prost(string, tag = "1")]
+    namespace: String,
+}
+
 /// The JSON of a protobuf body, `apiVersion` and `kind` included. `kind` is what the path expects, should the body not
 /// say.
 pub(crate) fn decode(body: &[u8], kind: &str) -> Result<Value, Status> {
@@ -240,6 +258,9 @@ pub(crate) fn decode(body: &[u8], kind: &str) -> Result<Value, Status> {
         "ConfigMap" => json::<ConfigMap>(raw),
         "DeleteOptions" => json::<DeleteOptions>(raw),
         "SelfSubjectAccessReview" => json::<AccessReview>(raw),
+        // Of an event its name is enough: nothing is kept.
+        "Event" => json::<Event>(raw),
+        "SelfSubjectRulesReview" => json::<RulesReview>(raw),
         // Asks about the asker: it has nothing to say.
         "SelfSubjectReview" => Ok(Value::Object(serde_json::Map::new())),
         other => {

@@ -19,6 +19,13 @@ impl Params {
     pub(crate) fn parse(query: &str) -> Self {
         Self(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
     }
+    /// The same, with one more term of the field selector.
+    pub(crate) fn selecting(mut self, term: &str) -> Self {
+        let terms = self.get("fieldSelector").filter(|terms| !terms.is_empty()).map(|terms| format!("{terms},{term}"));
+        self.0.retain(|(key, _)| key != "fieldSelector");
+        self.0.push(("fieldSelector".to_owned(), terms.unwrap_or_else(|| term.to_owned())));
+        self
+    }
     fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }

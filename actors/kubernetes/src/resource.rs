@@ -80,7 +80,7 @@ impl Resource {
     pub(crate) fn put_creates(self) -> bool {
         self.kind != ObjectKind::ConfigMap
     }
-    /// Whether a PUT may go without a resource version. Not for what people elect leaders with today.
+    /// Whether a PUT may go without a resource version (config maps and endpoints). Not for what people elect leaders with today.
     pub(crate) fn put_may_be_blind(self) -> bool {
         matches!(self.kind, ObjectKind::ConfigMap | ObjectKind::Endpoints)
     }

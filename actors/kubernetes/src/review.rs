@@ -6,7 +6,8 @@ use serde_json::json;
 
 use crate::answer::json_answer;
 use crate::body;
-use crate::resource::{Resource, SERVED};
+use crate::events;
+use crate::resource::{COORDINATION, Resource, SERVED};
 use crate::route::{Ask, Verb};
 use crate::status::Status;
 
@@ -64,7 +65,11 @@ impl AccessQuestion {
         let resource = |r: &Resource| {
             (self.group == "*" || self.group == r.group) && (self.resource == "*" || self.resource == r.plural())
         };
-        self.subresource.is_empty() && (self.verb == "*" || known(&self.verb)) && SERVED.iter().any(resource)
+        let event = events::GROUPS.contains(&self.group.as_str())
+            && self.resource == events::PLURAL
+            && events::VERBS.contains(&self.verb.as_str());
+        let served = (self.verb == "*" || known(&self.verb)) && SERVED.iter().any(resource);
+        self.subresource.is_empty() && (served || event)
     }
 }
 
@@ -84,6 +89,40 @@ pub fn access_answer(question: &AccessQuestion, allowed: bool, reason: &str) -> 
     let review = json!({
         "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": spec,
         "status": {"allowed": allowed, "reason": reason},
+    });
+    json_answer(201, &review)
+}
+
+/// The namespace that a `SelfSubjectRulesReview` asks about.
+pub fn rules_review(ask: &Ask, body: &[u8]) -> Result<String, Status> {
+    let review = body::read(ask.encoding, body, "SelfSubjectRulesReview")?;
+    let namespace = review.pointer("/spec/namespace").and_then(serde_json::Value::as_str).unwrap_or_default();
+    if namespace.is_empty() { Err(Status::bad_request("no namespace on request")) } else { Ok(namespace.to_owned()) }
+}
+
+/// Answers a `SelfSubjectRulesReview`. `allowed`: the asker may touch the namespace, and so everything in it.
+pub fn rules_answer(allowed: bool) -> KubeAnswer {
+    let rule = |verbs: &[String], group: &str, resources: &[&str]| json!({"verbs": verbs, "apiGroups": [group], "resources": resources});
+    let create = ["create".to_owned()];
+    let mut rules = vec![
+        rule(&create, "authentication.k8s.io", &["selfsubjectreviews"]),
+        rule(&create, "authorization.k8s.io", &["selfsubjectaccessreviews", "selfsubjectrulesreviews"]),
+    ];
+    if allowed {
+        let verbs = VERBS.map(|verb| verb.to_string());
+        let plurals = |group: &str| {
+            let mut plurals: Vec<&str> = SERVED.iter().filter(|r| r.group == group).map(|r| r.plural()).collect();
+            plurals.dedup();
+            plurals
+        };
+        rules.extend([COORDINATION, ""].map(|group| rule(&verbs, group, &plurals(group))));
+        rules.extend(events::GROUPS.map(|group| rule(&events::VERBS.map(str::to_owned), group, &[events::PLURAL])));
+    }
+    let urls = ["/", "/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi/*", "/readyz", "/version"];
+    let review = json!({
+        "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": {},
+        "status": {"resourceRules": rules, "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": urls}],
+                   "incomplete": false},
     });
     json_answer(201, &review)
 }

@@ -11,7 +11,9 @@ use muster_messages::{ObjectKey, Revision};
 use percent_encoding::percent_decode_str;
 
 use crate::discovery::Document;
+use crate::events;
 use crate::negotiate::{self, Encoding, Format, PatchKind};
+use crate::openapi::OpenApi;
 use crate::query::{Params, ReadOptions, WriteOptions};
 use crate::resource::Resource;
 use crate::select::Selection;
@@ -80,6 +82,12 @@ pub enum Takes {
     Identity,
     /// The body and an authorization: [`crate::access_review`].
     Authorization,
+    /// The same: [`crate::rules_review`].
+    Rules,
+    /// Permission: [`crate::no_events`].
+    NoEvents,
+    /// The body and permission: [`crate::event_dropped`].
+    Event,
     /// A copy of the state as fresh as [`Ask::freshness`]: [`crate::answer`].
     Read,
     /// The same, and what changes from there on: [`crate::Watcher`].
@@ -113,6 +121,8 @@ pub struct Ask {
     /// How long the client waits at most, if it says so.
     pub timeout: Option<Duration>,
     pub(crate) document: Option<Document>,
+    /// The group of the events that it is about.
+    pub(crate) events: Option<&'static str>,
     pub(crate) format: Format,
     pub(crate) encoding: Encoding,
     pub(crate) patch: Option<PatchKind>,
@@ -135,7 +145,7 @@ pub fn route(head: Head<'_>) -> Result<Ask, Status> {
     let parts = decoded.unwrap_or_default();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let place = Place::find(&parts).ok_or_else(Status::no_such_path)?;
-    place.ask(head, &Params::parse(query))
+    place.ask(head, Params::parse(query))
 }
 
 /// What a path leads to.
@@ -143,7 +153,19 @@ enum Place<'a> {
     Document(Document),
     SelfReview,
     AccessReview,
-    Objects { resource: Resource, namespace: Option<&'a str>, name: Option<&'a str> },
+    RulesReview,
+    Events {
+        group: &'static str,
+        namespace: Option<&'a str>,
+        name: Option<&'a str>,
+    },
+    /// `watches`: by the older path of watches, which Ruby's client uses.
+    Objects {
+        resource: Resource,
+        namespace: Option<&'a str>,
+        name: Option<&'a str>,
+        watches: bool,
+    },
 }
 
 impl<'a> Place<'a> {
@@ -158,9 +180,14 @@ impl<'a> Place<'a> {
         };
         match (group, version, rest) {
             ("authorization.k8s.io", "v1", ["selfsubjectaccessreviews"]) => return Some(Place::AccessReview),
+            ("authorization.k8s.io", "v1", ["selfsubjectrulesreviews"]) => return Some(Place::RulesReview),
             ("authentication.k8s.io", "v1", ["selfsubjectreviews"]) => return Some(Place::SelfReview),
             _ => {}
         }
+        let (watches, rest) = match rest {
+            ["watch", rest @ ..] => (true, rest),
+            _ => (false, rest),
+        };
         let (namespace, plural, name) = match rest {
             ["namespaces", namespace, plural] => (Some(*namespace), *plural, None),
             ["namespaces", namespace, plural, name] => (Some(*namespace), *plural, Some(*name)),
@@ -170,10 +197,14 @@ impl<'a> Place<'a> {
         if namespace == Some("") || name == Some("") {
             return None;
         }
-        Some(Place::Objects { resource: Resource::named(group, version, plural)?, namespace, name })
+        if plural == events::PLURAL && version == "v1" && !watches {
+            let group = events::GROUPS.into_iter().find(|known| *known == group)?;
+            return Some(Place::Events { group, namespace, name });
+        }
+        Some(Place::Objects { resource: Resource::named(group, version, plural)?, namespace, name, watches })
     }
 
-    fn ask(self, head: Head<'_>, params: &Params) -> Result<Ask, Status> {
+    fn ask(self, head: Head<'_>, params: Params) -> Result<Ask, Status> {
         let agent = head.user_agent.unwrap_or_default().split('/').next().unwrap_or_default();
         let agent: String = agent.chars().filter(|c| !c.is_control()).take(128).collect();
         let mut ask = Ask {
@@ -184,6 +215,7 @@ impl<'a> Place<'a> {
             name: None,
             timeout: params.timeout()?,
             document: None,
+            events: None,
             format: Format::Object,
             encoding: Encoding::Json,
             patch: None,
@@ -196,25 +228,37 @@ impl<'a> Place<'a> {
                 if head.method != "GET" {
                     return Err(not_allowed(head.method));
                 }
-                if !document.is_plain() {
-                    negotiate::format(head.accept)?;
-                }
-                ask.document = Some(document);
+                ask.document = Some(document.accepted(head.accept)?);
             }
-            Place::SelfReview | Place::AccessReview => {
+            Place::SelfReview | Place::AccessReview | Place::RulesReview => {
                 if head.method != "POST" {
                     return Err(not_allowed(head.method));
                 }
                 negotiate::format(head.accept)?;
                 ask.encoding = negotiate::encoding(head.content_type)?;
-                let access = matches!(self, Place::AccessReview);
-                ask.takes = if access { Takes::Authorization } else { Takes::Identity };
+                ask.takes = match self {
+                    Place::AccessReview => Takes::Authorization,
+                    Place::RulesReview => Takes::Rules,
+                    _ => Takes::Identity,
+                };
             }
-            Place::Objects { resource, namespace, name } => {
+            Place::Events { group, namespace, name } => {
+                ask.events = Some(group);
+                ask.namespace = namespace.map(str::to_owned);
+                ask.name = name.map(str::to_owned);
+                ask.about_events(head, &params)?;
+            }
+            Place::Objects { resource, namespace, name, watches } => {
                 ask.resource = Some(resource);
                 ask.namespace = namespace.map(str::to_owned);
                 ask.name = name.map(str::to_owned);
-                ask.objects(head, params, resource)?;
+                // A watch of one object is a watch of a selection.
+                let params = match name.filter(|_| watches) {
+                    Some(name) => params.selecting(&format!("metadata.name={name}")),
+                    None => params,
+                };
+                ask.name = ask.name.filter(|_| !watches);
+                ask.objects(head, &params, resource, watches)?;
             }
         }
         Ok(ask)
@@ -222,14 +266,37 @@ impl<'a> Place<'a> {
 }
 
 impl Ask {
-    fn objects(&mut self, head: Head<'_>, params: &Params, resource: Resource) -> Result<(), Status> {
+    fn about_events(&mut self, head: Head<'_>, params: &Params) -> Result<(), Status> {
         let watch = params.flag("watch").unwrap_or(false);
+        (self.verb, self.takes) = match (head.method, &self.namespace, &self.name) {
+            ("GET", _, Some(_)) => (Verb::Get, Takes::NoEvents),
+            ("GET", _, None) if !watch => (Verb::List, Takes::NoEvents),
+            ("POST", Some(_), None) => (Verb::Create, Takes::Event),
+            ("PUT", Some(_), Some(_)) => (Verb::Update, Takes::Event),
+            ("PATCH", Some(_), Some(_)) => (Verb::Patch, Takes::Event),
+            (method, _, _) => {
+                let what = if watch { "a watch" } else { method };
+                let message = format!("{what} is not supported on events: they are not kept here");
+                return Err(Status::new(Reason::MethodNotAllowed, message));
+            }
+        };
+        self.format = negotiate::format(head.accept)?;
+        match self.verb {
+            Verb::Create | Verb::Update => self.encoding = negotiate::encoding(head.content_type)?,
+            Verb::Patch => drop(negotiate::patch_kind(head.content_type)?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn objects(&mut self, head: Head<'_>, params: &Params, resource: Resource, watches: bool) -> Result<(), Status> {
+        let watch = watches || params.flag("watch").unwrap_or(false);
         self.verb = match (head.method, &self.namespace, &self.name) {
             ("GET", _, Some(_)) => Verb::Get,
             ("GET", _, None) if watch => Verb::Watch,
             ("GET", _, None) => Verb::List,
-            ("POST", Some(_), None) => Verb::Create,
-            ("DELETE", Some(_), None) => Verb::DeleteCollection,
+            ("POST", Some(_), None) if !watches => Verb::Create,
+            ("DELETE", Some(_), None) if !watches => Verb::DeleteCollection,
             ("PUT", _, Some(_)) => Verb::Update,
             ("PATCH", _, Some(_)) => Verb::Patch,
             ("DELETE", _, Some(_)) => Verb::Delete,
@@ -266,6 +333,19 @@ impl Ask {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The OpenAPI document that it asks for.
+    pub(crate) fn openapi(&self) -> Option<OpenApi> {
+        match self.document {
+            Some(Document::OpenApi(document)) => Some(document),
+            _ => None,
+        }
+    }
+
+    /// Whether it writes what may be as large as an object is: config maps and endpoints.
+    pub fn may_be_large(&self) -> bool {
+        self.is_write() && self.resource.is_some_and(|resource| resource.put_may_be_blind())
     }
 
     /// Whether it changes objects.
@@ -382,6 +462,9 @@ mod tests {
             ("PATCH", "/namespaces/ns/leases/x", Verb::Patch, Some("ns"), Some("x")),
             ("DELETE", "/namespaces/ns/leases/x", Verb::Delete, Some("ns"), Some("x")),
             ("DELETE", "/namespaces/ns/leases", Verb::DeleteCollection, Some("ns"), None),
+            ("GET", "/watch/leases", Verb::Watch, None, None),
+            ("GET", "/watch/namespaces/ns/leases", Verb::Watch, Some("ns"), None),
+            ("GET", "/watch/namespaces/ns/leases/x", Verb::Watch, Some("ns"), None),
         ] {
             let ask = ask(method, &format!("{base}{path}")).unwrap_or_else(|e| panic!("{path}: {}", e.message));
             assert_eq!((ask.verb, ask.namespace.as_deref(), ask.name.as_deref()), (verb, namespace, name), "{path}");
@@ -398,17 +481,17 @@ mod tests {
     fn other_paths_and_methods_are_refused() {
         for path in [
             "",
-            "/",
+            "/nothing",
             "/apis/apps/v1/deployments",
             "/apis/coordination.k8s.io/v2/leases",
             "/apis/coordination.k8s.io/v1/leasecandidates",
             "/apis/coordination.k8s.io/v1/namespaces/ns",
             "/apis/coordination.k8s.io/v1/namespaces//leases",
             "/apis/coordination.k8s.io/v1/namespaces/ns/leases/x/status",
-            "/apis/coordination.k8s.io/v1/watch/leases",
+            "/apis/coordination.k8s.io/v1/watch/pods",
             "/apis/coordination.k8s.io/v1/namespaces/ns/leases/%FF",
-            "/openapi/v2",
-            "/api/v1/namespaces/ns/events",
+            "/openapi/v4",
+            "/api/v1/namespaces/ns/events/x/status",
         ] {
             assert_eq!(ask("GET", path).unwrap_err().reason.code(), 404, "{path}");
         }
@@ -417,6 +500,9 @@ mod tests {
             ("DELETE", "/apis/coordination.k8s.io/v1/leases"),
             ("POST", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/x"),
             ("HEAD", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/x"),
+            ("POST", "/apis/coordination.k8s.io/v1/watch/namespaces/ns/leases"),
+            ("GET", "/api/v1/events?watch=1"),
+            ("DELETE", "/api/v1/namespaces/ns/events/x"),
             ("POST", "/version"),
             ("GET", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
         ] {

@@ -134,12 +134,16 @@ impl Status {
         Self::about(Reason::AlreadyExists, resource, name, message)
     }
     pub(crate) fn conflict(resource: Resource, name: &str, why: &str) -> Self {
-        let message = format!("{} {name:?} cannot be written: {why}", resource.qualified());
+        let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", resource.qualified());
         Self::about(Reason::Conflict, resource, name, message)
     }
     /// The object is not at the revision that the client read.
     pub(crate) fn modified(resource: Resource, name: &str) -> Self {
-        Self::conflict(resource, name, "the object has been modified since it was read; read it again and retry")
+        Self::conflict(
+            resource,
+            name,
+            "the object has been modified; please apply your changes to the latest version and try again",
+        )
     }
     /// It is another object of the same name.
     pub(crate) fn other_uid(resource: Resource, name: &str, asked: &str, found: &str) -> Self {
@@ -268,7 +272,7 @@ impl From<&ErrorBody> for Status {
         let (reason, retry) = match error.code {
             ErrorCode::Invalid => (Reason::BadRequest, false),
             ErrorCode::Unauthenticated => (Reason::Unauthorized, false),
-            ErrorCode::Forbidden => (Reason::Forbidden, false),
+            ErrorCode::Forbidden | ErrorCode::StateFull => (Reason::Forbidden, false),
             ErrorCode::NotFound => (Reason::NotFound, false),
             ErrorCode::TooLarge => (Reason::RequestEntityTooLarge, false),
             ErrorCode::TooManyRequests => (Reason::TooManyRequests, true),

@@ -9,3 +9,4 @@ pub mod frames;
 pub mod hello;
 pub mod hints;
 pub mod links;
+pub mod pace;

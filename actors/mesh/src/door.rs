@@ -25,10 +25,13 @@ use crate::core::filter::MAX_CALL_MS;
 use crate::core::hello::{believed, may_be_of};
 use crate::offences::Offences;
 use crate::peer::RAFT_WINDOW;
-use crate::session::{QUEUE, Session, Sessions};
+use crate::session::{GATE, QUEUE, Session, Sessions};
 
 /// Calls of one peer that may wait for an answer: twice its window.
 const ASKED: u64 = 128;
+/// And their bytes: half of what closes the read gate. Raft's answers come through the same session, and a write that is
+/// forwarded waits for them: calls alone must never stop the reading.
+const ASKED_BYTES: u64 = GATE / 2;
 
 /// Raft messages that are acknowledged together: half of what a peer's window holds, so that it never runs dry.
 const TOGETHER: usize = RAFT_WINDOW / 2;
@@ -259,10 +262,16 @@ impl Hall {
         add(&self.counters.calls, 1);
         let (tx, answer) = oneshot::channel();
         let incoming = IncomingCall { forwarder: session.node, call, reply: tx.into() };
+        let bytes = size as u64;
         let full = session.asked.fetch_add(1, Ordering::AcqRel) >= ASKED;
-        if full || self.calls.try_send(incoming).is_err() {
+        let full = session.asked_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes > ASKED_BYTES || full;
+        let done = move |session: &Session| {
             session.asked.fetch_sub(1, Ordering::AcqRel);
+            session.asked_bytes.fetch_sub(bytes, Ordering::AcqRel);
             session.meter.handled(size);
+        };
+        if full || self.calls.try_send(incoming).is_err() {
+            done(&session);
             add(&self.counters.busy, 1);
             return self.answer(&session, &refused("too many calls are waiting"), reply);
         }
@@ -273,11 +282,10 @@ impl Hall {
                 () = session.ended().cancelled() => None,
                 answered = tokio::time::timeout(limit, answer) => answered.ok(),
             };
-            session.asked.fetch_sub(1, Ordering::AcqRel);
-            session.meter.handled(size);
+            done(&session);
             let Some(answered) = answered else { return };
             let result = answered.unwrap_or_else(|_| {
-                let text = "the service restarted while it was asked; retry with the same request id";
+                let text = "the service restarted while it was asked; it may have been done: look before you repeat it";
                 Err(ErrorBody::new(ErrorCode::UnknownOutcome, text))
             });
             hall.answer(&session, &PeerReply::Answer(result), reply);

@@ -91,10 +91,10 @@ impl Greeter {
         let opening = async {
             let dialed = self.dialer.dial(&addr, node).await?;
             let own = current(self.said).await?;
-            let copy = self.replica.borrow().tables.clone();
+            let replica = Arc::clone(&self.replica.borrow());
             let (identity, remote) = (dialed.identity, dialed.remote);
             let with = (&identity, remote.clone());
-            let (agreed, stream) = exchange(dialed.stream, own, with, copy, probe, &self.register).await?;
+            let (agreed, stream) = exchange(dialed.stream, own, with, &replica, probe, &self.register).await?;
             Ok(Opened { own, agreed, stream, identity, remote, kill: None, permit: None })
         };
         tokio::time::timeout(DIAL_DEADLINE, opening).await.unwrap_or(Err(NotOpened::TimedOut))
@@ -105,10 +105,10 @@ impl Greeter {
         let Connection { stream, identity, remote, kill, permit, .. } = connection;
         let identity = identity.ok_or(HelloError::Closed)?;
         let own = current(self.said).await?;
-        let copy = self.replica.borrow().tables.clone();
+        let replica = Arc::clone(&self.replica.borrow());
         let remote = remote.to_string();
         let with = (&identity, remote.clone());
-        let (agreed, stream) = exchange(stream, own, with, copy, false, &self.register).await?;
+        let (agreed, stream) = exchange(stream, own, with, &replica, false, &self.register).await?;
         let (kill, permit) = (Some(kill), Some(permit));
         Ok(Opened { own, agreed, stream, identity, remote, kill, permit })
     }

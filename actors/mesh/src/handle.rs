@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use muster_kernel::{Address, Recipient, Slot};
-use muster_messages::protocol::{MeshMsg, RaftMemberMsg, RaftTransport};
+use muster_messages::protocol::{MeshMsg, RaftMemberMsg, RaftTransport, SnapshotOutcome};
 use muster_messages::wire::{PeerCall, RaftPacket, SnapshotHead};
 use muster_messages::{ErrorBody, Member, NodeId, RaftId};
 use tokio::sync::oneshot;
@@ -113,11 +113,18 @@ impl RaftTransport for MeshHandle {
     }
 
     fn send_snapshot(&self, to: NodeId, _addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket) {
-        let seat = packet.to;
+        let (seat, index) = (packet.to, head.index);
         let msg = PeerMsg::Snapshot { head, data, packet: Box::new(packet) };
         let taken = self.peers.get(to).map(|peer| peer.tell(msg));
         if !matches!(taken, Some(Ok(()))) {
-            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: seat, ok: false });
+            let outcome = SnapshotOutcome::Lost("there is no session with the node".to_owned());
+            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: seat, index, outcome });
+        }
+    }
+
+    fn stop_snapshot(&self, to: NodeId, index: u64) {
+        if let Some(peer) = self.peers.get(to) {
+            let _restarting = peer.tell(PeerMsg::StopSnapshot { index });
         }
     }
 

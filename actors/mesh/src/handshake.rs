@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_gateway::{BoxStream, FrameError, Framed};
 use muster_messages::wire::{HelloVerdict, MeshHello, Refusal, StartId};
-use muster_messages::{CertIdentity, NodeId, RaftId, Tables};
+use muster_messages::{CertIdentity, NodeId, RaftId, RefusalReason, Replica};
 
 use crate::core::claims::Newcomer;
 use crate::core::hello::Own;
@@ -60,11 +60,11 @@ pub async fn exchange(
     stream: BoxStream,
     own: Own,
     with: (&CertIdentity, String),
-    copy: Tables,
+    replica: &Replica,
     probe: bool,
     register: &Register,
 ) -> Result<(Agreed, BoxStream), HelloError> {
-    let talking = talk(Framed::new(stream), own, with, copy, probe, register);
+    let talking = talk(Framed::new(stream), own, with, replica, probe, register);
     tokio::time::timeout(HELLO_DEADLINE, talking).await.map_err(|_| HelloError::TimedOut)?
 }
 
@@ -72,7 +72,7 @@ async fn talk(
     mut stream: Framed<BoxStream>,
     own: Own,
     (certificate, remote): (&CertIdentity, String),
-    copy: Tables,
+    replica: &Replica,
     probe: bool,
     register: &Register,
 ) -> Result<(Agreed, BoxStream), HelloError> {
@@ -81,7 +81,7 @@ async fn talk(
     let theirs: MeshHello = stream.recv().await?.ok_or(HelloError::Closed)?;
     let MeshHello { node, raft_id: seat, starts, advertise: addr, .. } = theirs.clone();
     let peer = Newcomer { node, starts, seat, addr, remote };
-    let judged = match own.judge(&theirs, certificate, &copy) {
+    let judged = match own.judge(&theirs, certificate, replica) {
         Ok(seat) => register.judge(&peer).await.map(|asked| (seat, asked)),
         Err(refusal) => Err(refusal),
     };
@@ -93,7 +93,7 @@ async fn talk(
     // What the other side says comes first: it may explain why ours refuses it, too.
     match stream.recv().await {
         Ok(Some(HelloVerdict::Accepted)) => {}
-        Ok(Some(HelloVerdict::Refused(refusal))) => return Err(HelloError::RefusedByPeer(refusal)),
+        Ok(Some(HelloVerdict::Refused(refusal))) => return Err(refused(judged.err(), refusal)),
         other => {
             judged.map_err(HelloError::RefusedByUs)?;
             return Err(other.err().map_or(HelloError::Closed, HelloError::Broken));
@@ -112,6 +112,19 @@ async fn talk(
         asked,
     };
     Ok((agreed, stream.into_inner()))
+}
+
+/// Both sides may have refused. What the other one says can end this manager, so it is not believed of one that is no
+/// manager here.
+fn refused(ours: Option<Refusal>, theirs: Refusal) -> HelloError {
+    use RefusalReason as R;
+    let disbelieved = |ours: &Refusal| {
+        matches!(ours.reason, R::Blocked | R::Removed | R::Demoted | R::NotAManager | R::Unauthenticated | R::Forbidden)
+    };
+    match ours.filter(disbelieved) {
+        Some(ours) => HelloError::RefusedByUs(ours),
+        None => HelloError::RefusedByPeer(theirs),
+    }
 }
 
 #[cfg(test)]
@@ -160,6 +173,7 @@ mod tests {
             granted: Some(Revision(7)),
             incarnation: Incarnation(0),
             not_after: WallTime(0),
+            pin: None,
         }
     }
 
@@ -167,10 +181,10 @@ mod tests {
     async fn both_sides_learn_door_tag_and_seat_and_the_stream_goes_on() {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Manager), certificate(2, Role::Manager));
-        let (first, second) = (register(1), register(2));
+        let (first, second, copy) = (register(1), register(2), Replica::default());
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), with(&of_b), Tables::default(), false, &first),
-            exchange(Box::pin(b), own(2), with(&of_a), Tables::default(), true, &second),
+            exchange(Box::pin(a), own(1), with(&of_b), &copy, false, &first),
+            exchange(Box::pin(b), own(2), with(&of_a), &copy, true, &second),
         );
         let ((a, mut to_b), (b, mut to_a)) = (a.unwrap(), b.unwrap());
         assert_eq!((a.seat, a.peer_door, b.peer_door), (Some(RaftId(2)), 12, 11));
@@ -187,10 +201,10 @@ mod tests {
     async fn a_refusal_reaches_the_other_side_with_its_reason() {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Worker), certificate(2, Role::Manager));
-        let (first, second) = (register(1), register(2));
+        let (first, second, copy) = (register(1), register(2), Replica::default());
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), with(&of_b), Tables::default(), false, &first),
-            exchange(Box::pin(b), own(2), with(&of_a), Tables::default(), false, &second),
+            exchange(Box::pin(a), own(1), with(&of_b), &copy, false, &first),
+            exchange(Box::pin(b), own(2), with(&of_a), &copy, false, &second),
         );
         assert!(
             matches!(a, Err(HelloError::RefusedByPeer(r)) if r.reason == muster_messages::RefusalReason::NotAManager)
@@ -198,11 +212,25 @@ mod tests {
         assert!(matches!(b, Err(HelloError::RefusedByUs(_))));
     }
 
+    /// What would end this manager is believed of managers alone, and of those that have lost that role only where they know
+    /// of a later incarnation.
+    #[test]
+    fn nobody_is_ended_by_one_who_is_no_manager_here() {
+        let refusal = |reason| Refusal { reason, message: String::new(), managers: Vec::new(), retry_after_ms: None };
+        let removed = || refusal(RefusalReason::Removed);
+        for ours in [RefusalReason::NotAManager, RefusalReason::Demoted, RefusalReason::Unauthenticated] {
+            assert!(matches!(refused(Some(refusal(ours)), removed()), HelloError::RefusedByUs(_)), "{ours:?}");
+        }
+        assert!(matches!(refused(None, removed()), HelloError::RefusedByPeer(_)));
+        let newer = Some(refusal(RefusalReason::Protocol));
+        assert!(matches!(refused(newer, refusal(RefusalReason::OldIncarnation)), HelloError::RefusedByPeer(_)));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_mute_peer_is_given_up() {
         let (a, _b) = duplex(4096);
         let theirs = certificate(2, Role::Manager);
-        let got = exchange(Box::pin(a), own(1), with(&theirs), Tables::default(), false, &register(1)).await;
+        let got = exchange(Box::pin(a), own(1), with(&theirs), &Replica::default(), false, &register(1)).await;
         assert!(matches!(got, Err(HelloError::TimedOut)));
     }
 }

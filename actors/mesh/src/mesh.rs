@@ -325,7 +325,7 @@ impl MeshShell {
         if let Some(refusal) = why.refusal().filter(|refusal| refusal.reason == RefusalReason::Duplicate) {
             // It dials again and again, and each time it is told: once in the log.
             if self.refused_by.insert(node) {
-                warn!(by = %node, message = %refusal.message, "this process is not heard: another one has this node's identity");
+                warn!(by = %node, why = refusal.message, "this process is not heard: another one has this node's identity");
             }
         } else {
             self.tell_agent(why, serial);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Recipient, Shell};
-use muster_messages::protocol::{Named, RaftMemberMsg, Reply};
+use muster_messages::protocol::{Named, RaftMemberMsg, Reply, SnapshotOutcome};
 use muster_messages::wire::{
     self, CHUNK, Claim, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket, SnapshotHead,
 };
@@ -24,6 +24,7 @@ use tokio::sync::oneshot;
 use crate::core::backlog::Backlog;
 use crate::core::filter::MAX_CALL_MS;
 use crate::core::links::SessionNumber;
+use crate::core::pace::Pace;
 use crate::door::DoorMsg;
 use crate::session::{Ending, QUEUE, Session};
 
@@ -34,9 +35,9 @@ const RAFT_DEADLINE: Duration = Duration::from_secs(5);
 /// Unanswered calls to services; more wait here, up to [`WAITING`].
 const CALL_WINDOW: usize = 64;
 const WAITING: usize = 256;
-/// Unanswered pieces of a snapshot: one on the wire while one is taken.
-const PIECE_WINDOW: usize = 2;
 const PIECE_DEADLINE: Duration = Duration::from_secs(10);
+/// The raft member is told of progress this often. It gives a snapshot up after a minute without.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// The session that is up, and the peer's door behind it.
 #[derive(Clone)]
@@ -52,11 +53,16 @@ pub struct PeerStarted(pub NodeId);
 pub enum PeerMsg {
     /// Raft messages. Without a session: dropped, `Unreachable`.
     Send(Vec<RaftPacket>),
-    /// A snapshot. Exactly one `SnapshotSent` follows.
+    /// A snapshot. One `SnapshotSent` follows, unless it is stopped. One on its way is replaced; of the same snapshot, what has
+    /// arrived counts.
     Snapshot {
         head: SnapshotHead,
         data: Arc<Vec<u8>>,
         packet: Box<RaftPacket>,
+    },
+    /// The snapshot at this index is not needed any more. Repeated or late: nothing happens.
+    StopSnapshot {
+        index: u64,
     },
     Call {
         deadline: Duration,
@@ -82,6 +88,7 @@ impl Named for PeerMsg {
         match self {
             Self::Send(_) => "send",
             Self::Snapshot { .. } => "snapshot",
+            Self::StopSnapshot { .. } => "stop_snapshot",
             Self::Call { .. } => "call",
             Self::Claims(_) => "claims",
             Self::Link(_) => "link",
@@ -96,7 +103,8 @@ pub enum What {
     Raft(Vec<RaftId>),
     Seat,
     Claims,
-    Piece,
+    /// Of which transfer, and when it left.
+    Piece(u64, Moment),
     Call(Reply<Result<Vec<u8>, ErrorBody>>),
 }
 
@@ -116,12 +124,16 @@ struct Waiting {
 }
 
 struct Outgoing {
+    number: u64,
     head: SnapshotHead,
     data: Arc<Vec<u8>>,
     packet: Box<RaftPacket>,
     offset: usize,
     /// The last piece has left.
     complete: bool,
+    /// Pieces without an answer.
+    unanswered: usize,
+    told_progress: Moment,
 }
 
 /// The actor.
@@ -134,6 +146,8 @@ pub struct PeerShell {
     said: Option<RaftId>,
     backlog: Backlog,
     outgoing: Option<Outgoing>,
+    transfers: u64,
+    pace: Pace,
     waiting: VecDeque<Waiting>,
     /// Unanswered calls of the session that is up.
     sent: usize,
@@ -155,6 +169,8 @@ impl PeerShell {
             said: None,
             backlog: Backlog::default(),
             outgoing: None,
+            transfers: 0,
+            pace: Pace::default(),
             waiting: VecDeque::new(),
             sent: 0,
             pieces: 0,
@@ -174,9 +190,65 @@ impl PeerShell {
         }
     }
 
-    fn snapshot_ended(&mut self, ok: bool) {
+    fn snapshot_ended(&mut self, outcome: SnapshotOutcome) {
         if let Some(outgoing) = self.outgoing.take() {
-            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: outgoing.packet.to, ok });
+            // Lost when its mailbox is full: it gives the snapshot up by itself.
+            let (to, index) = (outgoing.packet.to, outgoing.head.index);
+            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to, index, outcome });
+        }
+    }
+
+    fn begin_snapshot(&mut self, now: Moment, head: SnapshotHead, data: Arc<Vec<u8>>, packet: Box<RaftPacket>) {
+        if self.link.is_none() {
+            let outcome = SnapshotOutcome::Lost("there is no session with the node".to_owned());
+            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: packet.to, index: head.index, outcome });
+            return;
+        }
+        if let Some(outgoing) = self.outgoing.as_mut().filter(|o| o.head == head && !o.complete) {
+            outgoing.packet = packet;
+            return;
+        }
+        if self.outgoing.as_ref().is_some_and(|o| o.head.index != head.index) {
+            self.snapshot_ended(SnapshotOutcome::Lost("a newer snapshot took its place".to_owned()));
+        }
+        self.transfers += 1;
+        self.outgoing = Some(Outgoing {
+            number: self.transfers,
+            head,
+            data,
+            packet,
+            offset: 0,
+            complete: false,
+            unanswered: 0,
+            told_progress: now,
+        });
+    }
+
+    /// A piece was answered, or was not.
+    fn piece_done(&mut self, now: Moment, (number, sent): (u64, Moment), end: &End) {
+        let Some(outgoing) = self.outgoing.as_mut().filter(|o| o.number == number) else { return };
+        outgoing.unanswered -= 1;
+        match end {
+            End::Answered(PeerReply::Taken) => {
+                self.pace.answered(now.since(sent));
+                if outgoing.complete && outgoing.unanswered == 0 {
+                    self.snapshot_ended(SnapshotOutcome::Delivered);
+                } else if now.since(outgoing.told_progress) >= PROGRESS_EVERY {
+                    outgoing.told_progress = now;
+                    let (to, index) = (outgoing.packet.to, outgoing.head.index);
+                    let _full = self.raft.tell(RaftMemberMsg::SnapshotProgress { to, index });
+                }
+            }
+            End::Answered(PeerReply::Refused { reason }) => {
+                self.snapshot_ended(SnapshotOutcome::Refused(reason.clone()));
+            }
+            End::Answered(PeerReply::Answer(_)) | End::Failed => {
+                self.snapshot_ended(SnapshotOutcome::Lost("the session ended".to_owned()));
+            }
+            End::TimedOut => {
+                let why = format!("no answer in {} s", PIECE_DEADLINE.as_secs());
+                self.snapshot_ended(SnapshotOutcome::Lost(why));
+            }
         }
     }
 
@@ -190,7 +262,8 @@ impl PeerShell {
         // Calls on their way belong to the old session; their ends are told from the new one's by the number.
         (self.sent, self.pieces, self.asked) = (0, 0, 0);
         self.answered_at = cx.now();
-        self.snapshot_ended(false);
+        self.pace = Pace::default();
+        self.snapshot_ended(SnapshotOutcome::Lost("the session ended".to_owned()));
         self.said = link.as_ref().and_then(|l| l.session.own_seat);
         self.link = link;
         if self.link.is_none() {
@@ -245,7 +318,7 @@ impl PeerShell {
     }
 
     fn pump_pieces(&mut self, cx: &Cx<PeerMsg>, link: &Link) {
-        while self.pieces < PIECE_WINDOW
+        while self.pieces < self.pace.window()
             && link.session.meter.queued() < QUEUE / 2
             && let Some(outgoing) = self.outgoing.as_mut().filter(|o| !o.complete)
         {
@@ -259,11 +332,12 @@ impl PeerShell {
                 last: outgoing.complete.then(|| outgoing.packet.clone()),
             };
             outgoing.offset = end;
-            let from = outgoing.packet.from;
+            outgoing.unanswered += 1;
+            let (from, number) = (outgoing.packet.from, outgoing.number);
             self.say_seat(cx, link, Some(from));
-            match send(cx, link, piece, PIECE_DEADLINE, What::Piece) {
+            match send(cx, link, piece, PIECE_DEADLINE, What::Piece(number, cx.now())) {
                 Ok(()) => self.pieces += 1,
-                Err(_) => self.snapshot_ended(false),
+                Err(_) => self.snapshot_ended(SnapshotOutcome::Lost("the session ended".to_owned())),
             }
         }
     }
@@ -298,12 +372,10 @@ impl PeerShell {
                 }
             }
             What::Seat | What::Claims => {}
-            What::Piece => {
+            What::Piece(transfer, sent) => {
                 self.pieces -= usize::from(current);
-                if current && !taken {
-                    self.snapshot_ended(false);
-                } else if current && self.pieces == 0 && self.outgoing.as_ref().is_some_and(|o| o.complete) {
-                    self.snapshot_ended(true);
+                if current {
+                    self.piece_done(cx.now(), (transfer, sent), &end);
                 }
             }
             What::Call(reply) => {
@@ -318,7 +390,7 @@ impl PeerShell {
     fn overdue(&mut self, cx: &Cx<PeerMsg>, what: &What) {
         let limit = match what {
             What::Raft(_) | What::Seat | What::Claims => RAFT_DEADLINE,
-            What::Piece => PIECE_DEADLINE,
+            What::Piece(..) => PIECE_DEADLINE,
             What::Call(_) => return,
         };
         self.unanswered += 1;
@@ -386,12 +458,9 @@ impl Shell for PeerShell {
                 let lost = self.backlog.push(packets);
                 self.unreachable(lost);
             }
-            PeerMsg::Snapshot { head, data, packet } => {
-                if self.link.is_none() || self.outgoing.is_some() {
-                    let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: packet.to, ok: false });
-                } else {
-                    self.outgoing = Some(Outgoing { head, data, packet, offset: 0, complete: false });
-                }
+            PeerMsg::Snapshot { head, data, packet } => self.begin_snapshot(cx.now(), head, data, packet),
+            PeerMsg::StopSnapshot { index } => {
+                self.outgoing.take_if(|o| o.head.index == index);
             }
             PeerMsg::Claims(claims) => {
                 if let Some(link) = &self.link
@@ -418,7 +487,7 @@ impl Shell for PeerShell {
             "window": {
                 "raft": [self.sent, RAFT_WINDOW],
                 "calls": [self.asked, CALL_WINDOW],
-                "pieces": [self.pieces, PIECE_WINDOW],
+                "pieces": [self.pieces, self.pace.window()],
             },
             "calls_waiting": self.waiting.len(),
             "snapshot_bytes_sent": self.outgoing.as_ref().map(|o| o.offset),
@@ -466,12 +535,17 @@ fn result_of(node: NodeId, end: End) -> Result<Vec<u8>, ErrorBody> {
             Err(ErrorBody::new(ErrorCode::Internal, format!("manager {node} took the call without an answer")))
         }
         End::TimedOut => Err(ErrorBody::new(ErrorCode::TimedOut, format!("no answer from manager {node} in time"))),
-        End::Failed => Err(no_session(node)),
+        // It was on its way: unlike a call without a session, it may have been carried out.
+        End::Failed => {
+            let text = format!("the session with manager {node} ended before it answered");
+            Err(ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(200)))
+        }
     }
 }
 
 /// The answer when there is no session with a node.
 pub fn no_session(node: NodeId) -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, format!("no session with manager {node}"))
+        .with_details(&serde_json::json!({"not_sent": true}))
         .retry_after(Duration::from_millis(200))
 }

@@ -170,7 +170,7 @@ impl Register {
         let fresh = |t: &&Turned| t.newcomer.starts == newcomer.starts && now.since(t.last) < QUIET;
         let since = pages.turned.get(&newcomer.node).filter(fresh).map(|t| t.since);
         if since.is_none() {
-            tracing::warn!(node = %newcomer.node, %message, "a second process of this manager is not heard");
+            tracing::warn!(node = %newcomer.node, why = message, "a second process of this manager is not heard");
         }
         let since = since.unwrap_or_else(|| Clock.wall());
         pages.turned.insert(newcomer.node, Turned { newcomer: newcomer.clone(), claim, since, last: now });

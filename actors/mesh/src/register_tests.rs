@@ -42,6 +42,7 @@ impl Dial for Network {
                 granted: None,
                 incarnation: Incarnation(1),
                 not_after: WallTime(0),
+                pin: None,
             };
             Ok(DialedPeer { stream: Box::pin(near), identity, remote: String::new() })
         })

@@ -193,6 +193,8 @@ pub struct Session {
     pub assembly: Mutex<Assembly>,
     /// Calls of the peer that wait for an answer.
     pub asked: AtomicU64,
+    /// Their bytes.
+    pub asked_bytes: AtomicU64,
     /// Raft messages that were taken and are not acknowledged yet.
     pub unacknowledged: Mutex<Vec<RpcReplyPort<Vec<u8>>>>,
     ended: CancellationToken,
@@ -238,6 +240,7 @@ impl Session {
             meter: Meter::default(),
             assembly: Mutex::default(),
             asked: AtomicU64::new(0),
+            asked_bytes: AtomicU64::new(0),
             unacknowledged: Mutex::default(),
             ended: CancellationToken::new(),
             why: OnceLock::new(),

@@ -1,6 +1,7 @@
 //! From a certificate to who it speaks for.
 
-use muster_messages::{BadId, CertIdentity, ClusterId, Role, Subject, WallTime};
+use muster_messages::{BadId, CertIdentity, CertificatePin, ClusterId, Role, RootId, Subject, WallTime};
+use sha2::{Digest, Sha256};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::oid_registry::Oid;
@@ -43,6 +44,18 @@ pub fn not_after_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
     Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_after.timestamp()))
 }
 
+/// When a PEM certificate begins to be valid.
+pub fn not_before_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
+    let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
+    Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_before.timestamp()))
+}
+
+/// The id of a PEM root.
+pub fn root_id_of_pem(pem: &str) -> Result<RootId, BadCertificate> {
+    let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
+    Ok(root_id(parse(&der)?.public_key().raw))
+}
+
 /// Reads who a certificate speaks for. Judges neither the chain nor the validity: TLS did, or the caller must.
 pub fn identity_of(der: &[u8]) -> Result<CertIdentity, BadCertificate> {
     let cert = parse(der)?;
@@ -59,7 +72,20 @@ pub fn identity_of(der: &[u8]) -> Result<CertIdentity, BadCertificate> {
         granted: grant.granted,
         incarnation: grant.incarnation,
         not_after: WallTime::from_unix_secs(cert.validity().not_after.timestamp()),
+        pin: Some(pin(der, cert.public_key().raw)),
     })
+}
+
+/// The pin of a certificate (DER) with this public key (`SubjectPublicKeyInfo`, DER).
+pub(crate) fn pin(der: &[u8], spki: &[u8]) -> CertificatePin {
+    CertificatePin { fingerprint: Sha256::digest(der).into(), key: Sha256::digest(spki).into() }
+}
+
+/// The id of the root with this public key (`SubjectPublicKeyInfo`, DER).
+pub(crate) fn root_id(spki: &[u8]) -> RootId {
+    let digest: [u8; 32] = Sha256::digest(spki).into();
+    let (first, _) = digest.split_first_chunk().expect("32 bytes hold 8");
+    RootId(*first)
 }
 
 /// Parses one certificate, with nothing behind it.

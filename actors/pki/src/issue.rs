@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use muster_messages::{ClusterId, Incarnation, Name, NodeId, Revision, Role, Secret, WallTime};
+use muster_messages::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, Secret, WallTime};
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber,
@@ -25,6 +25,8 @@ pub const NODE_LIFETIME: Duration = Duration::from_secs(90 * DAY.as_secs());
 pub const MIN_NODE_LIFETIME: Duration = Duration::from_secs(3600);
 /// The shortest life of a user's certificate.
 const MIN_USER_LIFETIME: Duration = Duration::from_secs(60);
+/// The DNS name that managers' certificates carry and no other. A client that demands a manager asks for it.
+pub const MANAGER_NAME: &str = "muster-manager";
 /// Certificates begin this much in the past, for clocks that are behind.
 const BACK_DATED: Duration = Duration::from_secs(3600);
 /// Addresses put into one certificate, besides loopback.
@@ -107,11 +109,14 @@ pub struct Signed {
     /// Lower-case hexadecimal.
     pub serial: String,
     pub not_after: WallTime,
+    pub pin: CertificatePin,
+    pub issuer: RootId,
 }
 
 /// The root, ready to sign.
 pub struct Issuer {
     inner: rcgen::Issuer<'static, KeyPair>,
+    id: RootId,
     expires: WallTime,
 }
 
@@ -134,8 +139,9 @@ impl Issuer {
         if cert.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
             return Err(SignError::KeyMismatch);
         }
+        let id = identity::root_id(cert.public_key().raw);
         let inner = rcgen::Issuer::from_ca_cert_der(&der, key).map_err(signer)?;
-        Ok(Self { inner, expires })
+        Ok(Self { inner, id, expires })
     }
 
     /// Signs for a node.
@@ -146,6 +152,9 @@ impl Issuer {
         params.distinguished_name = name(node, Some(&role), cluster);
         params.subject_alt_names =
             vec![uri(format!("spiffe://{cluster}/{role}/{node}"))?, dns(node)?, dns("localhost")?];
+        if profile.role == Role::Manager {
+            params.subject_alt_names.push(dns(MANAGER_NAME)?);
+        }
         params.subject_alt_names.extend(addresses(&profile.ips).map(SanType::IpAddress));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         let grant = Grant { incarnation: profile.incarnation, granted: profile.granted };
@@ -183,9 +192,10 @@ impl Issuer {
         let serial = new_serial();
         params.serial_number = Some(SerialNumber::from_slice(&serial));
         let not_after = WallTime::from_unix_secs(params.not_after.unix_timestamp());
-        let key = rcgen::SubjectPublicKeyInfo::from_der(key.spki()).map_err(signer)?;
-        let cert = params.signed_by(&key, &self.inner).map_err(signer)?;
-        Ok(Signed { cert_pem: cert.pem(), serial: hex(&serial), not_after })
+        let public = rcgen::SubjectPublicKeyInfo::from_der(key.spki()).map_err(signer)?;
+        let cert = params.signed_by(&public, &self.inner).map_err(signer)?;
+        let pin = identity::pin(cert.der(), key.spki());
+        Ok(Signed { cert_pem: cert.pem(), serial: hex(&serial), not_after, pin, issuer: self.id })
     }
 }
 

@@ -20,6 +20,7 @@ mod grant;
 mod identity;
 mod issue;
 mod join_attempt;
+pub mod private;
 mod random;
 mod recovering;
 mod rekey;
@@ -33,9 +34,12 @@ pub use self::encoding::{BadPem, MAX_DER, MAX_PEM};
 pub use self::files::write_atomic;
 pub use self::founding::Founding;
 pub use self::grant::Grant;
-pub use self::identity::{BadCertificate, identity_of, identity_of_pem, not_after_of_pem};
+pub use self::identity::{
+    BadCertificate, identity_of, identity_of_pem, not_after_of_pem, not_before_of_pem, root_id_of_pem,
+};
 pub use self::issue::{
-    Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed, UserProfile,
+    Issuer, MANAGER_NAME, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed,
+    UserProfile,
 };
 pub use self::join_attempt::JoinAttempt;
 pub use self::recovering::{Recovering, sign_for_itself};

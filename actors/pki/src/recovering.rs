@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{
-    CertificateRecord, CertificateState, ClusterRecord, Name, NodeId, Revision, Role, Secret, WallTime,
+    CertificateRecord, CertificateState, ClusterRecord, Incarnation, IssuedCertificate, Name, NodeId, Revision, Role,
+    Secret, WallTime,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::csr::{CsrKey, make_csr, new_key};
+use crate::identity;
 use crate::issue::{Issuer, NodeProfile, SignError, Signed};
 use crate::store::{IdentityFault, IdentityStore, credentials};
 
@@ -21,7 +23,7 @@ const HELP: &str = "the recovery did not finish: delete the file and recover aga
 /// What was decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovering {
-    pub incarnation: muster_messages::Incarnation,
+    pub incarnation: Incarnation,
     pub node: NodeId,
     /// What a new node is to be called: the state comes from a backup, which is needed again if this is interrupted.
     pub admit_as: Option<Name>,
@@ -44,7 +46,8 @@ impl Recovering {
         lifetime: Duration,
         at: WallTime,
     ) -> Result<Self, SignError> {
-        let (key_pem, signed) = sign_for_itself(cluster, node, Some(granted), advertise, lifetime, at)?;
+        let key_pem = new_key();
+        let signed = sign_for_itself(cluster, node, Some(granted), advertise, lifetime, (at, &key_pem))?;
         Ok(Self {
             incarnation: cluster.incarnation,
             node,
@@ -64,6 +67,14 @@ impl Recovering {
         })
     }
 
+    /// The certificate as feature level 3 records it.
+    pub fn issued(&self) -> Result<IssuedCertificate, SignError> {
+        let shown = identity::identity_of_pem(&self.cert_pem).map_err(|e| SignError::Signer(e.to_string()))?;
+        let CertificateRecord { role, serial, granted, not_after, .. } = self.certificate.clone();
+        let issuer = Some(identity::root_id_of_pem(&self.root_pem).map_err(|_| SignError::Root)?);
+        Ok(IssuedCertificate { serial, role, granted, not_after, pin: shown.pin, issuer })
+    }
+
     /// The credentials of the new incarnation.
     pub fn credentials(&self) -> Result<NodeCredentials, &'static str> {
         credentials(self.key_pem.clone(), self.cert_pem.clone(), self.root_pem.clone())
@@ -71,24 +82,22 @@ impl Recovering {
 }
 
 /// A manager's certificate by its own hand. Without a grant it counts for nothing where a copy knows the node, and is
-/// replaced in the first session: see [`Founding`](crate::Founding).
+/// replaced in the first session: see [`Founding`](crate::Founding). `key_pem`: where others have a certificate of this node
+/// on record, they take this one for it only if it is for the same key.
 pub fn sign_for_itself(
     cluster: &ClusterRecord,
     node: NodeId,
     granted: Option<Revision>,
     advertise: &str,
     lifetime: Duration,
-    now: WallTime,
-) -> Result<(Secret, Signed), SignError> {
+    (now, key_pem): (WallTime, &Secret),
+) -> Result<Signed, SignError> {
     let ip = advertise.parse::<std::net::SocketAddr>().ok().map(|a| a.ip());
     let ips: Vec<IpAddr> = ip.into_iter().filter(|ip| !ip.is_unspecified()).collect();
     let (incarnation, role) = (cluster.incarnation, Role::Manager);
     let profile = NodeProfile { cluster: cluster.id, node, role, granted, incarnation, ips, lifetime, now };
-    let key_pem = new_key();
-    let csr = make_csr(&key_pem).and_then(|pem| CsrKey::parse(&pem));
-    let csr = csr.expect("a key made here signs its own request");
-    let signed = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem)?.sign_node(&profile, &csr)?;
-    Ok((key_pem, signed))
+    let csr = make_csr(key_pem).and_then(|pem| CsrKey::parse(&pem)).map_err(|e| SignError::Signer(e.to_string()))?;
+    Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem)?.sign_node(&profile, &csr)
 }
 
 impl IdentityStore {

@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Starts;
-use muster_messages::{CertIdentity, RaftId, RefusalReason, Secret, WallTime};
+use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Secret, WallTime};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::csr::key_pair;
 use crate::files;
 use crate::identity::{self, identity_of_pem};
+use crate::private::{NotPrivate, check_folder};
 use crate::tls;
 
 /// Why the identity on disk cannot be used. The text names the file and what helps.
@@ -28,6 +29,8 @@ pub enum IdentityFault {
     Io { path: PathBuf, source: io::Error },
     #[error("{path} is damaged: {why}; {help}")]
     Damaged { path: PathBuf, why: String, help: &'static str },
+    #[error(transparent)]
+    NotPrivate(#[from] NotPrivate),
 }
 
 const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
@@ -44,10 +47,14 @@ pub(crate) const HELP_FOUNDING: &str = "the founding did not finish: empty the d
 pub struct LocalNode {
     /// `host:port` of the managers it heard of last.
     pub managers: Vec<String>,
+    /// What it calls itself. `None`: nothing was kept, as by builds that did not.
+    pub name: Option<Name>,
     /// The Raft seat it held last. Its Raft data missing while this is set: lost, not new.
     pub held_seat: Option<RaftId>,
     /// The cluster said for good that this node is not part of it any more.
     pub ended: Option<Ended>,
+    /// This node restored a backup, and its operator has not opened the cluster to others yet.
+    pub admission_closed: bool,
 }
 
 /// A final refusal.
@@ -69,6 +76,7 @@ impl IdentityStore {
     pub fn open(data: &Path) -> Result<Self, IdentityFault> {
         let folder = data.join("identity");
         files::private_folder(&folder).map_err(|source| IdentityFault::Io { path: folder.clone(), source })?;
+        check_folder(&folder)?;
         Ok(Self { folder })
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use muster_messages::{FEATURE_LEVEL, RaftId, Revision, Tables, Term};
 use muster_store::{Place, apply, apply_empty, apply_seat};
 
-use crate::core::{CoreFault, Durable, HardMark, Recovered, SnapshotJob, content};
+use crate::core::{CoreFault, Durable, HardMark, LogPoint, Recovered, SnapshotJob, content};
 use crate::disk::{self, LogFault};
 
 /// A copy, applied to the end of its log.
@@ -52,6 +52,12 @@ pub fn survey_of(recovered: Recovered) -> Result<Survey, CannotSurvey> {
         let unreadable = |e| CoreFault(format!("entry {} cannot be read: {e}", entry.index));
         let (revision, place) =
             (Revision(entry.index), Place { revision: Revision(entry.index), term: Term(entry.term) });
+        if entry.index != tables.revision.0 + 1 {
+            let before = tables.revision;
+            return Err(
+                CoreFault(format!("entry {} follows {before}: entries are applied in order", entry.index)).into()
+            );
+        }
         // What was refused was refused on every member, and leaves nothing behind.
         let _outcome = match content(&entry).map_err(unreadable)? {
             None => {
@@ -79,7 +85,7 @@ fn spoken_here(tables: &Tables) -> Result<(), CannotSurvey> {
 /// RECOVER-5. Writes a member's data anew: these tables, in which `seat` is the one voter. Blocks; no member runs in it.
 pub fn replace(dir: &Path, seat: RaftId, term: u64, tables: Tables) -> Result<(), LogFault> {
     let index = tables.revision.0;
-    let job = SnapshotJob { index, term, voters: vec![seat.0], learners: vec![], tables };
+    let job = SnapshotJob::new(LogPoint { index, term }, (vec![seat.0], vec![]), tables);
     let (head, data) = job.run();
     let write = Durable {
         number: 1,
@@ -101,7 +107,7 @@ mod tests {
     use muster_store::recovery::{Recovery, next_incarnation, recover};
 
     use super::*;
-    use crate::core::{Entry, Input, LogPoint, RaftConfig, RaftCore, command_entry};
+    use crate::core::{Entry, Input, RaftConfig, RaftCore, command_entry};
     use crate::drain::logger;
 
     const AT: WallTime = WallTime(1_700_000_000_000);
@@ -202,7 +208,7 @@ mod tests {
         let Survey { mut tables, .. } = survey_of(follower()).unwrap();
         let cluster = (*tables.cluster.clone().unwrap()).clone();
         tables.cluster = Some(Arc::new(ClusterRecord { feature_level: FEATURE_LEVEL + 1, ..cluster }));
-        let job = SnapshotJob { index: 4, term: 7, voters: vec![1], learners: vec![], tables: tables.clone() };
+        let job = SnapshotJob::new(LogPoint { index: 4, term: 7 }, (vec![1], vec![]), tables.clone());
         let unreadable = Entry { index: 5, term: 7, data: vec![0xff; 8].into(), ..Entry::default() };
         let newer = Recovered {
             snapshot: Some((job.run().0, tables)),

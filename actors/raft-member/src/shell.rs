@@ -9,22 +9,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Shell};
-use muster_messages::protocol::{Applied, Named, ProposeError, RaftMemberMsg, RaftTransport, ReadError, Reply};
+use muster_messages::protocol::{
+    Applied, Named, ProposeError, RaftMemberMsg, RaftTransport, ReadError, Reply, SnapshotOutcome,
+};
 use muster_messages::wire::{MAX_FRAME, RaftPacket, SnapshotHead};
 use muster_messages::{Moment, NodeId, RaftId, RaftStatus, Replica, millis};
+use raft_engine::env::DefaultFileSystem;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::core::{
-    Answer, AskId, Batch, Input, Notice, Outbound, OutboundSnapshot, Outgrown, RaftConfig, RaftCore, SnapshotJob,
+    Answer, AskId, Batch, DigestJob, Input, Notice, Outbound, OutboundSnapshot, Outgrown, RaftConfig, RaftCore,
+    SnapshotJob,
 };
-use crate::disk::{DiskThread, Report, SnapshotFiles};
+use crate::disk::{self, DiskThread, FaultKind, LogFault, Report, SnapshotFiles};
 use crate::drain::logger;
 use crate::feed::ObjectFeed;
 
 /// Packets of one hand-over to the mesh: below the frame limit with room for the envelope. A single larger one goes alone.
 const MAX_PACKETS_BYTES: usize = MAX_FRAME * 3 / 4;
+
+/// How often one life of the actor writes its log anew after a sync that failed. A disk that fails more often is left to the
+/// supervisor, which waits longer each time.
+const MAX_RENEWALS: u32 = 8;
 
 /// What a raft member is made of.
 #[derive(Clone)]
@@ -51,7 +59,11 @@ pub struct RaftArgs {
 /// The actor. See the module.
 pub struct RaftMember {
     core: RaftCore,
+    data_dir: PathBuf,
+    file_system: Arc<DefaultFileSystem>,
     disk: DiskThread,
+    /// How often the log was written anew in this life of the actor.
+    renewals: u32,
     snapshots: SnapshotFiles,
     transport: Arc<dyn RaftTransport>,
     publish: Arc<watch::Sender<Arc<Replica>>>,
@@ -71,7 +83,7 @@ enum Port {
     Propose(Reply<Result<Applied, ProposeError>>),
     Read(Reply<Result<Arc<Replica>, ReadError>>),
     Transfer(Reply<Result<NodeId, ProposeError>>),
-    RollCall(Reply<Result<BTreeSet<RaftId>, ProposeError>>),
+    Reachable(Reply<Result<BTreeSet<RaftId>, ProposeError>>),
 }
 
 /// What the actor hears. Collaborators say [`RaftMemberMsg`]; the rest is its own.
@@ -82,11 +94,12 @@ pub enum Msg {
     Wake,
     Disk(DiskNews),
     SnapshotTaken(Option<SnapshotHead>),
-    SnapshotLost { to: muster_messages::RaftId },
+    StateDigested { index: u64, digest: Option<[u8; 32]> },
+    SnapshotLost { to: muster_messages::RaftId, index: u64 },
 }
 
-/// News from the disk's thread.
-pub struct DiskNews(Report);
+/// News from the disk's thread, and the number of renewals before that thread.
+pub struct DiskNews(Report, u32);
 
 impl From<RaftMemberMsg> for Msg {
     fn from(msg: RaftMemberMsg) -> Self {
@@ -103,6 +116,7 @@ impl Named for Msg {
             Self::Wake => "wake",
             Self::Disk(_) => "disk",
             Self::SnapshotTaken(_) => "snapshot_taken",
+            Self::StateDigested { .. } => "state_digested",
             Self::SnapshotLost { .. } => "snapshot_lost",
         }
     }
@@ -126,8 +140,11 @@ impl RaftMember {
         };
         feed.begin_at(core.tables().revision);
         Ok(Self {
-            core: core.without(lost),
+            core: core.without(lost).at_wall_time(now, Clock.wall()),
+            data_dir: data_dir.clone(),
+            file_system: Arc::new(DefaultFileSystem),
             disk,
+            renewals: 0,
             snapshots: SnapshotFiles::in_dir(&data_dir),
             transport,
             publish,
@@ -163,14 +180,16 @@ impl RaftMember {
             RaftMemberMsg::Read { deadline_ms, reply } => {
                 Input::Read { ask: self.park(Port::Read(reply)), deadline: by(deadline_ms) }
             }
-            RaftMemberMsg::RollCall { seats, enough, deadline_ms, reply } => {
-                Input::RollCall { ask: self.park(Port::RollCall(reply)), seats, enough, deadline: by(deadline_ms) }
+            RaftMemberMsg::CheckReachable { members, needed, deadline_ms, reply } => {
+                let ask = self.park(Port::Reachable(reply));
+                Input::CheckReachable { ask, members, needed, deadline: by(deadline_ms) }
             }
             RaftMemberMsg::FromPeer { node, peer_seat, packets } => Input::Packets { node, peer_seat, packets },
             RaftMemberMsg::SnapshotReceived { node, peer_seat, packet, data } => {
                 Input::SnapshotReceived { node, peer_seat, packet, data }
             }
-            RaftMemberMsg::SnapshotSent { to, ok } => Input::SnapshotSent { to, ok },
+            RaftMemberMsg::SnapshotSent { to, index, outcome } => Input::SnapshotSent { to, index, outcome },
+            RaftMemberMsg::SnapshotProgress { to, index } => Input::SnapshotProgress { to, index },
             RaftMemberMsg::PeerSession { node, up } => Input::PeerSession { node, up },
             RaftMemberMsg::Unreachable { to } => Input::Unreachable { to },
             RaftMemberMsg::LeaderGone { node } => Input::LeaderGone { node },
@@ -195,8 +214,15 @@ impl RaftMember {
 
     fn perform(&mut self, cx: &Cx<Msg>, now: Moment, batch: Batch) -> Result<(), Fault> {
         self.send(batch.send);
-        if !batch.make_durable.is_empty() {
-            self.disk.write(batch.make_durable)?;
+        if let Some(why) = batch.lost {
+            tracing::error!(%why, "this manager's Raft data cannot be trusted and will not be used again");
+            disk::mark_lost(&self.data_dir, &why)?;
+            return Err(Fault::new(why));
+        }
+        if !batch.make_durable.is_empty()
+            && let Err(fault) = self.disk.write(batch.make_durable)
+        {
+            self.renew_disk(cx, fault)?;
         }
         if let Some(revision) = batch.installed {
             self.feed.begin_at(revision);
@@ -217,8 +243,14 @@ impl RaftMember {
         for answer in batch.answers {
             self.answer(answer);
         }
+        for stopped in batch.stop_snapshots {
+            self.transport.stop_snapshot(stopped.node, stopped.index);
+        }
         for snapshot in batch.send_snapshots {
             self.send_snapshot(cx, snapshot);
+        }
+        if let Some(job) = batch.digest_state {
+            self.digest_state(cx, job);
         }
         if let Some(job) = batch.take_snapshot {
             self.take_snapshot(cx, job);
@@ -231,6 +263,27 @@ impl RaftMember {
             self.want_turn(cx);
         }
         Ok(())
+    }
+
+    /// A sync failed: nothing that was written to those files can be trusted, and everything is still in memory. Any other failure
+    /// ends this actor.
+    fn renew_disk(&mut self, cx: &Cx<Msg>, fault: LogFault) -> Result<(), Fault> {
+        let everything = (fault.kind == FaultKind::Unsynced).then(|| self.core.everything()).flatten();
+        let (Some((job, write)), true) = (everything, self.renewals < MAX_RENEWALS) else { return Err(fault.into()) };
+        tracing::error!(%fault, "writing the Raft log anew into other files");
+        self.renewals += 1;
+        self.disk = DiskThread::renew(&self.data_dir, &self.file_system, job, write)?;
+        self.watch_disk(cx);
+        Ok(())
+    }
+
+    fn watch_disk(&self, cx: &Cx<Msg>) {
+        self.disk.show(cx.beside("disk", "Disk"));
+        let (me, thread) = (cx.me().clone(), self.renewals);
+        self.disk.listen(Box::new(move |report| {
+            // A nudge; a tick makes up for one that a full mailbox refuses, and for the failure that follows it.
+            let _full = me.tell(Msg::Disk(DiskNews(report, thread)));
+        }));
     }
 
     /// A `Turn` behind everything that waits. A full mailbox loses it; the next tick brings one.
@@ -269,8 +322,8 @@ impl RaftMember {
                     let _gave_up = port.send(result);
                 }
             }
-            Answer::RollCalled(ask, result) => {
-                if let Some(Port::RollCall(port)) = self.ports.remove(&ask) {
+            Answer::Reachable(ask, result) => {
+                if let Some(Port::Reachable(port)) = self.ports.remove(&ask) {
                     let _gave_up = port.send(result);
                 }
             }
@@ -288,14 +341,24 @@ impl RaftMember {
         let (transport, me) = (Arc::clone(&self.transport), cx.me().clone());
         cx.spawn(async move {
             let OutboundSnapshot { node, addr, mut packet, job } = snapshot;
-            match tokio::task::spawn_blocking(move || job.run()).await {
+            let index = job.index;
+            match tokio::task::spawn_blocking(move || job.run_shared()).await {
                 Ok((head, data)) => {
                     packet.snapshot = Some(head.clone());
-                    transport.send_snapshot(node, &addr, head, Arc::new(data), packet);
+                    transport.send_snapshot(node, &addr, head, data, packet);
                 }
                 // Lost with the mailbox: the core gives a snapshot up by itself after a while.
-                Err(_) => drop(me.tell(Msg::SnapshotLost { to: packet.to })),
+                Err(_) => drop(me.tell(Msg::SnapshotLost { to: packet.to, index })),
             }
+        });
+    }
+
+    fn digest_state(&self, cx: &Cx<Msg>, job: DigestJob) {
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            let index = job.index;
+            let digest = tokio::task::spawn_blocking(move || job.run()).await.ok();
+            insist(&me, || Msg::StateDigested { index, digest }).await;
         });
     }
 
@@ -315,14 +378,14 @@ impl RaftMember {
                 }
                 Err(_) => None,
             };
-            insist(&me, head).await;
+            insist(&me, || Msg::SnapshotTaken(head.clone())).await;
         });
     }
 }
 
-/// The core waits for this one before it takes another, so a full mailbox is waited out.
-async fn insist(me: &Address<Msg>, head: Option<SnapshotHead>) {
-    while let Err(muster_kernel::Undeliverable::Full) = me.tell(Msg::SnapshotTaken(head.clone())) {
+/// The core waits for this one before it asks for another, so a full mailbox is waited out.
+async fn insist(me: &Address<Msg>, msg: impl Fn() -> Msg) {
+    while let Err(muster_kernel::Undeliverable::Full) = me.tell(msg()) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -330,6 +393,18 @@ async fn insist(me: &Address<Msg>, head: Option<SnapshotHead>) {
 fn say(notice: &Notice) {
     match notice {
         Notice::DiskTooSlow { .. } | Notice::SnapshotUnreadable { .. } => tracing::warn!(?notice, "raft"),
+        Notice::StateDiverged { member, node, index } => {
+            tracing::error!(
+                raft_id = member.0,
+                ?node,
+                index,
+                "a manager's state differs from the leader's at the same revision"
+            );
+        }
+        Notice::SnapshotNotTaken { to, why } => {
+            tracing::warn!(raft_id = to.0, %why, "a manager needs a snapshot of the state and did not take it; \
+                see `muster node inspect` of that node");
+        }
         Notice::Leads { .. } | Notice::Follows { .. } | Notice::LostLeader { .. } => tracing::info!(?notice, "raft"),
         Notice::Seated { .. } | Notice::Unseated { .. } | Notice::Installed { .. } | Notice::Sending { .. } => {
             tracing::info!(?notice, "raft")
@@ -343,12 +418,7 @@ impl Shell for RaftMember {
     const KIND: &'static str = "RaftMember";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        self.disk.show(cx.beside("disk", "Disk"));
-        let me = cx.me().clone();
-        self.disk.listen(Box::new(move |report| {
-            // A nudge; a tick makes up for one that a full mailbox refuses, and for the failure that follows it.
-            let _full = me.tell(Msg::Disk(DiskNews(report)));
-        }));
+        self.watch_disk(cx);
         let (me, every) = (cx.me().clone(), self.tick);
         cx.spawn(async move {
             let mut ticks = tokio::time::interval(every);
@@ -377,10 +447,16 @@ impl Shell for RaftMember {
                 self.alarm.rang();
                 self.core.step(now, Input::Woke);
             }
-            Msg::Disk(DiskNews(Report::Persisted)) => {}
-            Msg::Disk(DiskNews(Report::Failed(fault))) => return Err(fault.into()),
+            Msg::Disk(DiskNews(Report::Failed(fault), thread)) if thread == self.renewals => {
+                self.renew_disk(cx, fault)?
+            }
+            Msg::Disk(DiskNews(..)) => {}
             Msg::SnapshotTaken(head) => self.core.step(now, Input::SnapshotTaken { head }),
-            Msg::SnapshotLost { to } => self.core.step(now, Input::SnapshotSent { to, ok: false }),
+            Msg::StateDigested { index, digest } => self.core.step(now, Input::StateDigested { index, digest }),
+            Msg::SnapshotLost { to, index } => {
+                let outcome = SnapshotOutcome::Lost("it could not be encoded".to_owned());
+                self.core.step(now, Input::SnapshotSent { to, index, outcome });
+            }
             Msg::Turn => return self.turn(cx),
         }
         self.want_turn(cx);
@@ -403,7 +479,7 @@ impl Shell for RaftMember {
             "raft_id": raft_id, "role": role, "term": term, "leader": leader_node, "leading": leading,
             "commit": commit, "applied": applied,
             "log": {"first": first, "last": last, "snapshot": snapshot},
-            "disk": {"syncs": self.disk.syncs()},
+            "disk": {"syncs": self.disk.syncs(), "renewals": self.renewals},
             "in_flight": {"proposals": proposals, "reads": reads, "disk_writes": writes},
             "snapshots": {"taken": self.snapshots_taken, "sent": self.snapshots_sent},
             "dropped": self.core.counters(),

@@ -71,6 +71,10 @@ pub enum CommandExit {
 /// Runs commands under a guardian. The future ends when nothing of the command is left, and not before. Dropped, the guardian
 /// ends the command.
 pub trait CommandRunner: Send + Sync + 'static {
+    /// Whether it runs this program, the first word of a command.
+    fn allows(&self, _program: &str) -> bool {
+        true
+    }
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd>;
 }
 

@@ -156,6 +156,10 @@ impl RunnerShell {
         let action = move |cancelled: CancellationToken| -> BoxFuture<'static, Ended> {
             let ctx = ApplyCtx { cancelled, ..ctx };
             match (&definition.action, commands, handler) {
+                // Its term was over in the copy that this definition comes from.
+                (Action::Command(command), ..) if command.is_redacted() => {
+                    nothing("the command's arguments were not shown to this node")
+                }
                 (Action::Command(command), Some(commands), _) => {
                     let mut env = command.env.clone();
                     env.extend(environment(&ctx, deadline));

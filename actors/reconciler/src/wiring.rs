@@ -65,7 +65,10 @@ impl Setup {
     pub fn runs(&self, definition: &Definition) -> bool {
         match &definition.action {
             Action::Objects(_) => self.objects,
-            Action::Command(_) => self.commands.is_some(),
+            Action::Command(command) => self.commands.as_ref().is_some_and(|runner| {
+                let program = command.argv.first();
+                program.is_some_and(|program| runner.allows(program))
+            }),
             Action::Handler => self.handlers.contains_key(&definition.reconciler),
         }
     }

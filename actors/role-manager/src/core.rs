@@ -5,8 +5,8 @@
 //! Says   guarded commands, seat changes, dial-backs, offers of leadership, answers.
 //! Keeps  WISH-1 and WISH-2 (see `wishes`); the store keeps ROLE-1, a node with a seat is manager.
 //!        ROLE-2  of all plans together at most one membership change is in flight.
-//!        ROLE-3  no membership change takes away the quorum, in the current or in the resulting configuration, whose members
-//!                have answered since it was due.
+//!        ROLE-3  no membership change loses the quorum, of the current or of the resulting configuration. A majority of the
+//!                resulting voters responds after the change was decided on.
 //!        ROLE-4  no role older than the newest wish is ever written.
 //!        ROLE-5  every node that is not settled says what it waits for.
 //! Why level-triggered: everything follows from the four facts of a node as they are now. A wish that flips half-way,
@@ -20,7 +20,7 @@ mod outbox;
 mod plan;
 mod queues;
 mod quorum;
-mod roll_call;
+mod reachability;
 mod seats;
 mod sight;
 mod vocabulary;
@@ -41,7 +41,7 @@ pub use self::outbox::{Outbox, Outgoing, Sent};
 use self::plan::{Next, Plan, Scene, Wait};
 pub use self::queues::{Pending, Queues};
 use self::quorum::Electorate;
-use self::roll_call::RollCalls;
+use self::reachability::Reachability;
 use self::seats::Seats;
 pub use self::vocabulary::*;
 use self::wishes::Wishes;
@@ -66,12 +66,14 @@ pub struct RoleManager {
     started: bool,
     wishes: Wishes,
     seats: Seats,
-    roll_calls: RollCalls,
+    reachability: Reachability,
     /// One per node that is not settled.
     plans: BTreeMap<NodeId, Plan>,
     /// Nodes whose facts changed since they were last planned for.
     dirty: BTreeSet<NodeId>,
     held: BTreeMap<NodeId, Held>,
+    /// Nodes whose last write was applied and changed nothing.
+    fruitless: BTreeSet<NodeId>,
     retry: Option<Now>,
     armed: Option<Moment>,
 }
@@ -88,10 +90,11 @@ impl RoleManager {
             started: false,
             wishes: Wishes::default(),
             seats: Seats::default(),
-            roll_calls: RollCalls::default(),
+            reachability: Reachability::default(),
             plans: BTreeMap::new(),
             dirty: BTreeSet::new(),
             held: BTreeMap::new(),
+            fruitless: BTreeSet::new(),
             retry: None,
             armed: None,
         }
@@ -105,12 +108,12 @@ impl RoleManager {
             Input::Seen(replica) => self.see(now, replica, out),
             Input::Committed { step, outcome } => self.end_proposal(now, step, outcome, out),
             Input::Probed { step, result } => self.end_probe(now, step, result, out),
-            Input::RollCalled { step, present } => self.end_roll_call(now, step, present),
+            Input::ReachabilityChecked { step, reachable } => self.end_reachability_check(now, step, reachable),
             Input::Transferred { step, taken } => self.end_transfer(now, step, taken),
             Input::Woke => self.armed = None,
         }
         self.advance(now, out);
-        self.roll_calls.found = None;
+        self.reachability.checked = None;
     }
 
     /// What the next incarnation is to start from.
@@ -135,7 +138,7 @@ impl RoleManager {
 
     /// The only place that starts anything.
     fn advance(&mut self, now: Now, out: &mut Vec<Effect>) {
-        self.end_seen_steps(out);
+        self.end_seen_steps(now, out);
         if !self.started || !self.leads() {
             self.turn_away(out);
             return;
@@ -161,8 +164,8 @@ impl RoleManager {
     }
 
     fn electorate(&self, now: Now) -> Electorate {
-        let found = self.roll_calls.found.clone();
-        Electorate::of(&self.seen, self.seen_at, now, self.wishes.fresh_until, found, &self.config)
+        let checked = self.reachability.checked.clone();
+        Electorate::of(&self.seen, self.seen_at, now, self.wishes.fresh_until, checked, &self.config)
     }
     // ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +199,7 @@ impl RoleManager {
         for (node, next) in due {
             let Next::Write { reason, guards, changes } = next else { continue };
             let command = Command {
-                request: RequestId((u128::from(self.kept.term.0) << 64) | u128::from(self.kept.steps + 1)),
+                request: self.next_request(now),
                 at: now.wall,
                 by: self.on_behalf_of(node),
                 reason: reason.to_owned(),
@@ -205,6 +208,13 @@ impl RoleManager {
             };
             self.send(now, node, Sent::Write(Box::new(command)), out);
         }
+    }
+
+    /// The id of the next step. It carries no `Guard::Request`: it is apart from the ids of callers.
+    fn next_request(&self, now: Now) -> RequestId {
+        let (term, step) = (u128::from(self.kept.term.0), u128::from(self.kept.steps + 1));
+        // The upper 80 bits are what an id takes of its entropy: 40 of each.
+        RequestId::fresh(now.wall, term << 88 | (step & ((1 << 40) - 1)) << 48)
     }
 
     /// Removals are shown as whoever asked for them; role changes as the cluster's own.
@@ -244,7 +254,7 @@ impl RoleManager {
         let knocks = self.seats.knocks.values().map(|k| k.since + c.seat_patience);
         let held = self.held.values().map(|h| h.until);
         let again =
-            self.kept.outbox.membership().and_then(|(_, o)| o.again_at).into_iter().chain(self.roll_calls.again_at);
+            self.kept.outbox.membership().and_then(|(_, o)| o.again_at).into_iter().chain(self.reachability.again_at);
         let deadlines = (self.retry.map(|at| at.at).into_iter())
             .chain(slow)
             .chain(again)
@@ -275,7 +285,10 @@ fn refuse(wished: &Wished, error: ErrorBody) -> Effect {
 
 fn not_leading() -> ErrorBody {
     let again = std::time::Duration::from_millis(100);
-    ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead; ask again").retry_after(again)
+    // The marker makes the API follow the leader: the caller's node may have handed leadership over a moment ago.
+    ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead; ask again")
+        .with_details(&serde_json::json!({"not_leading": true}))
+        .retry_after(again)
 }
 
 /// Conditions as they follow from the replicated state alone: what a member that does not lead shows. The leader's

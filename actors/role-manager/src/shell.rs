@@ -50,7 +50,7 @@ pub enum Msg {
     Committed(StepId, StepOutcome),
     Probed(StepId, Result<(), ErrorBody>),
     Transferred(StepId, bool),
-    RollCalled(StepId, Option<BTreeSet<RaftId>>),
+    ReachabilityChecked(StepId, Option<BTreeSet<RaftId>>),
     Woke,
 }
 
@@ -67,7 +67,7 @@ impl Named for Msg {
             Self::Committed(..) => "committed",
             Self::Probed(..) => "probed",
             Self::Transferred(..) => "transferred",
-            Self::RollCalled(..) => "roll_called",
+            Self::ReachabilityChecked(..) => "reachability_checked",
             Self::Woke => "woke",
         }
     }
@@ -224,13 +224,13 @@ impl RoleManagerShell {
                     let _gone = me.tell(Msg::Transferred(step, taken));
                 });
             }
-            Effect::CallRoll { step, seats, enough, within } => {
+            Effect::CheckReachable { step, members, needed, within } => {
                 let (raft, me) = (self.ports.raft.clone(), cx.me().clone());
                 let deadline_ms = millis(within);
                 cx.spawn(async move {
-                    let make = |reply| RaftMemberMsg::RollCall { seats, enough, deadline_ms, reply };
-                    let present = raft.ask(within + Duration::from_secs(1), make).await;
-                    let _gone = me.tell(Msg::RollCalled(step, present.ok().and_then(Result::ok)));
+                    let make = |reply| RaftMemberMsg::CheckReachable { members, needed, deadline_ms, reply };
+                    let reachable = raft.ask(within + Duration::from_secs(1), make).await;
+                    let _gone = me.tell(Msg::ReachabilityChecked(step, reachable.ok().and_then(Result::ok)));
                 });
             }
             Effect::Answer(ask, answer) => {
@@ -272,7 +272,9 @@ fn outcome_of(error: ProposeError) -> StepOutcome {
         ProposeError::MembershipBusy => StepOutcome::MembershipBusy,
         ProposeError::NoQuorum { missing } => StepOutcome::NoQuorum { missing },
         ProposeError::TimedOut => StepOutcome::TimedOut,
-        ProposeError::TooLarge { .. } | ProposeError::UnknownOutcome => StepOutcome::Unknown,
+        ProposeError::TooLarge { .. } | ProposeError::StateFull { .. } | ProposeError::UnknownOutcome => {
+            StepOutcome::Unknown
+        }
     }
 }
 
@@ -307,7 +309,9 @@ impl Shell for RoleManagerShell {
             Msg::Look => self.looked.notify_one(),
             Msg::Committed(step, outcome) => self.turn(cx, Input::Committed { step, outcome }),
             Msg::Probed(step, result) => self.turn(cx, Input::Probed { step, result }),
-            Msg::RollCalled(step, present) => self.turn(cx, Input::RollCalled { step, present }),
+            Msg::ReachabilityChecked(step, reachable) => {
+                self.turn(cx, Input::ReachabilityChecked { step, reachable });
+            }
             Msg::Transferred(step, taken) => self.turn(cx, Input::Transferred { step, taken }),
             Msg::Woke => {
                 self.alarm.rang();

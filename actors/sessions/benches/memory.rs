@@ -43,6 +43,7 @@ async fn main() {
             granted: Some(Revision(1)),
             incarnation: Incarnation(1),
             not_after: WallTime(i64::MAX),
+            pin: None,
         };
         let (ours, theirs) = tokio::io::duplex(4096);
         let theirs: BoxStream = Box::pin(theirs);

@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
+use imbl::Vector;
 use muster_messages::{
     Change, Command, CommandRefusal, Event, EventKind, NodeId, ObjectChange, Outcome, Principal, RequestId, Revision,
-    Tables, Term, WallTime,
+    Tables, Term, WallTime, in_short,
 };
 
 use crate::sabotage::{Sabotage, mood};
-use crate::{changes, guards, sabotaged};
+use crate::{changes, guards, requests, sabotaged};
 
-/// How many requests keep their outcome. At 25,000 commands a second that is over two seconds, and a caller
-/// retries within its deadline of a lost leader, which is replaced in less.
-pub const MAX_OUTCOMES: usize = 65_536;
+pub use crate::requests::MAX_OUTCOMES;
 
-/// How many events stay readable.
+/// How many events stay readable; from `IDENTITY_LEVEL` on, so many beside as many frequent ones.
 pub const MAX_EVENTS: usize = 10_000;
+/// Characters of each text of an event, from `IDENTITY_LEVEL` on: what is kept is bounded in bytes, too.
+const MAX_EVENT_TEXT: usize = 512;
 
 /// A place in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,14 @@ pub fn apply(tables: &mut Tables, at: impl Into<Place>, command: &Command) -> Re
     tables.revision = at.revision;
     if command.request == RequestId(0) {
         return judge_and_change(tables, at, command);
+    }
+    if tables.remembers_callers() {
+        if let Some(known) = requests::recall(tables, command) {
+            return known;
+        }
+        let result = judge_and_change(tables, at, command);
+        requests::remember(tables, command, at.revision, result.as_ref().err());
+        return result;
     }
     if let Some(first) = tables.outcomes.get(&command.request) {
         return first.refused.as_deref().cloned().map_or(Ok(()), Err);
@@ -134,18 +143,49 @@ impl Stamp<'_> {
         before: Option<String>,
         after: Option<String>,
     ) {
-        tables.events.push_back(Arc::new(Event {
+        let event = self.event(tables, kind, node, (before, after));
+        keep(&mut tables.events, event);
+    }
+
+    /// Appends an event that a lease or a node causes as often as it likes: it drives out its like alone.
+    pub fn log_frequent(
+        &self,
+        tables: &mut Tables,
+        kind: EventKind,
+        node: Option<NodeId>,
+        before: Option<String>,
+        after: Option<String>,
+    ) {
+        let event = self.event(tables, kind, node, (before, after));
+        let apart = tables.remembers_callers();
+        keep(if apart { &mut tables.frequent_events } else { &mut tables.events }, event);
+    }
+
+    fn event(
+        &self,
+        tables: &Tables,
+        kind: EventKind,
+        node: Option<NodeId>,
+        (before, after): (Option<String>, Option<String>),
+    ) -> Event {
+        let bounded = tables.remembers_callers();
+        let short = |text: String| if bounded { in_short(&text, MAX_EVENT_TEXT) } else { text };
+        Event {
             revision: self.at,
             at: self.wall,
             kind,
             node,
             by: self.by.clone(),
-            reason: self.reason.to_owned(),
-            before,
-            after,
-        }));
-        if tables.events.len() > MAX_EVENTS {
-            tables.events.pop_front();
+            reason: short(self.reason.to_owned()),
+            before: before.map(short),
+            after: after.map(short),
         }
+    }
+}
+
+fn keep(events: &mut Vector<Arc<Event>>, event: Event) {
+    events.push_back(Arc::new(event));
+    if events.len() > MAX_EVENTS {
+        events.pop_front();
     }
 }

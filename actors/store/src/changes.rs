@@ -22,11 +22,14 @@ use crate::guards::{absent, name_free, no_seat, node, not_blocked, not_leaving, 
 use crate::sabotage::Sabotage;
 use crate::sabotaged;
 
+mod certificates;
 mod cluster;
 mod feature_level;
 mod nodes;
 mod objects;
 mod reconcilers;
+
+pub(crate) use self::certificates::allow_unrecorded;
 
 /// How long a block outlives the last certificate, for clocks that differ.
 const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
@@ -117,6 +120,13 @@ pub(crate) fn make(
         }
         Change::Reconciler(change) => reconcilers::make(tables, stamp, change),
         Change::NoteDuplicate { node, processes } => nodes::duplicate(tables, stamp, *node, processes),
+        Change::RenameNode { node, name } => nodes::rename(tables, stamp, *node, name),
+        Change::IssueCertificate { node, certificate, held, replaces } => {
+            certificates::issue(tables, stamp, *node, certificate, held.as_deref(), replaces.as_deref())
+        }
+        Change::RevokeCertificates(node) => certificates::revoke(tables, stamp, *node),
+        Change::CertificateSeen { node, serial } => certificates::seen(tables, stamp, *node, serial),
+        Change::PinUser { name, pin } => certificates::pin_user(tables, name, pin),
     }
 }
 

@@ -51,6 +51,8 @@ pub(crate) fn judge(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result
             let held = lease.holding.token == *token && lease.is_live();
             believed(held, || format!("{key} is not held under token {token}"))
         }
+        // Judged with the remembered outcomes: see `requests`.
+        Guard::Request { .. } => Ok(()),
         Guard::InTerm(term) => {
             let actual = stamp.term;
             believed(actual == *term, || format!("this was decided in term {term}, and this is term {actual}"))

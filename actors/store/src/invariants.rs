@@ -5,9 +5,10 @@ mod gates;
 
 use std::collections::BTreeMap;
 
-use muster_messages::{NodeRecord, RaftId, Role, Tables};
+use muster_messages::{NodeRecord, Principal, RaftId, Requests, Role, Tables};
 
 use crate::apply::{MAX_EVENTS, MAX_OUTCOMES};
+use crate::requests::MAX_CALLERS;
 
 /// Every seat belongs to a node that exists, and no node holds two.
 pub const MEMBER_1: &str = "MEMBER-1";
@@ -25,6 +26,8 @@ pub const BLOCK_2: &str = "BLOCK-2";
 pub const CERT_1: &str = "CERT-1";
 /// No two nodes have the same name.
 pub const NAME_1: &str = "NAME-1";
+/// What a node reports is bounded, and goes with its record.
+pub const LABEL_1: &str = "LABEL-1";
 /// A lease's token grows with every change of its holder.
 pub const FENCE_1: &str = "FENCE-1";
 /// A lease that is held has a token, which is a revision of the past.
@@ -41,6 +44,8 @@ pub const RELEASE_4: &str = "RELEASE-4";
 pub const RELEASE_7: &str = "RELEASE-7";
 /// Everything that grows with use is bounded, and the remembered outcomes are exactly the recent requests.
 pub const BOUND_1: &str = "BOUND-1";
+/// A request id is applied at most once per caller: whatever is remembered is newer than whatever was forgotten.
+pub const APPLY_3: &str = "APPLY-3";
 /// Revisions only grow, and no object is newer than the state it is part of.
 pub const REVISION_1: &str = "REVISION-1";
 
@@ -153,6 +158,11 @@ fn nodes(tables: &Tables) -> Verdict {
         holds(newest <= tables.revision, REVISION_1, || format!("node {id} is of revision {newest}"))?;
         certificate(node)?;
     }
+    for (id, reported) in &tables.reported {
+        holds(tables.nodes.contains_key(id), LABEL_1, || format!("{id} has a report and no record"))?;
+        let fit = muster_messages::labels_fit(&reported.labels);
+        holds(fit.is_ok(), LABEL_1, || format!("{id} reports {}", fit.clone().err().unwrap_or_default()))?;
+    }
     Ok(())
 }
 
@@ -194,5 +204,25 @@ fn bounds(tables: &Tables) -> Verdict {
     holds(outcomes == ordered, BOUND_1, || format!("{outcomes} outcomes of {ordered} requests"))?;
     holds(outcomes <= MAX_OUTCOMES, BOUND_1, || format!("{outcomes} outcomes"))?;
     let events = tables.events.len();
-    holds(events <= MAX_EVENTS, BOUND_1, || format!("{events} events"))
+    holds(events <= MAX_EVENTS, BOUND_1, || format!("{events} events"))?;
+    let frequent = tables.frequent_events.len();
+    holds(frequent <= MAX_EVENTS, BOUND_1, || format!("{frequent} frequent events"))?;
+    requests(&tables.requests)
+}
+
+fn requests(requests: &Requests) -> Verdict {
+    let (callers, weight) = (requests.callers.len(), requests.weight);
+    holds(callers <= MAX_CALLERS, BOUND_1, || format!("{callers} callers"))?;
+    holds(weight <= MAX_OUTCOMES as u64, BOUND_1, || format!("outcomes of weight {weight}"))?;
+    let all: u64 = requests.callers.values().map(|own| own.weight).sum();
+    holds(all == weight, BOUND_1, || format!("outcomes of weight {all} count as {weight}"))?;
+    for (caller, own) in &requests.callers {
+        let count = own.outcomes.len() as u64;
+        holds(count <= own.weight, BOUND_1, || format!("{count} outcomes of {caller} weigh {}", own.weight))?;
+        let oldest = own.outcomes.get_min().map(|(id, _)| *id);
+        // Muster's own actors take any id.
+        let above = *caller == Principal::Cluster || oldest.is_none_or(|oldest| oldest > own.floor);
+        holds(above, APPLY_3, || format!("{oldest:?} of {caller} is remembered, and {} forgotten", own.floor))?;
+    }
+    Ok(())
 }

@@ -5,17 +5,21 @@
 //! Keeps  the invariants of [`invariants`], and
 //!        APPLY-1  applying is a pure function of tables and entry: two members that applied the same log are equal.
 //!        APPLY-2  a command happens whole or not at all; a refusal leaves a revision and a remembered outcome, no more.
-//!        APPLY-3  a request id is applied at most once; its retry gets the first outcome.
+//!        APPLY-3  a request id is applied at most once; its retry gets the first outcome, or is refused once that is forgotten
+//!                 (below `IDENTITY_LEVEL` it may then be applied again).
+//!        APPLY-4  no caller's requests evict outcomes of another that has fewer of them (from `IDENTITY_LEVEL` on).
 //! Why guards are judged here and not where a command is proposed: between proposing and applying, other entries
 //! are applied. Judged here, callers may pipeline without a lock, and every member judges alike.
 
 mod apply;
 pub mod backup;
 mod changes;
+pub mod growth;
 mod guards;
 pub mod history;
 pub mod invariants;
 pub mod recovery;
+mod requests;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 mod seats;
@@ -23,6 +27,7 @@ pub mod snapshot;
 
 pub use self::apply::{MAX_EVENTS, MAX_OUTCOMES, Place, apply, apply_empty, apply_watched};
 pub use self::history::History;
+pub use self::requests::MAX_CALLERS;
 pub use self::seats::{apply_seat, judge_seat};
 
 /// True while a test has broken this promise on purpose.

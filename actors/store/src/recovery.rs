@@ -20,7 +20,7 @@ use muster_messages::{
 use serde::Serialize;
 
 use crate::apply::Stamp;
-use crate::changes::create;
+use crate::changes::{allow_unrecorded, create};
 
 /// Revisions per millisecond of an incarnation's time. No cluster writes a million entries a second, so none comes as far as
 /// the one that is founded later begins. Below 2⁵³, which JavaScript counts to, until the year 2255.
@@ -116,6 +116,7 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
     let name = keep(tables, &stamp, recovery);
     let raft_id = reseat(tables, &stamp, recovery);
     let leases = withhold_leases(tables, &stamp);
+    allow_unrecorded(tables);
     let workers = tables.nodes.len() - 1 - lost.len();
     Ok(Consequences {
         node: recovery.node,

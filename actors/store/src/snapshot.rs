@@ -8,15 +8,17 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet, Vector};
 use muster_messages::wire::{WIRE_VERSION, WireError, decode_stored, encode_stored};
 use muster_messages::{
-    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Name, NodeId, NodeRecord, Object,
-    ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers, RequestId, Revision, Tables, Token, User,
+    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, IDENTITY_LEVEL, Member, Name, NodeId,
+    NodeRecord, Object, ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers, RequestId, Requests, Revision,
+    Tables, Token, User,
 };
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
 enum Snapshot {
     V1(Box<TablesV1>),
-    V2(Box<Tables>),
+    V2(Box<TablesV2>),
+    V3(Box<Tables>),
 }
 
 /// The tables before there were reconcilers.
@@ -39,11 +41,32 @@ struct TablesV1 {
     events: Vector<Arc<Event>>,
 }
 
-/// Between the two, field by field: neither can gain or lose one unnoticed.
+/// The tables before there were certificates, requests and labels by identity.
+#[derive(Serialize, Deserialize)]
+struct TablesV2 {
+    revision: Revision,
+    cluster: Option<Arc<ClusterRecord>>,
+    nodes: OrdMap<NodeId, Arc<NodeRecord>>,
+    members: OrdMap<RaftId, Member>,
+    next_raft_id: RaftId,
+    removed_raft_ids: OrdSet<RaftId>,
+    tokens: OrdMap<String, Token>,
+    users: OrdMap<Name, User>,
+    blocklist: OrdMap<NodeId, Blocked>,
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    guards: OrdMap<GuardScope, GuardMode>,
+    access_tokens: OrdMap<String, AccessToken>,
+    reconcilers: Reconcilers,
+    outcomes: OrdMap<RequestId, Outcome>,
+    outcome_order: Vector<RequestId>,
+    events: Vector<Arc<Event>>,
+}
+
+/// Converts between two versions field by field: neither can gain or lose a field unnoticed.
 macro_rules! same_fields {
-    ($from:ident => $to:ident { $($field:ident),* } $(, $extra:ident: $value:expr)?) => {{
+    ($from:ident => $to:ident { $($field:ident),* } $(, $extra:ident: $value:expr)*) => {{
         let ($($field,)*) = ($($from.$field,)*);
-        $to { $($field,)* $($extra: $value)? }
+        $to { $($field,)* $($extra: $value,)* }
     }};
 }
 
@@ -60,12 +83,33 @@ impl From<TablesV1> for Tables {
         same_fields!(t => Tables {
             revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
             access_tokens, outcomes, outcome_order, events
-        }, reconcilers: Reconcilers::default())
+        }, reconcilers: Reconcilers::default(), requests: Requests::default(), frequent_events: Vector::new(),
+            token_rights: OrdMap::new(), reported: OrdMap::new(), certificates: OrdMap::new(),
+            user_pins: OrdMap::new())
+    }
+}
+
+/// Below [`IDENTITY_LEVEL`] the tables of version 3 alone are empty: nothing writes them.
+impl From<Tables> for TablesV2 {
+    fn from(t: Tables) -> Self {
+        same_fields!(t => TablesV2 {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, reconcilers, outcomes, outcome_order, events
+        })
+    }
+}
+impl From<TablesV2> for Tables {
+    fn from(t: TablesV2) -> Self {
+        same_fields!(t => Tables {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, reconcilers, outcomes, outcome_order, events
+        }, requests: Requests::default(), frequent_events: Vector::new(), token_rights: OrdMap::new(),
+            reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new())
     }
 }
 
 /// The newest version that this build reads.
-const NEWEST: u8 = 2;
+const NEWEST: u8 = 3;
 
 /// Bytes that are no snapshot this process can read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,8 +129,11 @@ pub enum SnapshotFault {
 pub fn encode(tables: &Tables) -> Vec<u8> {
     let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
     let tables = tables.clone();
-    let snapshot =
-        if level < RECONCILERS_LEVEL { Snapshot::V1(Box::new(tables.into())) } else { Snapshot::V2(Box::new(tables)) };
+    let snapshot = match level {
+        ..RECONCILERS_LEVEL => Snapshot::V1(Box::new(tables.into())),
+        RECONCILERS_LEVEL..IDENTITY_LEVEL => Snapshot::V2(Box::new(tables.into())),
+        IDENTITY_LEVEL.. => Snapshot::V3(Box::new(tables)),
+    };
     encode_stored(&snapshot).expect("every table has an encoding")
 }
 
@@ -94,7 +141,8 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
 pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
     match decode_stored(bytes) {
         Ok(Snapshot::V1(tables)) => Ok((*tables).into()),
-        Ok(Snapshot::V2(tables)) => Ok(*tables),
+        Ok(Snapshot::V2(tables)) => Ok((*tables).into()),
+        Ok(Snapshot::V3(tables)) => Ok(*tables),
         Err(source) => Err(match version(bytes) {
             Some(version) if version > NEWEST => SnapshotFault::Newer { version },
             _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },

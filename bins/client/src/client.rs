@@ -1,13 +1,14 @@
 //! The caller's side of a command: where to ask, and asking until there is an answer or no time left.
 
 use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use muster_gateway::Dialer;
 use muster_kernel::Clock;
 use muster_messages::wire::{ListOf, Page, Request};
-use muster_messages::{ErrorBody, ErrorCode, RequestId};
+use muster_messages::{ErrorBody, ErrorCode, RequestId, Revision};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -33,7 +34,12 @@ pub struct Client {
     /// Which of the managers.
     connected_to: Option<String>,
     timeout: Duration,
+    /// Called once when an answer takes long.
+    when_slow: Option<fn(&Target)>,
 }
+
+/// After so long a person wonders whether anything happens. An election takes about a second.
+const SLOW: Duration = Duration::from_secs(3);
 
 /// Between two attempts of one call: long enough not to spin, short beside any election.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -41,12 +47,19 @@ const PAUSE: Duration = Duration::from_millis(50);
 impl Client {
     /// To one place.
     pub fn to(target: Target, timeout: Duration) -> Self {
-        Self { target, connection: None, connected_to: None, timeout }
+        Self { target, connection: None, connected_to: None, timeout, when_slow: None }
     }
 
     /// To an admin socket.
     pub fn to_socket(path: impl Into<PathBuf>, timeout: Duration) -> Self {
         Self::to(Target::Socket(path.into()), timeout)
+    }
+
+    /// Calls this once, should an answer take longer than a few seconds.
+    #[must_use]
+    pub fn when_slow(mut self, tell: fn(&Target)) -> Self {
+        self.when_slow = Some(tell);
+        self
     }
 
     /// Where it asks.
@@ -67,6 +80,21 @@ impl Client {
 
     /// [`Client::call`] with a time limit of its own.
     pub async fn call_within(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
+        let Some(tell) = self.when_slow.filter(|_| timeout > SLOW && !waits_for_news(&request)) else {
+            return self.call_until(request, timeout).await;
+        };
+        let target = self.target.clone();
+        let mut call = Box::pin(self.call_until(request, timeout));
+        if let Ok(done) = tokio::time::timeout(SLOW, &mut call).await {
+            return done;
+        }
+        tell(&target);
+        let done = call.await;
+        self.when_slow = None;
+        done
+    }
+
+    async fn call_until(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
         let request_id = RequestId::fresh(Clock.wall(), rand::random());
         let until = Instant::now() + timeout;
         let mut open: Option<Failure> = None; // what became of an earlier attempt is not known
@@ -75,7 +103,9 @@ impl Client {
             let left = until.saturating_duration_since(Instant::now());
             let failure = match self.once(request.clone(), request_id, left).await {
                 Ok(text) => return Ok(text),
-                Err(CallError::Refused(body)) if body.code == ErrorCode::UnknownOutcome => body.into(),
+                Err(CallError::Refused(body)) if body.code == ErrorCode::UnknownOutcome && !body.is_final() => {
+                    body.into()
+                }
                 Err(CallError::Refused(body)) if body.code == ErrorCode::Unreachable => {
                     return Err(open.unwrap_or_else(|| body.into()));
                 }
@@ -116,6 +146,28 @@ impl Client {
                 Some(Value::String(next)) if page.after.as_ref() != Some(&next) => page.after = Some(next),
                 _ => return Ok(whole.unwrap_or_default()),
             }
+        }
+    }
+
+    /// All events after a revision as one document, however many pages it takes.
+    pub async fn events(&mut self, since: Revision) -> Outcome<Value> {
+        let (mut whole, mut since) = (None::<Value>, since);
+        loop {
+            let mut page: Value = self.ask(Request::Events { since, wait_ms: 0 }).await?;
+            let more = page.as_object_mut().and_then(|page| page.remove("more")).is_some();
+            let next = page["revision"].as_u64().map_or(since, Revision);
+            let document = match whole.take() {
+                None => page,
+                Some(mut whole) => {
+                    append(&mut whole, page);
+                    whole["revision"] = next.0.into();
+                    whole
+                }
+            };
+            if !more || next <= since {
+                return Ok(document);
+            }
+            (whole, since) = (Some(document), next);
         }
     }
 
@@ -180,13 +232,20 @@ async fn connect(target: &Target) -> Result<(Connection, Option<String>), ErrorB
 
 /// Why there is nobody at an admin socket.
 pub fn no_socket(path: &Path, error: &std::io::Error) -> ErrorBody {
+    let is_socket = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_socket());
     let path = path.display();
     let message = match error.kind() {
         ErrorKind::NotFound => format!("no daemon serves {path}: there is no such socket"),
+        ErrorKind::ConnectionRefused if !is_socket => format!("{path} is not a socket"),
         ErrorKind::ConnectionRefused => format!("no daemon serves {path}: it is left over from one that ended"),
         _ => format!("cannot connect to {path}: {error}"),
     };
     ErrorBody::new(ErrorCode::Unreachable, message)
+}
+
+/// A call whose answer takes long where nothing happens.
+fn waits_for_news(request: &Request) -> bool {
+    matches!(request, Request::Events { .. } | Request::Lease(_) | Request::Reconciler(_))
 }
 
 /// What is around the list is that of the first portion, but that one that is stale makes all of it stale.
@@ -204,4 +263,21 @@ fn append(whole: &mut Value, mut portion: Value) {
 pub fn parse<T: DeserializeOwned>(text: &str) -> Outcome<T> {
     serde_json::from_str(text)
         .map_err(|e| Failure::internal(format!("the daemon's answer is not what was expected: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_regular_file_is_not_called_a_socket() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = Connection::to_socket(file.path()).await.err().unwrap();
+        assert!(no_socket(file.path(), &error).message.ends_with("is not a socket"));
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join("muster.sock");
+        drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
+        let error = Connection::to_socket(&left).await.err().unwrap();
+        assert!(no_socket(&left, &error).message.contains("left over"));
+    }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use muster_gateway::{BoxStream, Framed};
 use muster_messages::wire::{ApiAnswer, ApiCall, Request};
 use muster_messages::{ErrorBody, RequestId, millis};
+use muster_pki::private::is_trusted;
 use tokio::net::UnixStream;
 
 /// Why a call has no answer.
@@ -38,6 +39,17 @@ impl Connection {
     /// To an admin socket.
     pub async fn to_socket(path: &Path) -> std::io::Result<Self> {
         let stream = UnixStream::connect(path).await?;
+        Ok(Self::over(Framed::new(Box::pin(stream))))
+    }
+
+    /// To an admin socket that was found, and not named by anybody: only to a process of the caller's or of root.
+    pub async fn to_found_socket(path: &Path) -> std::io::Result<Self> {
+        let stream = UnixStream::connect(path).await?;
+        let server = stream.peer_cred()?.uid();
+        if !is_trusted(server) {
+            let why = format!("{} is served by user {server}", path.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why));
+        }
         Ok(Self::over(Framed::new(Box::pin(stream))))
     }
 

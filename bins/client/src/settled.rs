@@ -21,7 +21,7 @@ pub fn progress(node: &NodeView, wanted: Role) -> Progress {
         return Progress::Overridden;
     }
     if node.stale {
-        return Progress::Waiting("the answer is from a copy without quorum".to_owned());
+        return Progress::Waiting("its state is not confirmed: the managers have no quorum at the moment, or a new leader has not heard from it yet".to_owned());
     }
     let (down, certified) = (node.state == Liveness::Down, is_certified(node, wanted));
     let seated = match wanted {
@@ -50,7 +50,9 @@ pub fn left_to_do(node: &NodeView, wanted: Role) -> Option<String> {
 
 /// What the leader says of its change, or else of anything.
 fn role_change(node: &NodeView) -> Option<&Condition> {
-    node.conditions.iter().find(|c| c.kind == "role_change").or(node.conditions.first())
+    // What a node calls itself holds up nothing.
+    let others = || node.conditions.iter().find(|c| c.reason != WaitReason::ReportedNameDiffers);
+    node.conditions.iter().find(|c| c.kind == "role_change").or_else(others)
 }
 
 fn is_certified(node: &NodeView, wanted: Role) -> bool {

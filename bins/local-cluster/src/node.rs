@@ -1,11 +1,14 @@
 //! A node of this machine: where its data are, where it listens, what its processes log.
 
 use std::ffi::OsString;
+use std::fs::DirBuilder;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use muster_client::{Failure, Outcome};
+use muster_pki::private::check_folder;
 use rustix::process::Signal;
 
 use crate::ports::free_address;
@@ -83,7 +86,8 @@ impl LocalNode {
             return Err(Failure::internal(format!("{} runs already", self.name)));
         }
         let failed = |e| Failure::io(format!("cannot make {}", self.folder.display()), &e);
-        std::fs::create_dir_all(&self.folder).map_err(failed)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder).map_err(failed)?;
+        check_folder(&self.folder).map_err(|why| Failure::refused("not_private", why.to_string()))?;
         let process = NodeProcess::start(command, &self.log_file, lifetime)?;
         Ok(self.process.insert(process).id())
     }

@@ -5,7 +5,6 @@
 //!             that started it ends ([`parent`]).
 //! Why polled: one core serves blocking tests and async code. Nothing here starts a thread or needs a runtime.
 
-use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -13,6 +12,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use muster_client::{Failure, Outcome};
+use muster_pki::private::append_to_own_file;
 use rustix::process::Signal;
 
 use crate::parent;
@@ -51,7 +51,7 @@ impl NodeProcess {
     pub fn start(mut command: Command, log: &Path, lifetime: Lifetime) -> Outcome<Self> {
         let program = command.get_program().to_owned();
         let failed = |e| Failure::io(format!("cannot start {}", program.display()), &e);
-        let log = OpenOptions::new().create(true).append(true).open(log).map_err(failed)?;
+        let log = append_to_own_file(log).map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?;
         scrub(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         match lifetime {

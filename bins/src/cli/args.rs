@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use muster_messages::{CrashHow, Name, Role};
 
-use super::duration::parse_duration;
+use super::duration::{parse_duration, parse_lifetime};
 
 mod bench;
 mod lease;
@@ -119,6 +119,9 @@ pub enum Command {
         /// A file that does not exist yet, or `-` for stdout
         file: PathBuf,
     },
+    /// After `musterd --restore`: let nodes, joins and users in again
+    #[command(subcommand)]
+    Recovery(RecoveryCommand),
     /// A real cluster of processes on this machine
     #[command(subcommand)]
     Dev(DevCommand),
@@ -144,17 +147,25 @@ pub enum NodeCommand {
         #[command(flatten)]
         fresh: FreshArg,
     },
-    /// Make nodes managers
+    /// Promote worker nodes to manager
     Promote(RoleChange),
-    /// Make nodes plain workers
+    /// Demote managers to worker
     Demote(RoleChange),
     /// Remove nodes and block their identities
     Rm {
+        /// Id, at least 8 digits of it, or name
         #[arg(required = true, value_name = "NODE")]
         nodes: Vec<String>,
         /// Also when the node is up, or is a manager that is down
         #[arg(long)]
         force: bool,
+    },
+    /// Give a node another name. What a node calls itself is only a hint once it has joined
+    Rename {
+        /// Id, at least 8 digits of it, or name
+        node: String,
+        /// 1 to 63 of [a-z0-9._-], not the beginning of another node's id
+        name: Name,
     },
     /// Change a node's labels
     Update {
@@ -173,12 +184,19 @@ pub enum NodeCommand {
 
 #[derive(Debug, Args)]
 pub struct RoleChange {
-    /// Id, unique prefix of an id, or unique name
+    /// Id, at least 8 digits of it, or name
     #[arg(required = true, value_name = "NODE")]
     pub nodes: Vec<String>,
     /// Wait until the change is in force everywhere [default when given: 30s]
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", value_parser = parse_duration)]
     pub wait: Option<Duration>,
+}
+impl RoleChange {
+    /// An argument that is a duration instead of a node: `--wait 5s n4` means `--wait=5s n4`.
+    pub fn misplaced_time(&self) -> Option<&str> {
+        let time = |text: &&String| parse_duration(text).is_ok();
+        self.nodes.iter().find(time).filter(|_| self.wait.is_some()).map(String::as_str)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -187,11 +205,11 @@ pub enum TokenCommand {
     Create {
         #[arg(long)]
         role: Role,
-        /// How long it lives [default: for ever]
-        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        /// How long it is valid [default: for ever]
+        #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
         ttl: Option<Duration>,
         /// How often it can be used [default: any number of times]
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         uses: Option<u32>,
     },
     /// List the tokens, without their secrets
@@ -212,6 +230,9 @@ pub enum CertCommand {
     Rotate {
         #[arg(required = true, value_name = "NODE")]
         nodes: Vec<String>,
+        /// Refuse the certificates issued before, as soon as the node is connected with its new one
+        #[arg(long)]
+        revoke: bool,
     },
 }
 
@@ -219,6 +240,13 @@ pub enum CertCommand {
 pub enum CaCommand {
     /// The root certificate and its digest
     Show,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum RecoveryCommand {
+    /// Open a restored cluster, once everything that was removed after the backup is removed again. On the socket of
+    /// the node that restored it
+    Open,
 }
 
 #[derive(Debug, Subcommand)]
@@ -232,8 +260,8 @@ pub enum UserCommand {
         /// A namespace whose leases the user may hold
         #[arg(long, value_name = "NS")]
         namespace: Vec<String>,
-        /// How long the certificate lives
-        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        /// How long the certificate is valid
+        #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
         ttl: Option<Duration>,
         /// Where the identity goes; `-` prints it [default: NAME.identity.json]
         #[arg(long, value_name = "FILE")]
@@ -270,7 +298,7 @@ pub struct ActorsArgs {
     /// Show it again every second, in place on a terminal; Ctrl-C ends
     #[arg(long)]
     pub watch: bool,
-    /// A node's tree, or the leader's [default: the node that answers]
+    /// A node's tree, or the leader's [default: the node that answers, whose name is shown]
     #[arg(long, value_name = "NODE|leader", conflicts_with = "all")]
     pub node: Option<String>,
 }
@@ -297,7 +325,7 @@ pub enum ActorsCommand {
 pub struct ActorAt {
     /// As `muster actors` prints it, such as node/manager/leader/role-manager
     pub path: String,
-    /// On a node, or on the leader [default: the node that answers]
+    /// On a node, or on the leader [default: the leader for node/manager/leader and below, else the node that answers]
     #[arg(long, value_name = "NODE|leader")]
     pub node: Option<String>,
 }
@@ -396,6 +424,27 @@ mod tests {
         assert_eq!((nodes, wait), (vec!["n4".into()], Some(Duration::from_secs(30))));
         let (_, wait) = change("muster node promote n4 --wait=500ms");
         assert_eq!(wait, Some(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn a_time_behind_wait_is_not_a_node() {
+        let change = |line: &str| match parse(line).unwrap().command {
+            Command::Node(NodeCommand::Promote(change)) => change,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(change("muster node promote --wait 5s n4").misplaced_time(), Some("5s"));
+        assert_eq!(change("muster node promote --wait=5s n4").misplaced_time(), None);
+        assert_eq!(change("muster node promote 5s").misplaced_time(), None, "a node may be called that");
+    }
+
+    #[test]
+    fn tokens_and_users_that_would_be_over_at_once_are_refused() {
+        for line in
+            ["token create --role worker --uses 0", "token create --role worker --ttl 0s", "user create ann --ttl 0ms"]
+        {
+            assert!(parse(&format!("muster {line}")).is_err(), "{line}");
+        }
+        assert!(parse("muster token create --role worker --uses 1 --ttl 1s").is_ok());
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! Which daemon to ask: what the flags name; else of `./.muster/*/muster.sock` the first that answers, managers first,
 //! else `/run/muster/muster.sock`.
+//!
+//! A daemon that answers a command can lie to it: a token that it shows may be of a cluster of its own. So a socket in the current
+//! folder is used only where no user but the caller and root could have put it there, and if one of the two serves it. The
+//! folder of the installed daemon is root's to give away. What a flag or `MUSTER_SOCKET` names is used as it is.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,6 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use muster_client::{Client, Connection, Failure, Identity, Outcome, Target};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, RequestId, Role, StatusView};
+use muster_pki::private::{NotPrivate, check_folder, check_owner, check_surroundings};
 use serde::Deserialize;
 
 use super::args::Global;
@@ -18,6 +24,9 @@ pub const SYSTEM_SOCKET: &str = "/run/muster/muster.sock";
 
 /// How long a dev node may take to say who it is: local sockets answer in a millisecond, a frozen daemon never does.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How much longer than the first one that answers the others may take.
+const OTHERS: Duration = Duration::from_millis(100);
 
 /// How good a daemon is to talk to; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,27 +73,41 @@ async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: D
 
 /// The socket to use, looked for below `folder`.
 pub async fn socket(folder: &Path) -> Outcome<PathBuf> {
-    let candidates = dev_sockets(&folder.join(".muster"));
+    let (candidates, untrusted) = trusted(folder, dev_sockets(&folder.join(".muster")));
     let mut asked: FuturesUnordered<_> =
         candidates.iter().map(|path| async move { (rank(path).await, path) }).collect();
     let mut best: Option<(Rank, &PathBuf)> = None;
     let deadline = tokio::time::sleep(PATIENCE);
     tokio::pin!(deadline);
+    let mut waiting: BTreeSet<&PathBuf> = candidates.iter().collect();
     loop {
         tokio::select! {
             answer = asked.next() => match answer {
-                Some((Some(rank), path)) => best = Some(best.map_or((rank, path), |b| b.min((rank, path)))),
-                Some((None, _)) => {}
+                Some((rank, path)) => {
+                    waiting.remove(path);
+                    if let Some(rank) = rank {
+                        if best.is_none() {
+                            // The others answer within milliseconds, or are frozen.
+                            deadline.as_mut().reset(tokio::time::Instant::now() + OTHERS);
+                        }
+                        best = Some(best.map_or((rank, path), |b| b.min((rank, path))));
+                    }
+                }
                 None => break,
             },
             () = &mut deadline => break,
         }
-        if matches!(best, Some((Rank::ManagerWithLeader, _))) {
+        // The first by name among the best, so that one command after the other asks the same node.
+        if let Some((Rank::ManagerWithLeader, path)) = best
+            && waiting.first().is_none_or(|first| *first > path)
+        {
             break;
         }
     }
     match best {
         Some((_, path)) => Ok(path.clone()),
+        // Not another daemon instead: the caller may take it for the one of this folder.
+        None if !untrusted.is_empty() => Err(not_trusted(&untrusted[0])),
         None if Path::new(SYSTEM_SOCKET).exists() => Ok(SYSTEM_SOCKET.into()),
         None => Err(none_found(&candidates)),
     }
@@ -102,10 +125,30 @@ pub fn dev_sockets(dir: &Path) -> Vec<PathBuf> {
     sockets
 }
 
+/// Those sockets that no other user could have put there, and why others are not among them.
+fn trusted(folder: &Path, found: Vec<PathBuf>) -> (Vec<PathBuf>, Vec<NotPrivate>) {
+    if found.is_empty() {
+        return (found, Vec::new());
+    }
+    let all = check_surroundings(folder).and_then(|()| check_folder(&folder.join(".muster")));
+    if let Err(why) = all {
+        return (Vec::new(), vec![why]);
+    }
+    let (mut sockets, mut refused) = (Vec::new(), Vec::new());
+    for socket in found {
+        match socket.parent().map_or(Ok(()), check_folder).and_then(|()| check_owner(&socket)) {
+            Ok(()) => sockets.push(socket),
+            Err(why) => refused.push(why),
+        }
+    }
+    (sockets, refused)
+}
+
 async fn rank(path: &Path) -> Option<Rank> {
-    let mut connection = Connection::to_socket(path).await.ok()?;
+    let mut connection = Connection::to_found_socket(path).await.ok()?;
     let request = Request::Status { fresh: false };
-    let text = connection.call(request, RequestId(rand::random()), PATIENCE).await.ok()?;
+    let text =
+        connection.call(request, RequestId::fresh(muster_kernel::Clock.wall(), rand::random()), PATIENCE).await.ok()?;
     let status: StatusView = serde_json::from_str(&text).ok()?;
     Some(match (status.this.role, status.raft.leader) {
         _ if status.this.trouble.is_some() => Rank::Troubled,
@@ -113,6 +156,11 @@ async fn rank(path: &Path) -> Option<Rank> {
         (Role::Manager, None) => Rank::Manager,
         (Role::Worker, _) => Rank::Worker,
     })
+}
+
+fn not_trusted(why: &NotPrivate) -> Failure {
+    let message = format!("{why}: the sockets there are not used; name one that you trust with --socket");
+    Failure::refused("not_private", message)
 }
 
 fn none_found(dead: &[PathBuf]) -> Failure {
@@ -153,5 +201,34 @@ mod tests {
         let found = dev_sockets(folder.path());
         let names: Vec<_> = found.iter().map(|p| p.parent().unwrap().file_name().unwrap()).collect();
         assert_eq!(names, ["n1", "n2"]);
+    }
+
+    #[test]
+    fn sockets_that_another_user_could_put_there_are_not_used() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let folder = tempfile::tempdir().unwrap();
+        let muster = folder.path().join(".muster");
+        for name in ["n1", "n2"] {
+            std::fs::create_dir_all(muster.join(name)).unwrap();
+            std::fs::write(muster.join(name).join("muster.sock"), "").unwrap();
+        }
+        let used = || {
+            let (used, why) = trusted(folder.path(), dev_sockets(&muster));
+            (used.len(), why.len())
+        };
+        assert_eq!(used(), (2, 0));
+        let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        for (path, left) in [(muster.join("n1"), (1, 1)), (muster.clone(), (0, 1)), (folder.path().to_owned(), (0, 1))]
+        {
+            set(&path, 0o777);
+            assert_eq!(used(), left, "{}", path.display());
+            set(&path, 0o700);
+        }
+        let given_away = |path: &Path| chown(path, Some(65534), None).is_ok(); // only root can
+        if given_away(&muster.join("n2/muster.sock")) {
+            assert_eq!(used(), (1, 1));
+            assert!(given_away(&muster));
+            assert_eq!(used(), (0, 1));
+        }
     }
 }

@@ -14,6 +14,12 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     (duration <= LONGEST).then_some(duration).ok_or_else(|| "the longest is 36500d".to_owned())
 }
 
+/// Reads how long something is to be valid, which is not for no time at all.
+pub fn parse_lifetime(text: &str) -> Result<Duration, String> {
+    let lifetime = parse_duration(text)?;
+    (!lifetime.is_zero()).then_some(lifetime).ok_or_else(|| "it would be over at once".to_owned())
+}
+
 /// A time span for people: `143 ms`, `2.4 s`.
 pub fn spoken(d: Duration) -> String {
     let ms = d.as_secs_f64() * 1000.0;

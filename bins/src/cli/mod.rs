@@ -54,6 +54,13 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let format = cli.global.output;
     match run(cli) {
+        Ok(0) => match output::lost_sentence() {
+            None => ExitCode::SUCCESS,
+            Some(failure) => {
+                print_failure(&failure, format);
+                ExitCode::from(failure.exit)
+            }
+        },
         Ok(exit) => ExitCode::from(exit),
         Err(failure) => {
             print_failure(&failure, format);
@@ -84,14 +91,31 @@ fn run(cli: Cli) -> Outcome<u8> {
 /// Prints what clap says, as the error document when a program reads it.
 fn usage(args: &[OsString], error: &clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    let hint = hint(args, error);
     if asked_for || !wants_json(args) {
         let printed = error.print();
+        if let Some(hint) = &hint {
+            crate::stderr::say(hint);
+        }
         return ExitCode::from(if asked_for && printed.is_ok() { 0 } else { 2 });
     }
     let text = error.render().to_string();
-    let sentence = text.trim_start_matches("error: ").lines().next().unwrap_or("usage").to_owned();
+    let mut sentence = text.trim_start_matches("error: ").lines().next().unwrap_or("usage").to_owned();
+    if let Some(hint) = hint {
+        sentence = format!("{sentence}; {hint}");
+    }
     print_failure(&Failure::new(ErrorCode::Invalid, sentence), Format::Json);
     ExitCode::from(2)
+}
+
+/// What clap cannot know of the mistake: `muster elect` takes its command after two dashes.
+fn hint(args: &[OsString], error: &clap::Error) -> Option<String> {
+    let elect = args.iter().position(|arg| arg == "elect")?;
+    let unexpected = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
+    if !unexpected || args.iter().any(|arg| arg == "--") || args.len() < elect + 3 {
+        return None;
+    }
+    Some("the command to run comes after `--`: muster elect LEASE -- CMD".to_owned())
 }
 
 fn wants_json(args: &[OsString]) -> bool {
@@ -113,6 +137,17 @@ mod tests {
         assert_eq!(as_daemon(&words("muster musterd --init")), Some(words("musterd --init")));
         assert_eq!(as_daemon(&words("muster status")), None);
         assert_eq!(as_daemon(&words("muster node musterd")), None);
+    }
+
+    #[test]
+    fn command_without_dashes_is_a_known_mistake() {
+        let hinted = |line: &str| {
+            let args = words(line);
+            Cli::try_parse_from(&args).err().and_then(|error| hint(&args, &error)).is_some()
+        };
+        assert!(hinted("muster elect job sleep 1") && hinted("muster --timeout 5s elect job ls -l"));
+        assert!(!hinted("muster elect job") && !hinted("muster elect job --nonsense -- true"));
+        assert!(!hinted("muster elect job -- sleep 1") && !hinted("muster node bogus"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What goes to stdout: verbatim JSON, aligned tables, or only the essentials.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::sync::OnceLock;
 
 use muster_client::Failure;
 use serde_json::Value;
@@ -36,7 +37,10 @@ impl Out {
     /// reads any more: `dev up --detach | head -1` founds the whole cluster.
     pub fn say(self, line: impl AsRef<str>) {
         if self.format == Format::Table && !self.quiet {
-            let _unread = write_line(line.as_ref());
+            match write_line(line.as_ref()) {
+                Err(error) if error.kind() != ErrorKind::BrokenPipe => drop(LOST.set(error.to_string())),
+                _written_or_unread => {}
+            }
         }
     }
     /// What happens meanwhile, for people who did not ask for quiet: on stderr, beside the outcome.
@@ -55,14 +59,35 @@ pub fn print_failure(failure: &Failure, format: Format) {
     }
 }
 
-/// Writes to stdout and ends the process quietly when nobody reads any more (`muster events | head`).
+/// Writes to stdout. Ends the process quietly when the reader is gone (`muster events | head`), and with an error where
+/// the output cannot be written, as on a full disk: a script must not take an empty file for an answer.
 pub fn print(text: &str) {
-    if text.is_empty() {
-        return;
+    if let Err(error) = try_print(text) {
+        if error.kind() == ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        print_failure(&unwritten(&error), Format::Table);
+        std::process::exit(1);
     }
-    if write_line(text).is_err() {
-        std::process::exit(0);
-    }
+}
+
+/// The same for callers that must undo something when it fails.
+pub fn try_print(text: &str) -> std::io::Result<()> {
+    if text.is_empty() { Ok(()) } else { write_line(text) }
+}
+
+/// Output that is lost.
+pub fn unwritten(error: &std::io::Error) -> Failure {
+    Failure::io("cannot write the output", error)
+}
+
+/// A sentence was lost on the way to a full disk.
+static LOST: OnceLock<String> = OnceLock::new();
+
+/// Why some of the sentences were not written, if so: the command did its work, and says with its exit status that its
+/// output is not whole.
+pub fn lost_sentence() -> Option<Failure> {
+    LOST.get().map(|why| Failure::internal(format!("cannot write the output: {why}")))
 }
 
 fn write_line(text: &str) -> std::io::Result<()> {
@@ -140,9 +165,9 @@ pub fn to_the_second(rfc3339: &str) -> String {
     }
 }
 
-/// The first digits of an id: enough to tell nodes apart and to name them in a command.
+/// The first digits of an id: enough to tell nodes apart and to name them in a command. Text that is not an id stays whole.
 pub fn short(id: &str) -> String {
-    id.chars().take(8).collect()
+    if id.len() == muster_messages::ID_LEN { id.chars().take(8).collect() } else { printable(id) }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub async fn wait_until_settled(
     until: Instant,
     mut say: impl FnMut(&str),
 ) -> Outcome<Option<String>> {
-    let mut last = "nobody has answered yet".to_owned();
+    let mut last = "no manager has answered yet".to_owned();
     let mut reasons = Reasons::new(Instant::now());
     loop {
         if reasons.is_news(&last, Instant::now()) {
@@ -33,8 +33,11 @@ pub async fn wait_until_settled(
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Failure::new(ErrorCode::TimedOut, format!("gave up waiting, the change goes on: {last}"))
-                .with_details(json!({"node": node, "reason": last})));
+            return Err(Failure::new(
+                ErrorCode::TimedOut,
+                format!("gave up waiting; the change was accepted and continues: {last}"),
+            )
+            .with_details(json!({"node": node, "reason": last})));
         }
         let request = Request::NodeInspect { node: node.to_owned(), fresh: false };
         match client.call_within(request, left.min(LOOK_WITHIN)).await {
@@ -44,7 +47,7 @@ pub async fn wait_until_settled(
                     Progress::Settled => return Ok(left_to_do(&seen, role)),
                     Progress::Waiting(reason) => last = reason,
                     Progress::Overridden => {
-                        let other = format!("somebody asked meanwhile that it be no {role}");
+                        let other = format!("the desired role was changed to {} by another request", other_than(role));
                         return Err(Failure::new(ErrorCode::Conflict, other).with_details(json!({"node": node})));
                     }
                 }
@@ -55,6 +58,13 @@ pub async fn wait_until_settled(
             Err(failure) => return Err(failure),
         }
         tokio::time::sleep(LOOK_EVERY.min(left)).await;
+    }
+}
+
+fn other_than(role: Role) -> Role {
+    match role {
+        Role::Manager => Role::Worker,
+        Role::Worker => Role::Manager,
     }
 }
 

@@ -14,6 +14,7 @@ use muster_raft_member::disk;
 use super::config::Config;
 use super::feature_level::sentence;
 use super::recovery;
+use crate::cli::output::printable;
 use crate::stderr;
 
 /// An identity, and what is still to do with it.
@@ -65,7 +66,13 @@ impl Exit {
 
 /// A sentence without the log's time and level.
 pub fn say(sentence: impl std::fmt::Display) {
-    stderr::say(format_args!("musterd: {sentence}"));
+    stderr::say(line(sentence));
+}
+
+/// Much of a sentence was written by others, of whom not even the certificate may be checked yet: it is one line, and moves no
+/// terminal's cursor.
+fn line(sentence: impl std::fmt::Display) -> String {
+    printable(&format!("musterd: {sentence}"))
 }
 
 impl<E: std::error::Error> From<E> for Exit {
@@ -75,13 +82,25 @@ impl<E: std::error::Error> From<E> for Exit {
     }
 }
 
+/// A name once given stays, whatever the host is called now: a restart without `--name` renames nothing.
+pub fn named(mut config: Config) -> Result<Config, Exit> {
+    let kept = IdentityStore::open(&config.data_dir)?.load_node()?.name;
+    if let Some(kept) = kept.filter(|_| config.name_is_the_hosts) {
+        config.name = kept.to_string();
+    }
+    Ok(config)
+}
+
 /// Finds or makes this node's identity.
 pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let store = IdentityStore::open(&config.data_dir)?;
     let memory = NodeMemory::new(store.clone());
     let local = memory.load()?;
     let founding = store.load_founding()?;
-    not_ended(config, &local)?;
+    let recalled = is_recalled(config, &local);
+    if !recalled {
+        not_ended(config, &local)?;
+    }
     if let Some(holds) = holds(&store, founding.as_ref())? {
         not_of_another_cluster(config, &holds)?;
         if !config.force_new_cluster && (config.init || config.token.is_some()) {
@@ -95,9 +114,12 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let local = memory.load()?;
     let existing = store.load_credentials()?;
     let credentials = match existing {
-        Some(credentials) if is_expired(&credentials) && config.token.is_some() && !config.join.is_empty() => {
+        // A lying manager that tells all others `removed` must not end the cluster: no manager could then check a token.
+        Some(credentials) if recalled && recovery::is_seated_manager(config, &credentials) => credentials,
+        Some(credentials) if (recalled || !is_valid(&credentials)) && has_token(config) => {
             joined(config, advertise, &memory, Some(credentials)).await?
         }
+        // Not one of the future: the clock of a machine that has just booted may be behind, and be set right in a moment.
         Some(credentials) if is_expired(&credentials) => {
             recovery::sign_again(config, advertise, &memory, &credentials)?.unwrap_or(credentials)
         }
@@ -120,6 +142,14 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
             ));
         }
     };
+    let name: Name = config.name.parse()?;
+    memory.update(|node| node.name = Some(name))?;
+    if recalled {
+        memory.update(|node| node.ended = None)?;
+        say(
+            "a manager had reported that this node is no longer a member; continuing, because it was started with a token",
+        );
+    }
     let founding = store.load_founding()?;
     let (raft, outgrown) = raft_data(config, &memory, &credentials, founding.is_some())?;
     if let (RaftData::Missing { .. } | RaftData::Damaged { .. }, true) =
@@ -128,9 +158,19 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         return Err(no_way_back(config, &raft));
     }
     if matches!(raft, RaftData::Damaged { .. }) {
-        recovery::set_aside(&config.data_dir, "raft.damaged")?;
+        recovery::set_aside(&config.data_dir, recovery::DAMAGED)?;
     }
     Ok(Booted { memory, credentials, founding, raft, outgrown })
+}
+
+/// An operator who gives a token to a node that was told `removed` or `blocked` says that this was not true. A manager that
+/// is a Raft member continues, and is told the same again if it was true; any other node asks the leader.
+fn is_recalled(config: &Config, local: &LocalNode) -> bool {
+    local.ended.is_some() && has_token(config)
+}
+
+fn has_token(config: &Config) -> bool {
+    config.token.is_some() && !config.join.is_empty()
 }
 
 /// A node that was removed may come back as a new one: an operator says so with a fresh directory.
@@ -142,7 +182,8 @@ pub fn not_ended(config: &Config, local: &LocalNode) -> Result<(), Exit> {
     Err(Exit::new(
         6,
         format!(
-            "this node was told {} at {}: {message}; to join again as a new node, empty {dir} first",
+            "this node was told {} at {}: {message}; if it is a member all the same (`muster node ls` on a manager), start it with \
+             --join and a token of its role; to join again as a new node, empty {dir} first",
             ended.reason, ended.at
         ),
     ))
@@ -206,6 +247,12 @@ fn not_of_another_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
 
 fn is_expired(credentials: &NodeCredentials) -> bool {
     credentials.identity.not_after <= Clock.wall()
+}
+
+/// Valid now: a manager whose clock was ahead may have signed one that begins later.
+fn is_valid(credentials: &NodeCredentials) -> bool {
+    let begins = muster_pki::not_before_of_pem(&credentials.cert_pem).unwrap_or_default();
+    begins <= Clock.wall() && !is_expired(credentials)
 }
 
 async fn joined(

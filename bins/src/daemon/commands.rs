@@ -19,6 +19,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::time::Duration;
 
+use super::settings::Programs;
 use crate::guard::{Exit, Guarded, Launch, News, Report, Streams};
 
 /// KILL, as a number.
@@ -30,10 +31,24 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) struct Commands {
     /// What `muster` in a command speaks to.
     pub socket: PathBuf,
+    /// What may be run.
+    pub programs: Programs,
 }
 
 impl CommandRunner for Commands {
+    fn allows(&self, program: &str) -> bool {
+        self.programs.allow(program)
+    }
+
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
+        // It is no candidate for others; the definition may have changed since.
+        let program = order.argv.first().map(String::as_str).unwrap_or_default();
+        if !self.programs.allow(program) {
+            let why = format!(
+                "this node does not run {program}: `[reconcilers] commands` of its configuration lists what it runs"
+            );
+            return std::future::ready(not_started(why)).boxed();
+        }
         // The command may be anywhere by the time it asks.
         let socket = std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone());
         let socket = socket.to_string_lossy().into_owned();
@@ -148,4 +163,31 @@ async fn last_of(mut written: pipe::Receiver) -> String {
         }
     }
     String::from_utf8_lossy(&kept).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::settings::Reconcilers;
+    use muster_elector::Hold;
+    use muster_messages::Moment;
+    use tokio::sync::watch;
+
+    #[tokio::test]
+    async fn a_node_runs_no_program_that_it_was_not_told_to() {
+        assert!(!Reconcilers::default().commands.any(), "by default none at all");
+        let listed: Reconcilers = toml::from_str("commands = [\"/usr/local/bin/migrate\"]").unwrap();
+        let all: Reconcilers = toml::from_str("commands = true").unwrap();
+        assert!(listed.commands.any() && all.commands.allow("/bin/sh") && !listed.commands.allow("/bin/sh"));
+        let here = Commands { socket: PathBuf::from("muster.sock"), programs: listed.commands };
+        assert!(here.allows("/usr/local/bin/migrate") && !here.allows("migrate"));
+        let order = CommandOrder {
+            argv: vec!["/bin/sh".to_owned(), "-c".to_owned(), "exit 0".to_owned()],
+            env: Default::default(),
+            hold: watch::channel(Hold { step_down_at: Moment(0), over_at: Moment(0) }).1,
+            cancelled: Default::default(),
+        };
+        let CommandExit::NotStarted(why) = here.run(order).await.exit else { panic!("it was started") };
+        assert!(why.contains("/bin/sh") && why.contains("[reconcilers] commands"), "{why}");
+    }
 }

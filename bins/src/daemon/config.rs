@@ -23,7 +23,7 @@ pub struct Args {
     /// Where others reach that port [default: the listen address]
     #[arg(long, env = "MUSTER_ADVERTISE", value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// This node's name [default: the host's name]
+    /// This node's name when it joins [default: the name that it had before, else the host's name]
     #[arg(long, env = "MUSTER_NAME")]
     name: Option<String>,
     /// Found a new cluster with this node as its first manager
@@ -94,9 +94,12 @@ pub struct Args {
 }
 
 const AFTER_HELP: &str = "\
-Found a cluster:  musterd --data-dir /var/lib/muster --init
-Join one:         musterd --data-dir /var/lib/muster --join HOST:4400 --token-file FILE
-Come back:        musterd --data-dir /var/lib/muster
+Found a cluster:  musterd --data-dir /var/lib/muster --listen 10.0.0.1:4400 --init
+Join it:          musterd --data-dir /var/lib/muster --listen 10.0.0.2:4400 --join 10.0.0.1:4400 --token-file FILE
+Come back:        musterd --data-dir /var/lib/muster --listen 10.0.0.2:4400
+
+Each node listens on an address that the others reach: without --listen it is reached from its own machine alone.
+Run one manager, or three or five: two do not survive the loss of either.
 
 Precedence: flag, then MUSTER_… environment, then the file of --config, then the default.";
 
@@ -152,6 +155,7 @@ struct File {
     elections: settings::Elections,
     api: settings::Api,
     reconcilers: settings::Reconcilers,
+    recovery: settings::Recovery,
 }
 
 impl File {
@@ -174,6 +178,7 @@ impl File {
             elections: take(&mut self.elections),
             api: take(&mut self.api),
             reconcilers: take(&mut self.reconcilers),
+            recovery: take(&mut self.recovery),
         }
     }
 }
@@ -185,6 +190,9 @@ pub struct Config {
     pub listen: String,
     pub advertise: String,
     pub name: String,
+    /// It was not given: it is the host name, and a node that already has a name keeps that one.
+    #[serde(skip)]
+    pub name_is_the_hosts: bool,
     pub init: bool,
     pub cluster_name: String,
     pub join: Vec<String>,
@@ -237,7 +245,9 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     host_and_port("--listen", &listen)?;
     let advertise = args.advertise.or(file.advertise).unwrap_or_else(|| listen.clone());
     host_and_port("--advertise", &advertise)?;
-    let name = match args.name.or(file.name) {
+    let given = args.name.or(file.name);
+    let name_is_the_hosts = given.is_none();
+    let name = match given {
         Some(name) => {
             name.parse::<muster_messages::Name>().map_err(|e| bad(format!("--name {name:?}: {e}")))?.to_string()
         }
@@ -278,6 +288,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         listen,
         advertise,
         name,
+        name_is_the_hosts,
         init,
         cluster_name,
         join,

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_api::ManagerPorts;
-use muster_cert_authority::CertAuthorityShell;
+use muster_cert_authority::{CertAuthorityShell, Clocks};
 use muster_elections::{ElectionsPorts, elections_address, elections_spec};
-use muster_kernel::{Address, Backoff, Recipient, Slot, Spec};
+use muster_kernel::{Address, Backoff, Clock, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::wire::{self, PeerCall};
 use muster_messages::{
-    Change, ClusterRecord, Command, Guard, NodeDoubts, NodeRecord, Principal, Replica, Revision, Role, RoleView, Term,
-    Token,
+    Change, ClusterRecord, Command, Guard, IDENTITY_LEVEL, IssuedCertificate, NodeDoubts, NodeId, NodeRecord,
+    Principal, Replica, Revision, Role, RoleView, Term, Token, WallTime,
 };
 use muster_role_manager::RoleManagerShell;
 use muster_role_manager::core::Checkpoint;
@@ -121,8 +122,9 @@ impl Plan<Arc<Replica>> for LeaderPlan {
                 Ok(RoleManagerShell::new(me, config.clone(), ports, slot.clone()))
             }));
             let (r, c, config) = (raft.clone(), replica.clone(), authority_config.clone());
+            let clocks = clocks(me, replica.clone(), mesh.clone());
             children.start(Spec::actor("cert-authority", addresses.authority.clone(), move || {
-                Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()))
+                Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()).comparing(Arc::clone(&clocks)))
             }));
             let doubts = Arc::clone(&doubts);
             let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, doubts };
@@ -145,6 +147,33 @@ impl Plan<Arc<Replica>> for LeaderPlan {
     }
 }
 
+/// How long another manager may take to say what time it is there.
+const CLOCK_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Asks every other manager with a seat for its time. Those of feature level 2 do not know the question.
+fn clocks(me: NodeId, replica: watch::Receiver<Arc<Replica>>, mesh: MeshHandle) -> Clocks {
+    Arc::new(move || {
+        let (replica, mesh) = (Arc::clone(&replica.borrow()), mesh.clone());
+        Box::pin(async move {
+            let tables = &replica.tables;
+            let others = tables.members.values().map(|member| member.node).filter(|node| *node != me);
+            let others: Vec<NodeId> = others.filter(|_| tables.records_identities()).collect();
+            let asking = others.into_iter().map(|node| {
+                let mesh = mesh.clone();
+                async move {
+                    let asked = Clock.wall();
+                    let answer = mesh.call(node, CLOCK_ANSWER_TIMEOUT, PeerCall::Clock).await.ok()?;
+                    let there: WallTime = wire::decode(&answer).ok()?;
+                    // Half-way between question and answer; a clock that is set meanwhile is compared once more.
+                    let here = asked.0.midpoint(Clock.wall().0);
+                    Some(there.0.saturating_sub(here))
+                }
+            });
+            futures_util::future::join_all(asking).await.into_iter().flatten().collect()
+        })
+    })
+}
+
 /// How often the first entry is proposed again until it is applied.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -161,6 +190,9 @@ async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft:
             founder: Box::new(founder(&shared, &founding)),
             tokens: [Role::Worker, Role::Manager].map(|role| default_token(role, &founding)).to_vec(),
         });
+        if feature_level >= IDENTITY_LEVEL {
+            command = command.change(first_certificate(&shared, &founding));
+        }
         let command = Box::new(command);
         let deadline = Duration::from_secs(5);
         let done = raft.ask(deadline, |reply| RaftMemberMsg::Propose { command, deadline_ms: 5000, reply }).await;
@@ -195,6 +227,20 @@ fn founder(shared: &Shared, founding: &muster_pki::Founding) -> NodeRecord {
             founding.at,
         )
     }
+}
+
+/// The one that the founder signed before there was a log.
+fn first_certificate(shared: &Shared, founding: &muster_pki::Founding) -> Change {
+    let identity = shared.credentials.borrow().identity.clone();
+    let certificate = IssuedCertificate {
+        serial: identity.serial,
+        role: Role::Manager,
+        granted: identity.granted,
+        not_after: identity.not_after,
+        pin: identity.pin,
+        issuer: muster_pki::root_id_of_pem(&founding.root_cert_pem).ok(),
+    };
+    Change::IssueCertificate { node: founding.node, certificate: Box::new(certificate), held: None, replaces: None }
 }
 
 fn default_token(role: Role, founding: &muster_pki::Founding) -> Token {

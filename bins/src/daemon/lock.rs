@@ -1,14 +1,19 @@
 //! One daemon per data directory.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
+
+use super::recovery::{DAMAGED, FENCED};
+use muster_pki::private::{NotPrivate, check_folder, close_to_others, open_own_file};
 
 /// Why the directory is not ours.
 #[derive(Debug, thiserror::Error)]
 pub enum LockFault {
     #[error("another musterd (pid {pid}) runs on {dir}; stop it first, or use another --data-dir")]
     Held { pid: String, dir: PathBuf },
+    #[error("{0}; the data directory holds this node's key: choose one of your own with --data-dir")]
+    NotPrivate(#[from] NotPrivate),
     #[error("cannot use {path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
 }
@@ -18,7 +23,8 @@ pub enum LockFault {
 pub struct DirLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl DirLock {
-    /// Takes the directory, making it if need be, readable by this user alone.
+    /// Takes the directory, making it if need be, readable by this user alone. Refuses one in which another user can write. Raft
+    /// data that earlier builds left readable to others are closed to them.
     pub fn take(dir: &Path) -> Result<Self, LockFault> {
         let path = dir.join("lock");
         let fault = |source| LockFault::Io { path: path.clone(), source };
@@ -26,8 +32,8 @@ impl DirLock {
             use std::os::unix::fs::DirBuilderExt;
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(fault)?;
         }
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(fault)?;
+        check_folder(dir)?;
+        let mut file = open_own_file(&path).map_err(fault)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -38,9 +44,51 @@ impl DirLock {
             }
             Err(TryLockError::Error(source)) => return Err(fault(source)),
         }
+        for held in ["raft", FENCED, DAMAGED].map(|name| dir.join(name)) {
+            // Not every file system has permissions to take away.
+            if let Err(error) = close_to_others(&held) {
+                tracing::warn!(folder = %held.display(), %error, "cannot close these Raft data to other users");
+            }
+        }
         // For the sentence above alone: a full disk makes it say less, and keeps nobody from starting.
         let _unsaid =
             file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Self(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    #[test]
+    fn a_lock_that_is_a_link_leaves_its_target_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("precious");
+        std::fs::write(&target, "kept").unwrap();
+        symlink(&target, dir.path().join("lock")).unwrap();
+        assert!(matches!(DirLock::take(dir.path()), Err(LockFault::Io { .. })));
+        assert_eq!(std::fs::read(&target).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = DirLock::take(dir.path()).unwrap_err().to_string();
+        assert!(refused.contains("chmod go-w") && refused.contains("--data-dir"), "{refused}");
+        assert!(!dir.path().join("lock").exists());
+    }
+
+    #[test]
+    fn raft_data_that_others_could_read_are_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("raft/log/1.raftlog");
+        std::fs::create_dir_all(log.parent().unwrap()).unwrap();
+        std::fs::write(&log, "").unwrap();
+        std::fs::set_permissions(&log, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let _lock = DirLock::take(dir.path()).unwrap();
+        assert_eq!(std::fs::metadata(&log).unwrap().mode() & 0o777, 0o600);
     }
 }

@@ -1,7 +1,11 @@
 //! Logs go to stderr. ractor and ractor_cluster stay at INFO whatever the filter says: at DEBUG they print whole
 //! frames, keys included.
+//!
+//! One event is one line, whatever others have written into it: tracing escapes what would move a terminal's cursor, and
+//! [`OneLine`] what would begin a line that looks like ours.
 
-use std::io::IsTerminal;
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -19,6 +23,9 @@ pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
             // They warn of what a stranger does, once per connection. The gateway's lines about offenders are bounded,
             // these are not.
             Some(&("h2" | "rustls")) => LevelFilter::ERROR,
+            // It warns of "Corruption" where a write was cut off by an unclean end, which it recovers from. Damage that
+            // it does not recover from is an error of ours, with the file's name.
+            Some(&"raft_engine") => LevelFilter::ERROR,
             Some(_) => LevelFilter::INFO,
         };
         // ractor opens a span around each actor that says nothing but a number.
@@ -26,10 +33,57 @@ pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
     });
     let registry = tracing_subscriber::registry().with(filter);
     let layer =
-        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+        tracing_subscriber::fmt::layer().with_writer(|| OneLine(io::stderr())).with_ansi(io::stderr().is_terminal());
     let installed = match format {
         LogFormat::Text => registry.with(layer.compact().with_filter(quiet)).try_init(),
         LogFormat::Json => registry.with(layer.json().with_filter(quiet)).try_init(),
     };
     installed.map_err(|e| e.to_string())
+}
+
+/// Writes each event, which comes whole, as one line.
+struct OneLine<W>(W);
+
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.0.write_all(&one_line(event))?;
+        Ok(event.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+fn one_line(event: &[u8]) -> Cow<'_, [u8]> {
+    let (text, end) = match event.split_last() {
+        Some((b'\n', text)) => (text, &event[text.len()..]),
+        _ => (event, &event[event.len()..]),
+    };
+    if !text.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
+        return Cow::Borrowed(event);
+    }
+    let mut line = Vec::with_capacity(event.len() + 16);
+    for byte in text {
+        match byte {
+            b'\n' => line.extend_from_slice(b"\\n"),
+            b'\r' => line.extend_from_slice(b"\\r"),
+            other => line.push(*other),
+        }
+    }
+    line.extend_from_slice(end);
+    Cow::Owned(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_with_line_breaks_begins_no_line_of_its_own() {
+        let mut log = Vec::new();
+        let mut writer = OneLine(&mut log);
+        writer.write_all(b"INFO refused why=x\n2026-01-01 INFO forged\r\n\n").unwrap();
+        writer.write_all(b"INFO fine\n").unwrap();
+        assert_eq!(String::from_utf8(log).unwrap(), "INFO refused why=x\\n2026-01-01 INFO forged\\r\\n\nINFO fine\n");
+    }
 }

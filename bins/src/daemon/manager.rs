@@ -289,6 +289,7 @@ fn raft_spec(
     let config = shared.config.settings.raft();
     Spec::actor("raft-member", address.clone(), move || {
         let founding = shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        set_aside_lost(&shared)?;
         RaftMember::open(RaftArgs {
             data_dir: shared.config.data_dir.join("raft"),
             config: config.clone(),
@@ -302,6 +303,17 @@ fn raft_spec(
             disk_hangs_while: shared.config.settings.debug.disk_hangs_while(),
         })
     })
+}
+
+/// Data that have lost something are kept out of the way, and the node asks for a new seat, as after a start that found
+/// damage.
+fn set_aside_lost(shared: &Shared) -> Result<(), Fault> {
+    let Some(fault) = disk::lost(&shared.config.data_dir.join("raft")) else { return Ok(()) };
+    let held = shared.memory.load()?.held_seat;
+    let (file, why) = (fault.file.display().to_string(), fault.why);
+    recovery::set_aside(&shared.config.data_dir, "raft.damaged")?;
+    *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::Damaged { held, file, why };
+    Ok(())
 }
 
 /// The seat that this node held and has no data of any more.

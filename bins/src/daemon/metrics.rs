@@ -1,18 +1,21 @@
 //! Plain HTTP for machines that watch machines: `/metrics` (Prometheus), `/livez`, `/readyz`.
 
 mod actors;
+mod format;
+mod process;
 mod reconcilers;
 mod roles;
+mod serve;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use muster_messages::{Liveness, NodeDoubts};
+use muster_messages::{Liveness, NodeDoubts, PeerProblemKind, PeerProgress};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -22,6 +25,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use self::actors::Actors;
+use self::format::Format;
 use self::roles::Roles;
 use super::boot::Exit;
 use super::node::Shared;
@@ -58,12 +62,8 @@ pub fn serve(listener: Option<TcpListener>, shared: Shared, readiness: Readiness
                 }
             }),
         )
-        .route("/metrics", get(move || render(shared.clone())));
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "the metrics port ended");
-        }
-    });
+        .route("/metrics", get(move |headers: HeaderMap| render(shared.clone(), headers)));
+    tokio::spawn(serve::serve(listener, router));
     addr
 }
 
@@ -73,21 +73,51 @@ struct State {
 }
 
 /// Built anew for each scrape: a path that is gone leaves no series.
-async fn render(shared: Shared) -> impl IntoResponse {
-    let mut registry = Registry::with_prefix("muster");
+async fn render(shared: Shared, headers: HeaderMap) -> impl IntoResponse {
+    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let format = Format::accepted(accepted);
+    let mut all = Registry::default();
+    process::register(&mut all);
+    let registry = all.sub_registry_with_prefix("muster");
+    process::infos(registry, &shared.config.release, cluster(&shared));
     registry.register_collector(Box::new(Actors(shared.tree.numbers())));
-    replica(&mut registry, &shared);
-    disk(&mut registry, &shared).await;
-    elections(&mut registry, &shared).await;
-    ingress(&mut registry, &shared).await;
-    reconcilers::register(&mut registry, &shared).await;
+    replica(registry, &shared);
+    disk(registry, &shared).await;
+    elections(registry, &shared).await;
+    ingress(registry, &shared).await;
+    reconcilers::register(registry, &shared).await;
     let mut text = String::new();
-    let status = match encode(&mut text, &registry) {
+    let status = match encode(&mut text, &all) {
         Ok(()) => StatusCode::OK,
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    (status, [(header::CONTENT_TYPE, kind)], text)
+    (status, [(header::CONTENT_TYPE, format.media_type())], format.of(text))
+}
+
+/// Name and id of the cluster, as this manager's copy has them.
+fn cluster(shared: &Shared) -> Option<(String, String)> {
+    let manager = shared.manager.borrow().clone()?;
+    let replica = manager.replica.borrow().clone();
+    replica.tables.cluster.as_ref().map(|cluster| (cluster.name.to_string(), cluster.id.to_string()))
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Problem {
+    node: String,
+    problem: &'static str,
+}
+
+fn problems(registry: &mut Registry, progress: &[PeerProgress]) {
+    let problems: Family<Problem, Number> = Family::default();
+    for (peer, problem) in progress.iter().filter_map(|peer| Some((peer, peer.problem.as_ref()?))) {
+        let problem = match problem.kind {
+            PeerProblemKind::SnapshotNotTaken => "snapshot_not_taken",
+            PeerProblemKind::StateDiverged => "state_diverged",
+        };
+        let node = peer.node.map_or_else(String::new, |node| node.to_string());
+        problems.get_or_create(&Problem { node, problem }).set(1);
+    }
+    registry.register("raft_member_problem", "1 while a manager answers and cannot follow the leader", problems);
 }
 
 fn replica(registry: &mut Registry, shared: &Shared) {
@@ -113,6 +143,7 @@ fn replica(registry: &mut Registry, shared: &Shared) {
     }
     registry.register("nodes", "Nodes by state", nodes);
     if replica.raft.leading {
+        problems(registry, &replica.raft.progress);
         registry.register_collector(Box::new(Roles(Arc::clone(&manager.leader.view.borrow()))));
         duplicates(registry, &manager.leader.doubts.borrow());
     }
@@ -208,10 +239,11 @@ async fn elections(registry: &mut Registry, shared: &Shared) {
 }
 
 /// What comes in from outside and is turned away, or taken: whose view, where in it, the name, and what it counts.
-const INGRESS: [(&str, &str, &str, &str); 8] = [
+const INGRESS: [(&str, &str, &str, &str); 9] = [
     ("node/api", "/answered", "api_requests_answered", "Requests answered with what was asked"),
     ("node/api", "/refused", "api_requests_refused", "Requests answered with an error"),
     ("node/api", "/overloaded", "api_requests_turned_away", "Requests that found no place, and were told to retry"),
+    ("node/api", "/events_dropped", "api_events_dropped", "Events of Kubernetes clients, accepted and not kept"),
     (
         "node/gateway",
         "/refused/too_many_requests",

@@ -25,18 +25,22 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use rustix::fs::Mode;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::boot::Exit;
 use self::config::{Args, Config};
 use self::lock::DirLock;
 use self::node::Node;
+use crate::guard;
 
 /// The contract gives an orderly stop 10 s.
 const STOP_LIMIT: Duration = Duration::from_millis(9_500);
 
 /// Runs the daemon with these arguments, the program's name first.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    // Libraries make files as well, the log of Raft above all. Commands of reconcilers get the old one back.
+    guard::remember_umask(rustix::process::umask(Mode::from_raw_mode(0o077)));
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {

@@ -24,6 +24,7 @@ use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
 use super::reconcilers;
+use super::recovery;
 use super::switch::{Switch, SwitchMsg};
 
 /// What every part of this node shares. Made once; outlives the restarts of all of them.
@@ -61,6 +62,10 @@ pub struct Shared {
     pub tree: Tree,
 }
 
+/// What `status` shows on a manager that restored a backup.
+const RESTORED_AND_CLOSED: &str =
+    "admission_closed: restored from a backup; run `muster recovery open` to admit others";
+
 /// A running node.
 pub struct Node {
     root: Supervisor,
@@ -76,6 +81,7 @@ const FAREWELL: Duration = Duration::from_millis(5_500);
 impl Node {
     /// Boots and starts everything. Returns once the tree stands; the ready line follows when the node can serve.
     pub async fn start(config: Config) -> Result<Self, Exit> {
+        let config = super::boot::named(config)?;
         let listener =
             TcpListener::bind(&config.listen).await.map_err(|e| Exit::new(1, cannot_listen(&config.listen, &e)))?;
         let listens = listener.local_addr()?;
@@ -100,6 +106,11 @@ impl Node {
             root.children().start(spec);
             reconcilers
         });
+        tokio::spawn(recovery::forget_in_time(
+            shared.config.data_dir.clone(),
+            shared.config.settings.recovery.keep_set_aside.0,
+            shared.credentials.clone(),
+        ));
         let metrics_addr = metrics::serve(metrics_listener, shared.clone(), readiness.clone());
         ready::announce_when_ready(readiness, listens, metrics_addr, shared.config.socket.clone());
         Ok(Self { root, shared, reconcilers, fatal })
@@ -178,7 +189,10 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let too_old = Arc::new(watch::Sender::new(None));
     let trouble = Arc::new(OnceLock::new());
 
+    let services = Services::new();
+    services.close_to_others(local.admission_closed);
     let facts = {
+        let services = services.clone();
         let (config, managers, credentials) = (Arc::clone(&config), managers.clone(), credentials.subscribe());
         let (trouble, raft_trouble) = (Arc::clone(&trouble), raft_trouble.subscribe());
         let too_old: watch::Receiver<Option<String>> = too_old.subscribe();
@@ -186,6 +200,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
             let credentials = credentials.borrow();
             let told: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
             let told = told.and_then(|t| t.borrow().as_ref().map(|t| t.reason.word().to_owned()));
+            let closed = || services.is_closed_to_others().then(|| RESTORED_AND_CLOSED.to_owned());
             let too_old = too_old.borrow().as_ref().map(|why| format!("feature_level_too_low: {why}"));
             NodeFacts {
                 id: me,
@@ -194,12 +209,24 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
                 managers: managers.get(),
                 cluster: credentials.identity.cluster.to_string(),
                 root_pem: credentials.root_pem.clone(),
-                trouble: told.or(too_old).or_else(|| raft_trouble.borrow().clone()),
+                trouble: told.or(too_old).or_else(|| raft_trouble.borrow().clone()).or_else(closed),
             }
+        }
+    };
+    let open_admission = {
+        let (services, memory) = (services.clone(), memory.clone());
+        move || {
+            if !services.is_closed_to_others() {
+                return Ok(false);
+            }
+            memory.update(|node| node.admission_closed = false).map_err(|fault| fault.to_string())?;
+            services.close_to_others(false);
+            Ok(true)
         }
     };
     let api = Api::new(ApiPorts {
         facts: Arc::new(facts),
+        open_admission: Arc::new(open_admission),
         manager: manager.subscribe(),
         tree: tree.clone(),
         dialer: dialer.clone(),
@@ -234,7 +261,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         advertise,
         credentials: credentials.subscribe(),
         dialer,
-        services: Services::new(),
+        services,
         copy: LocalCopy::new(),
         managers,
         agent: agent.recipient(),

@@ -58,11 +58,13 @@ pub(super) fn own(shared: &Shared) -> Arc<dyn Cluster> {
 pub(super) fn spec(shared: &Shared) -> Option<(Spec, Reconcilers)> {
     let release: Release = shared.config.release.parse().ok()?;
     let own = Arc::new(Own { api: shared.api.clone(), me: shared.me });
-    let commands: Arc<dyn CommandRunner> = Arc::new(Commands { socket: shared.config.socket.clone() });
+    let programs = &shared.config.settings.reconcilers.commands;
+    let commands: Arc<dyn CommandRunner> =
+        Arc::new(Commands { socket: shared.config.socket.clone(), programs: programs.clone() });
     let setup = Setup {
         node: Some(shared.me),
         objects: true,
-        commands: shared.config.settings.reconcilers.commands.then_some(commands),
+        commands: programs.any().then_some(commands),
         ..Setup::new(own, shared.me.to_string(), release)
     };
     reconcilers_spec(setup).ok()

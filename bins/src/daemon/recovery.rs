@@ -1,21 +1,23 @@
 //! After a disaster: one manager goes on alone, with its own copy or with a backup.
 //!
 //! Keeps  RECOVER-6  a recovery that was begun is finished, with what was decided first, by whichever start comes next.
-//!        RECOVER-7  whoever could still have its quorum back is not split off: a manager that is listened to counts.
+//!        RECOVER-7  whoever could still have its quorum back is not split off: a manager that answers as itself counts.
 //!        RECOVER-8  a manager half never runs on data of an older incarnation than its certificate's.
 //! What happens to the tables is in `muster_store::recovery`, what happens on disk in `muster_raft_member::recovery`.
 
+mod aside;
 mod expired;
 mod plan;
 mod restore;
 
 use std::collections::BTreeSet;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
 use muster_agent::NodeMemory;
+use muster_gateway::{DialError, DialTimeouts, Dialer};
 use muster_kernel::Clock;
+use muster_messages::protocol::Service;
 use muster_messages::{Change, Command, Incarnation, Name, NodeId, Principal, RaftId, Tables, WallTime};
 use muster_pki::{IdentityStore, Recovering};
 use muster_raft_member::disk;
@@ -23,13 +25,19 @@ use muster_raft_member::recovery::{CannotSurvey, Survey, replace, survey};
 use muster_store::Place;
 use muster_store::recovery::{Consequences, Recovery, next_incarnation, recover};
 
-pub use self::expired::sign_again;
+pub use self::aside::{DAMAGED, FENCED, forget_in_time, set_aside};
+pub use self::expired::{is_seated_manager, sign_again};
 pub use self::plan::print_plan;
 use super::boot::{Exit, say};
 use super::config::Config;
 
-/// How long another manager may take to accept a connection: far above any network's round trip.
+/// How long another manager may take for each of connection, handshake and greeting: far above any network's round trip.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Printed after a restore.
+const CLOSED: &str = "the restored cluster is closed: it admits no node, no join and no user. Remove or revoke what was \
+     removed or revoked after the backup was made (`muster node rm`, `muster token revoke`, `muster user revoke`), then \
+     run `muster recovery open`";
 
 /// The events that it leaves say so.
 const FORCED: &str = "--force-new-cluster";
@@ -94,23 +102,32 @@ fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
     }
 }
 
-/// Who accepts a connection at the address of another voter's, by name. That is not much: but one that is listened to can
-/// have its say, and a cluster must not be split while it might only be slow.
+/// The other voters that answer at their addresses with their own certificate, by name. A connection alone proves nothing: a
+/// load balancer accepts them for managers that are gone.
 fn answering(tables: &Tables, me: NodeId, advertise: &str) -> BTreeSet<String> {
+    let root_pem = tables.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone()).unwrap_or_default();
     let others = tables.members.values().filter(|m| m.voter && m.node != me && m.addr != advertise);
     let asked: Vec<_> = others
         .map(|member| {
-            let (node, addr) = (member.node, member.addr.clone());
-            (node, std::thread::spawn(move || accepts(&addr)))
+            let (node, addr, root_pem) = (member.node, member.addr.clone(), root_pem.clone());
+            (node, std::thread::spawn(move || answers(node, &addr, &root_pem)))
         })
         .collect();
     let answers = asked.into_iter().filter_map(|(node, answer)| answer.join().unwrap_or(false).then_some(node));
     answers.map(|node| name_of(tables, node)).collect()
 }
 
-fn accepts(addr: &str) -> bool {
-    let Ok(resolved) = addr.to_socket_addrs() else { return false };
-    resolved.into_iter().any(|addr| TcpStream::connect_timeout(&addr, ANSWERS_WITHIN).is_ok())
+/// Whether the process at `addr` proves that it is `node`. Blocks. A certificate that is not valid now is taken for one that
+/// is: if a clock or the certificate is wrong, the manager may still run.
+fn answers(node: NodeId, addr: &str, root_pem: &str) -> bool {
+    let timeouts = DialTimeouts { connect: ANSWERS_WITHIN, tls: ANSWERS_WITHIN, greeting: ANSWERS_WITHIN };
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return true };
+    // Anonymous: our own certificate may have expired. Managers serve joiners; what they say to this one does not matter.
+    let dialer = Dialer::anonymous(root_pem).with_timeouts(timeouts);
+    match runtime.block_on(dialer.dial(addr, Service::Join, Some(node))) {
+        Ok(_) => true,
+        Err(error) => error.is_after_identity() || matches!(error, DialError::Clock { .. }),
+    }
 }
 
 fn name_of(tables: &Tables, node: NodeId) -> String {
@@ -183,7 +200,12 @@ fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<
         node.held_seat = Some(seat);
         // They are lost, or of the past. Whoever comes back, comes here.
         node.managers.clear();
+        // Nodes, users and tokens that were removed after the backup was made are valid in it.
+        node.admission_closed |= decided.admit_as.is_some();
     })?;
+    if decided.admit_as.is_some() {
+        say(format_args!("{CLOSED}"));
+    }
     Ok(memory.store().finish_recovery()?)
 }
 
@@ -212,7 +234,13 @@ fn recovered(mut tables: Tables, decided: &Recovering) -> Result<(Tables, Conseq
     }
     let who = Survivor { node: *node, admit_as: admit_as.clone(), advertise: advertise.clone() };
     let done = recover(&mut tables, &recovery(&who, *incarnation, *at))?;
-    let record = Change::RecordCertificate { node: *node, certificate: certificate.clone() };
+    let record = if tables.records_identities() {
+        let certificate = Box::new(decided.issued()?);
+        let replaces = tables.certificates.get(node).and_then(|row| Some(row.current.as_ref()?.serial.clone()));
+        Change::IssueCertificate { node: *node, certificate, held: None, replaces }
+    } else {
+        Change::RecordCertificate { node: *node, certificate: certificate.clone() }
+    };
     let command = Command::idempotent(*at, Principal::Operator, FORCED).change(record);
     let place = Place::from(tables.revision.next());
     muster_store::apply(&mut tables, place, &command)
@@ -224,24 +252,6 @@ fn recovered(mut tables: Tables, decided: &Recovering) -> Result<(Tables, Conseq
 pub fn is_outlived(found: &disk::DirState, newest: Incarnation) -> bool {
     matches!(found, disk::DirState::Present { incarnation: Some(found), .. } if *found < newest)
 }
-
-/// Data that this node must not use any more are kept for whoever wants to know, out of the way of the empty copy that
-/// follows. Of several losses the last one is kept.
-pub fn set_aside(data_dir: &Path, name: &str) -> std::io::Result<()> {
-    let (from, to) = (data_dir.join("raft"), data_dir.join(name));
-    if !from.exists() {
-        return Ok(());
-    }
-    if to.exists() {
-        std::fs::remove_dir_all(&to)?;
-    }
-    std::fs::rename(&from, &to)?;
-    say(format_args!("the Raft data that was here was moved to {}", to.display()));
-    Ok(())
-}
-
-/// Where [`set_aside`] puts data of an older incarnation.
-pub const FENCED: &str = "raft.fenced";
 
 #[cfg(test)]
 mod tests;

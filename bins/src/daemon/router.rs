@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_api::{ManagerPorts, Service as Api};
-use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_kernel::{Address, Clock, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
 use muster_messages::wire::{self, PeerCall, SeatRequest};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, Role};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, NodeId, Replica, Role};
 use muster_sessions::LeaderCalls;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -87,6 +87,7 @@ impl Router {
     /// given up. Every call may be repeated.
     async fn ask(&self, leader: NodeId, left: Duration, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let mut changes = self.ports.replica.clone();
+        let call = with_pin(call, self.ports.replica.borrow().tables.records_identities());
         tokio::select! {
             answer = (self.peers)(leader, left, call) => answer,
             Ok(_) = changes.wait_for(|r| r.raft.leader_node != Some(leader)) => Err(no_leader()),
@@ -99,8 +100,9 @@ impl Router {
         let left = left.min(LIMIT);
         {
             let replica = self.ports.replica.borrow();
-            if !matches!(call, PeerCall::Actors(_)) && !replica.raft.leading {
-                return Err(no_leader());
+            if !matches!(call, PeerCall::Actors(_) | PeerCall::Clock) && !replica.raft.leading {
+                // The forwarder may report it as refused if no leader ever takes it.
+                return Err(no_leader().with_details(&json!({"not_leading": true})));
             }
             if forwarder != self.ports.node {
                 may_forward(&replica, forwarder)?;
@@ -109,6 +111,11 @@ impl Router {
         match call {
             PeerCall::Api { caller, request_id, timeout_ms, request } => {
                 self.api.answer_forwarded(caller, request_id, timeout_ms, request).await.map(String::into_bytes)
+            }
+            PeerCall::SignPinned { identity, pin, observed_addr, csr_pem } => {
+                let identity = Box::new(CertIdentity { pin: Some(pin), ..identity });
+                let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
+                encoded(leader.authority.ask(left, make).await.map_err(gone)?)
             }
             PeerCall::SignNode { identity, observed_addr, csr_pem } => {
                 let make =
@@ -127,6 +134,7 @@ impl Router {
                 let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
                 leader.dispatcher.ask(left, make).await.map_err(gone)?.map(|()| Vec::new())
             }
+            PeerCall::Clock => encoded(Ok(Clock.wall())),
             PeerCall::Actors(call) => self.api.answer_actors(&call, left).await.map(String::into_bytes),
         }
     }
@@ -134,6 +142,17 @@ impl Router {
     async fn seat(&self, node: NodeId, request: SeatRequest, left: Duration) -> Result<Vec<u8>, ErrorBody> {
         let asked = |reply| RoleManagerMsg::RequestSeat { node, request, reply };
         encoded(self.ports.leader.roles.ask(left, asked).await.map_err(gone)?)
+    }
+}
+
+/// The pin of a certificate does not travel with its identity, and builds of feature level 2 do not read it.
+fn with_pin(call: PeerCall, is_read: bool) -> PeerCall {
+    match call {
+        PeerCall::SignNode { identity, observed_addr, csr_pem } if is_read => match identity.pin {
+            Some(pin) => PeerCall::SignPinned { identity, pin, observed_addr, csr_pem },
+            None => PeerCall::SignNode { identity, observed_addr, csr_pem },
+        },
+        other => other,
     }
 }
 

@@ -75,6 +75,7 @@ pub struct Settings {
     pub elections: Elections,
     pub api: Api,
     pub reconcilers: Reconcilers,
+    pub recovery: Recovery,
 }
 
 /// Switches for tests and development clusters.
@@ -101,17 +102,57 @@ impl Debug {
     }
 }
 
+/// After a disaster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Recovery {
+    /// How long a worker keeps Raft data that was set aside. It holds the root key.
+    pub keep_set_aside: Span,
+}
+
+impl Default for Recovery {
+    /// A wrong choice on a Friday evening is found on Monday.
+    fn default() -> Self {
+        Self { keep_set_aside: Span(Duration::from_secs(3 * 86_400)) }
+    }
+}
+
 /// What this node does for release-gated reconcilers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reconcilers {
     /// Runs commands of definitions.
-    pub commands: bool,
+    pub commands: Programs,
+}
+
+/// Which programs this node runs for definitions. None unless it is told (docs/decisions/0033).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Programs {
+    /// All, or none.
+    All(bool),
+    /// These: what a command's first word must be.
+    Listed(Vec<String>),
+}
+
+impl Programs {
+    pub fn any(&self) -> bool {
+        match self {
+            Programs::All(all) => *all,
+            Programs::Listed(programs) => !programs.is_empty(),
+        }
+    }
+    pub fn allow(&self, program: &str) -> bool {
+        match self {
+            Programs::All(all) => *all,
+            Programs::Listed(programs) => programs.iter().any(|allowed| allowed == program),
+        }
+    }
 }
 
 impl Default for Reconcilers {
     fn default() -> Self {
-        Self { commands: true }
+        Self { commands: Programs::All(false) }
     }
 }
 
@@ -149,6 +190,7 @@ section! {
         reconnect_cap: Span = reconnect_cap,
         stable_after: Span = stable_after,
         forgive: Span = forgive,
+        forget_views: Span = forget_views,
         first_view: Span = first_view,
         dial_deadline: Span = dial_deadline,
         sign_deadline: Span = sign_deadline,
@@ -226,6 +268,8 @@ section! {
         snapshot_bytes: u64 = snapshot_bytes,
         keep_entries: u64 = keep_entries,
         keep_bytes: u64 = keep_bytes,
+        keep_time: Span = keep_time,
+        transfer_bytes: u64 = transfer_bytes,
         snapshot_deadline: Span = snapshot_limit,
         publish_every: Span = publish_every,
     }
@@ -262,8 +306,10 @@ section! {
     Certificates of muster_cert_authority::Config {
         lifetime: Span = node_lifetime,
         user_lifetime: Span = user_lifetime,
+        rekey_within: Span = rekey_within,
         max_pending: usize = max_pending,
         max_joins: usize = max_joins,
+        max_nodes: usize = max_nodes,
         deadline: Span = deadline,
     }
 }
@@ -349,6 +395,9 @@ section! {
         max_body: usize = body,
         max_socket_connections: usize = socket_connections,
     }
+    derived {
+        node_namespaces: Vec<String>,
+    }
 }
 
 impl Settings {
@@ -358,6 +407,7 @@ impl Settings {
         self.gateway.joins_burst.get_or_insert(self.gateway.joins_per_second.saturating_mul(5));
         self.sessions.registration_burst.get_or_insert(self.sessions.registrations_per_second * 2.0);
         self.raft.read_retry.get_or_insert(Span(self.raft.heartbeat.0 * 2));
+        self.api.node_namespaces.get_or_insert_with(|| ApiLimits::default().node_namespaces);
         let grace = self.default_grace();
         self.dispatcher.grace.get_or_insert(Span(grace));
         self.consistent()?;
@@ -408,6 +458,7 @@ impl Settings {
         config.feature_level = self.debug.feature_level;
         config.read_retry = self.raft.read_retry.map_or(config.read_retry, |s| s.0);
         // Raft's own bound stays above ours, so that ours answers `Busy` first.
+        config.max_snapshot_bytes = self.mesh.max_snapshot_bytes;
         config.max_uncommitted = (config.max_proposal_bytes as u64).saturating_mul(2);
         config
     }
@@ -452,6 +503,10 @@ impl Settings {
     }
 
     pub fn api(&self) -> ApiLimits {
-        self.api.within(ApiLimits::default())
+        let mut limits = self.api.within(ApiLimits::default());
+        if let Some(granted) = &self.api.node_namespaces {
+            limits.node_namespaces.clone_from(granted);
+        }
+        limits
     }
 }

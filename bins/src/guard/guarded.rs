@@ -23,6 +23,7 @@ use super::guardian::{AGAIN, GUARDIAN, Input, Number};
 use super::keeper::CLOSING;
 use super::line::{FRAME, Frame, News, news_of, order_frame, send_input};
 use super::overdue::Overdue;
+use super::umask;
 
 /// How long an order may wait for a process that does not read: some hundreds before it do already.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -80,6 +81,7 @@ impl Guarded {
             for key in ours.filter(|key| key.to_string_lossy().starts_with("MUSTER_")) {
                 command.env_remove(key);
             }
+            umask::tell(command);
             command.stdout(Stdio::from(output)).stderr(Stdio::from(errors));
         })?;
         Ok(Self { overdue: Overdue::new(KEEPER_LATE), ..kept })

@@ -18,6 +18,7 @@ use super::apart;
 use super::guarded::{Guarded, Launch};
 use super::guardian::{Exit, Report, ignored, orders};
 use super::line::{News, news_frame};
+use super::umask;
 
 use crate::stderr::say;
 
@@ -36,7 +37,11 @@ pub fn close(command: &[OsString]) -> ExitCode {
     let bound = set_no_new_privs(true).map_err(io::Error::from);
     let error = bound.map_or_else(
         |error| error,
-        |()| Command::new("/proc/self/exe").arg0("muster").arg(KEEPER).args(command).exec(),
+        |()| {
+            let mut keeper = Command::new("/proc/self/exe");
+            umask::take(&mut keeper);
+            keeper.arg0("muster").arg(KEEPER).args(command).exec()
+        },
     );
     say(format_args!("muster: cannot become a keeper: {error}"));
     ExitCode::FAILURE

@@ -14,6 +14,7 @@ mod guardian;
 mod keeper;
 mod line;
 mod overdue;
+mod umask;
 
 use std::ffi::OsString;
 use std::io;
@@ -30,6 +31,7 @@ pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
 pub use self::guardian::{Exit, Number, Report};
 pub use self::line::News;
+pub use self::umask::remember_umask;
 
 /// What this process is, if it is a keeper, a guardian, or about to become a command: none is for people to type.
 pub fn hidden(args: &[OsString]) -> Option<ExitCode> {

@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AccessToken, Blocked, Blocker, CertificateRecord, ClusterRecord, Definition, DesiredObject, FencingToken, GateStep,
-    Generation, GuardMode, GuardScope, Hold, Liveness, ManagedKey, Name, NodeId, NodeRecord, NotAdmitted, Object,
-    ObjectKey, Participant, ParticipantKey, Principal, Progress, RaftId, Removal, RequestId, Revision, Role, SessionId,
-    Term, Token, Triple, Uid, User, WallTime,
+    Generation, GuardMode, GuardScope, Hold, IssuedCertificate, Liveness, ManagedKey, Name, NodeId, NodeRecord,
+    NotAdmitted, Object, ObjectKey, Participant, ParticipantKey, Principal, Progress, RaftId, Removal, RequestId,
+    Revision, Role, SessionId, Term, Token, Triple, Uid, User, UserPin, WallTime,
 };
 
 /// One entry's worth of change.
 ///
-/// Repeated with the same `request`: applied at most once; the retry gets the first outcome (the outcomes of
-/// the last 65,536 requests are kept). `request` 0 is never remembered: for commands that are idempotent by themselves.
+/// Repeated with the same `request`: applied at most once; the retry gets the first outcome, or is refused when that is
+/// forgotten. `request` 0 is never remembered: for commands that are idempotent by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
     pub request: RequestId,
@@ -133,6 +133,12 @@ pub enum Guard {
     },
     /// The entry was proposed in this term: what its leader's clock told it still counts.
     InTerm(Term),
+    /// The command's request id was chosen by its caller, `by`, and stands for one request alone, the one with this digest.
+    /// Without it the id is one of Muster's own actors, which no caller can take. Judged before anything else, with the
+    /// remembered outcomes. Proposed from [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
+    Request {
+        digest: u64,
+    },
 }
 
 /// What the cluster must know of an update by a Kubernetes client to protect a lease's holder from it.
@@ -185,8 +191,9 @@ pub enum Change {
         add: BTreeMap<String, String>,
         remove: Vec<String>,
     },
-    /// What the node reports of itself. A name that another node holds is not taken over: the node keeps the one it
-    /// has. Labels are added to those it has.
+    /// What the node reports of itself. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on name and labels replace those that it
+    /// reported before, and the record keeps the operator's. Below: a name that another node holds is not taken over, and
+    /// labels are added to those it has.
     Report {
         node: NodeId,
         name: Name,
@@ -264,6 +271,34 @@ pub enum Change {
     NoteDuplicate {
         node: NodeId,
         processes: Vec<String>,
+    },
+    /// The operator's name for a node: generation grows. Refused as `NameTaken` where it is another node's, or begins another
+    /// node's id. The same again: nothing happens. Of [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL).
+    RenameNode {
+        node: NodeId,
+        name: Name,
+    },
+    /// Feature level 3. In place of `RecordCertificate`: the node's newest certificate. `held`: the one that the node showed
+    /// when it asked, which stays valid beside it; `None`: the newest one before does. Refused like `RecordCertificate`, and
+    /// as `Stale` unless `replaces` is the serial of the newest one before. The same serial again completes what is recorded.
+    IssueCertificate {
+        node: NodeId,
+        certificate: Box<IssuedCertificate>,
+        held: Option<Box<IssuedCertificate>>,
+        replaces: Option<String>,
+    },
+    /// Feature level 3. The node is asked to renew, and what it holds now stops to count once it is seen with what it gets.
+    RevokeCertificates(NodeId),
+    /// Feature level 3. The node was seen with the certificate of this serial. It ends a revocation; otherwise, and if that
+    /// is not the newest one, nothing happens.
+    CertificateSeen {
+        node: NodeId,
+        serial: String,
+    },
+    /// Feature level 3. Beside `PutUser`. Refused unless it is the serial of the user's certificate in force.
+    PinUser {
+        name: Name,
+        pin: UserPin,
     },
 }
 
@@ -401,6 +436,24 @@ pub enum CommandRefusal {
     /// Some serve who could not live with it; not all are named.
     #[error("{in_all} serve that could not live with it, {} among them", blockers.first().map_or("", |b| &b.member))]
     InTheWay { blockers: Vec<Blocker>, in_all: usize },
+    /// The operator's labels of a node would be more than it may have.
+    #[error("node {node} would have {why}")]
+    TooManyLabels { node: NodeId, why: String },
+    /// The same caller used the id for something else. (Boxed: the alignment of 128 bits would make every refusal larger.)
+    #[error("the request id {0} stands for another request of yours already: use a new one for each request")]
+    RequestReused(Box<RequestId>),
+    /// Its outcome, if it had one, is forgotten.
+    #[error(
+        "whether request {0} was done before is no longer remembered: look at what it would have changed, then use a new \
+         request id (ids begin with the time; a clock that is far behind makes old ones)"
+    )]
+    OutcomeForgotten(Box<RequestId>),
+    /// Ids begin with the time.
+    #[error(
+        "the request id {id} begins with the time {}, and the leader's clock says {now}: ids begin with 48 bits of \
+         milliseconds since 1970 (as a UUID of version 7 does), and at most a day ahead", .id.time()
+    )]
+    RequestAhead { id: Box<RequestId>, now: WallTime },
 }
 
 impl From<CommandRefusal> for super::ErrorBody {
@@ -423,8 +476,14 @@ impl From<CommandRefusal> for super::ErrorBody {
             CommandRefusal::LastManager => ErrorCode::LastManager,
             CommandRefusal::TokenExpired { .. } => ErrorCode::TokenExpired,
             CommandRefusal::TokenUsedUp { .. } => ErrorCode::TokenUsedUp,
+            CommandRefusal::TooManyLabels { .. } => ErrorCode::TooLarge,
+            CommandRefusal::RequestReused(_) => ErrorCode::Conflict,
+            CommandRefusal::OutcomeForgotten(_) => ErrorCode::UnknownOutcome,
+            CommandRefusal::RequestAhead { .. } => ErrorCode::Invalid,
         };
-        super::ErrorBody::new(code, refusal.to_string())
+        let error = super::ErrorBody::new(code, refusal.to_string());
+        // No leader will ever know more.
+        if matches!(refusal, CommandRefusal::OutcomeForgotten(_)) { error.finally() } else { error }
     }
 }
 

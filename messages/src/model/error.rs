@@ -48,6 +48,8 @@ codes! {
     UnknownOutcome => 503, 5;
     TimedOut => 504, 3;
     Internal => 500, 1;
+    /// The replicated state has no room for this change. Deletions and renewals are still possible.
+    StateFull => 507, 6;
 }
 
 impl std::fmt::Display for ErrorCode {
@@ -81,6 +83,16 @@ impl ErrorBody {
     /// What was asked is not this caller's to ask.
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Forbidden, message)
+    }
+    /// Says that the same request will never get another answer: a relay must not ask again.
+    #[must_use]
+    pub fn finally(self) -> Self {
+        self.with_details(&serde_json::json!({"final": true}))
+    }
+    /// Whether the same request will never get another answer.
+    pub fn is_final(&self) -> bool {
+        let details: Option<serde_json::Value> = serde_json::from_str(&self.details).ok();
+        details.is_some_and(|details| details["final"] == true)
     }
     /// Adds details.
     #[must_use]

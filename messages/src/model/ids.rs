@@ -130,9 +130,11 @@ counter!(
     Incarnation
 );
 
-/// Makes a retry of one proposal recognisable: the same id is applied at most once. Any value but 0 will do; those of
-/// [`RequestId::fresh`] are cheaper to remember.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// Makes a retry of one proposal recognisable: the same id is applied at most once. 0: not remembered.
+///
+/// The first 48 bits are the time in milliseconds since 1970, as in a UUID of version 7. Of each caller the greatest ids are
+/// remembered; an unknown id below them may be one that was forgotten, so it is refused. An id of the future is refused too.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u128);
 
 impl RequestId {
@@ -141,6 +143,10 @@ impl RequestId {
     pub fn fresh(at: WallTime, entropy: u128) -> Self {
         let millis = u128::from(at.0.unsigned_abs()) & ((1 << 48) - 1);
         Self((millis << 80 | entropy >> 48).max(1))
+    }
+    /// The time that it begins with.
+    pub fn time(self) -> WallTime {
+        WallTime((self.0 >> 80) as i64)
     }
 }
 

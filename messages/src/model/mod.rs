@@ -1,12 +1,14 @@
 //! The data model: values only. Nothing here knows a clock, a socket or an actor.
 
 mod actor_tree;
+mod certificate;
 mod command;
 mod dice;
 mod dns;
 mod error;
 mod event;
 mod ids;
+mod labels;
 mod node;
 mod object;
 mod participant;
@@ -15,6 +17,7 @@ mod raft;
 mod reconciler;
 mod records;
 mod release;
+mod requests;
 mod secret;
 mod tables;
 mod text;
@@ -22,12 +25,14 @@ mod time;
 mod view;
 
 pub use self::actor_tree::*;
+pub use self::certificate::*;
 pub use self::command::*;
 pub use self::dice::*;
 pub use self::dns::*;
 pub use self::error::*;
 pub use self::event::*;
 pub use self::ids::*;
+pub use self::labels::*;
 pub use self::node::*;
 pub use self::object::*;
 pub use self::participant::*;
@@ -36,6 +41,7 @@ pub use self::raft::*;
 pub use self::reconciler::*;
 pub use self::records::*;
 pub use self::release::*;
+pub use self::requests::*;
 pub use self::secret::*;
 pub use self::tables::*;
 pub use self::text::*;

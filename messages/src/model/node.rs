@@ -98,6 +98,7 @@ pub struct NodeRecord {
     pub addr: String,
     /// The release it reports, `X.Y.Z`.
     pub release: String,
+    /// From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on the operator's alone; below, the reported ones are among them.
     pub labels: BTreeMap<String, String>,
     /// What the operator asked.
     pub desired_role: Role,
@@ -146,6 +147,16 @@ impl NodeRecord {
             _ => CertificateState::Pending,
         }
     }
+}
+
+/// What a node last reported of itself, apart from what the operator set. Of [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportedNode {
+    /// The name that the node calls itself. The record's name is the operator's.
+    pub name: Name,
+    /// When it first called itself this.
+    pub named_at: WallTime,
+    pub labels: BTreeMap<String, String>,
 }
 
 /// One seat in the Raft configuration.
@@ -197,4 +208,6 @@ pub struct NodeDoubts {
     pub unconfirmed: BTreeSet<NodeId>,
     /// A copy of their data directory runs beside them.
     pub duplicates: BTreeMap<NodeId, Duplicated>,
+    /// Their connection is gone, since then; they are not down yet.
+    pub no_contact: BTreeMap<NodeId, WallTime>,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterId, Incarnation, Name, NodeId, Revision, Role, WallTime};
+use super::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, WallTime};
 
 /// Whoever asked for something, as authenticated.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -21,11 +21,21 @@ pub enum Principal {
     Anonymous,
     /// The cluster itself: what its own actors find out and write down. Nobody authenticates as it.
     Cluster,
+    /// A user, by an access token, with the rights of that token. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on; below, a
+    /// token stands for its user.
+    Bearer { user: Name, token: String },
 }
 impl Principal {
     /// Whether it may do everything.
     pub fn is_operator(&self) -> bool {
         matches!(self, Principal::Operator | Principal::Admin(_))
+    }
+    /// Whose share of what is limited per caller it takes: a user has one, however many tokens it has.
+    pub fn account(&self) -> Principal {
+        match self {
+            Principal::Bearer { user, .. } => Principal::User(user.clone()),
+            other => other.clone(),
+        }
     }
     /// `{"kind","id"}`, as events show it.
     pub fn to_json(&self) -> serde_json::Value {
@@ -36,6 +46,7 @@ impl Principal {
             Principal::Operator => ("operator", None),
             Principal::Anonymous => ("anonymous", None),
             Principal::Cluster => ("cluster", None),
+            Principal::Bearer { user, .. } => ("user", Some(user.to_string())),
         };
         serde_json::json!({"kind": kind, "id": id})
     }
@@ -49,6 +60,7 @@ impl fmt::Display for Principal {
             Principal::Operator => f.write_str("the admin socket"),
             Principal::Anonymous => f.write_str("someone without identity"),
             Principal::Cluster => f.write_str("the cluster itself"),
+            Principal::Bearer { user, token } => write!(f, "user {user} (token {token})"),
         }
     }
 }
@@ -73,6 +85,9 @@ pub struct CertIdentity {
     /// From the private extension.
     pub incarnation: Incarnation,
     pub not_after: WallTime,
+    /// `None` where it was not read from a certificate. Travels beside the identity: builds of feature level 2 know no pins.
+    #[serde(skip)]
+    pub pin: Option<CertificatePin>,
 }
 
 impl CertIdentity {

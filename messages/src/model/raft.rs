@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NodeId, RaftId, Revision, Tables, Term};
+use super::{NodeId, RaftId, Revision, Tables, Term, WallTime};
 
 /// What this member is in its current term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,34 @@ pub struct PeerProgress {
     /// Time since its last acknowledgement in this term; `None` before the first.
     pub acked_ago: Option<Duration>,
     pub in_snapshot: bool,
+    /// Why it cannot follow, if it answers and still does not. Such a member does not count as reachable.
+    pub problem: Option<PeerProblem>,
+}
+
+impl PeerProgress {
+    /// Whether it acknowledged something within this time, and can follow the leader.
+    pub fn answers_within(&self, limit: Duration) -> bool {
+        self.problem.is_none() && self.acked_ago.is_some_and(|ago| ago <= limit)
+    }
+}
+
+/// What keeps a member from following its leader.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerProblem {
+    pub kind: PeerProblemKind,
+    /// For operators: what happened, and what helps.
+    pub message: String,
+    /// When the leader noticed, by its clock.
+    pub since: WallTime,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerProblemKind {
+    /// It needs a snapshot and did not take the last one.
+    SnapshotNotTaken,
+    /// Its state at the same revision is not the leader's.
+    StateDiverged,
 }
 
 /// A member's view of Raft at one moment.

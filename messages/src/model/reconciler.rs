@@ -93,6 +93,22 @@ pub struct CommandAction {
     pub env: BTreeMap<String, String>,
 }
 
+/// Stands for arguments that are not shown. No argument of a program can have a zero byte in it, so that this is none.
+const HIDDEN: &str = "\0hidden";
+
+impl CommandAction {
+    /// The program alone: arguments and environment are for operators and for the node that runs it.
+    #[must_use]
+    pub fn redacted(&self) -> Self {
+        let program = self.argv.first().cloned().unwrap_or_default();
+        Self { argv: vec![program, HIDDEN.to_owned()], env: BTreeMap::new() }
+    }
+    /// Whether something is not shown: it must not be run.
+    pub fn is_redacted(&self) -> bool {
+        self.argv.iter().any(|argument| argument == HIDDEN)
+    }
+}
+
 /// What one release wants applied under a reconciler's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definition {

@@ -5,9 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::{ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision, Role, Secret, WallTime};
 
 /// The newest encoding of commands and snapshots that this build reads and writes.
-pub const FEATURE_LEVEL: u32 = 2;
+pub const FEATURE_LEVEL: u32 = 3;
 /// From this level on there are reconcilers.
 pub const RECONCILERS_LEVEL: u32 = 2;
+/// From this level on the state records who caused what: which certificates a node was issued, whose request had which
+/// outcome, which labels a node reported, what a bearer token may do.
+pub const IDENTITY_LEVEL: u32 = 3;
 
 /// The incarnation of a cluster that was just founded.
 pub const FIRST_INCARNATION: Incarnation = Incarnation(1);
@@ -65,6 +68,14 @@ pub struct AccessToken {
     pub digest: [u8; 32],
     pub created_at: WallTime,
     pub expires_at: Option<WallTime>,
+}
+
+/// What an access token may do at most; what its user may do now bounds it too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenRights {
+    /// Its user was an operator when it was made.
+    pub admin: bool,
+    pub namespaces: Vec<String>,
 }
 
 /// A node id that no manager may talk to.

@@ -2,15 +2,20 @@
 //!
 //! Owned by the raft member, written only by applying committed entries (`muster-store`), read by everyone.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name, NodeId, NodeRecord,
-    Object, ObjectKey, Outcome, RaftId, Reconcilers, RequestId, Revision, Role, Token, User,
+    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name, NodeCertificates,
+    NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, Reconcilers, ReportedNode, RequestId, Requests, Revision,
+    Role, Token, TokenRights, User, UserPin,
 };
+
+/// The shortest beginning of a node's id that stands for it. Shorter ones are names, as in `a` and `b`.
+pub const SHORTEST_ID_PREFIX: usize = 4;
 
 /// All replicated tables at one revision. Cloning is O(tables), not O(rows).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,14 +37,46 @@ pub struct Tables {
     pub guards: OrdMap<GuardScope, GuardMode>,
     pub access_tokens: OrdMap<String, AccessToken>,
     pub reconcilers: Reconcilers,
-    /// Outcomes of recent requests, and the order they came in (bounded by count).
+    /// What each node last reported of itself. Empty below `IDENTITY_LEVEL`.
+    pub reported: OrdMap<NodeId, Arc<ReportedNode>>,
+    /// Outcomes of recent requests, and the order they came in (bounded by count). From
+    /// [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on nothing is added: what is left of feature level 2 is forgotten by and by.
     pub outcomes: OrdMap<RequestId, Outcome>,
     pub outcome_order: Vector<RequestId>,
     /// Recent events, oldest first (bounded by count).
     pub events: Vector<Arc<Event>>,
+    // ---- from `IDENTITY_LEVEL` on; empty below ----
+    /// Outcomes of recent requests, by caller.
+    pub requests: Requests,
+    /// Events that leases, and nodes that report of themselves, cause as often as they like: apart from `events`, so that
+    /// they never push those out. Oldest first (bounded by count).
+    pub frequent_events: Vector<Arc<Event>>,
+    /// What each access token may do: what its user was allowed when it was made.
+    pub token_rights: OrdMap<String, TokenRights>,
+    /// From feature level 3 on; empty below.
+    pub certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
+    /// From feature level 3 on; empty below, and without users whose certificate was signed below.
+    pub user_pins: OrdMap<Name, UserPin>,
 }
 
 impl Tables {
+    /// The cluster's feature level; 0 before it is founded.
+    pub fn feature_level(&self) -> u32 {
+        self.cluster.as_ref().map_or(0, |cluster| cluster.feature_level)
+    }
+    /// A node's labels: what it reports, and over that what the operator set.
+    pub fn labels_of(&self, node: &NodeRecord) -> BTreeMap<String, String> {
+        let mut labels = self.reported.get(&node.id).map(|reported| reported.labels.clone()).unwrap_or_default();
+        labels.extend(node.labels.iter().map(|(key, value)| (key.clone(), value.clone())));
+        labels
+    }
+    /// The node that a name would be mistaken for: one of that name, or one whose id begins with it.
+    pub fn mistaken_for(&self, name: &Name, except: Option<NodeId>) -> Option<NodeId> {
+        let text = name.as_str();
+        let begins = |id: &NodeId| text.len() >= SHORTEST_ID_PREFIX && id.as_str().starts_with(text);
+        let means = |n: &&Arc<NodeRecord>| Some(n.id) != except && (n.name == *name || begins(&n.id));
+        self.nodes.values().find(means).map(|n| n.id)
+    }
     /// The seat that a node holds.
     pub fn seat_of(&self, node: NodeId) -> Option<&Member> {
         self.members.values().find(|m| m.node == node)
@@ -61,6 +98,21 @@ impl Tables {
         let scope = |lease| GuardScope { namespace: key.namespace.clone(), lease };
         let own = self.guards.get(&scope(Some(key.name.clone())));
         own.or_else(|| self.guards.get(&scope(None))).copied().unwrap_or_default()
+    }
+    /// All remembered events after a revision, newest first.
+    pub fn events_after(&self, since: Revision) -> impl Iterator<Item = &Arc<Event>> {
+        let newer = move |event: &&Arc<Event>| event.revision > since;
+        let mut rare = self.events.iter().rev().take_while(newer).peekable();
+        let mut frequent = self.frequent_events.iter().rev().take_while(newer).peekable();
+        std::iter::from_fn(move || match (rare.peek(), frequent.peek()) {
+            (Some(one), Some(other)) if one.revision < other.revision => frequent.next(),
+            (None, Some(_)) => frequent.next(),
+            _ => rare.next(),
+        })
+    }
+    /// The newest event.
+    pub fn last_event(&self) -> Option<&Arc<Event>> {
+        self.events_after(Revision(0)).next()
     }
     /// The default token of a role.
     pub fn default_token(&self, role: Role) -> Option<&Token> {

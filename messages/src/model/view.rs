@@ -34,6 +34,14 @@ pub enum WaitReason {
     RaftDataDamaged,
     /// Two processes use the node's identity.
     DuplicateIdentity,
+    /// The node calls itself by another name than the cluster does.
+    ReportedNameDiffers,
+    /// The node's connection is gone, and its heartbeats have not been missed for long enough to call it down.
+    NoContact,
+    /// The manager needs a snapshot of the state and did not take the last one.
+    SnapshotNotTaken,
+    /// The manager's state differs from the leader's.
+    StateDiverged,
 }
 
 /// What a pending node is on its way to.
@@ -93,6 +101,9 @@ pub struct NodeView {
     pub addr: String,
     pub release: String,
     pub labels: BTreeMap<String, String>,
+    /// Labels that this view has no room for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub labels_left_out: usize,
     pub desired_role: Role,
     pub role: Role,
     pub state: Liveness,
@@ -104,6 +115,11 @@ pub struct NodeView {
     pub conditions: Vec<Condition>,
     pub generation: Generation,
     pub revision: Revision,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// `muster node ls`.

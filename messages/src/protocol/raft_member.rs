@@ -18,12 +18,14 @@ pub enum ProposeError {
     /// Too many proposals in flight.
     #[error("too many proposals in flight")]
     Busy,
-    /// Leadership was lost while it was in flight: it may or may not have been applied. Retry with the same request id.
-    #[error("leadership was lost while the proposal was in flight; retry with the same request id")]
+    /// It entered the log, and was not committed in time or leadership was lost: it may or may not be applied. Retry with the
+    /// same request id.
+    #[error("not confirmed while this manager led; it may still happen")]
     UnknownOutcome,
-    /// This member cannot reach a quorum.
+    /// This member cannot reach a quorum. The proposal never entered the log.
     #[error("no quorum: waiting for {}", names(.missing))]
     NoQuorum { missing: Vec<NodeId> },
+    /// Its deadline passed before it entered the log, or its caller stopped waiting.
     #[error("not applied in time")]
     TimedOut,
     #[error("another membership change is in flight")]
@@ -31,6 +33,23 @@ pub enum ProposeError {
     /// No message between managers could carry it.
     #[error("a command of {bytes} bytes, the limit is {limit}")]
     TooLarge { bytes: usize, limit: usize },
+    /// The replicated state has no room for it: a state above what a snapshot may hold could not be given to a manager.
+    #[error(
+        "the replicated state is full: about {bytes} bytes, and {limit} are allowed for this kind of change; delete objects, \
+         labels, tokens or reconciler definitions that are not needed, or raise [mesh] max_snapshot_bytes on every manager"
+    )]
+    StateFull { bytes: u64, limit: u64 },
+}
+
+/// How the transfer of a snapshot to another member ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SnapshotOutcome {
+    /// The other node has all of it.
+    Delivered,
+    /// The session ended, or an answer did not come in time.
+    Lost(String),
+    /// The other node answered that it does not take it, and why.
+    Refused(String),
 }
 
 fn names(missing: &[NodeId]) -> String {
@@ -54,6 +73,8 @@ impl From<ProposeError> for ErrorBody {
                 .retry_after(soon),
             ProposeError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
             ProposeError::TooLarge { .. } => ErrorBody::new(ErrorCode::TooLarge, text),
+            ProposeError::StateFull { bytes, limit } => ErrorBody::new(ErrorCode::StateFull, text)
+                .with_details(&serde_json::json!({"bytes": bytes, "limit": limit})),
         }
     }
 }
@@ -86,12 +107,13 @@ pub enum RaftMemberMsg {
     ProposeSeat { change: Box<SeatChange>, reply: Reply<Result<Applied, ProposeError>> },
     /// A linearizable read: answers with a copy that has applied everything acknowledged before the call (read index).
     Read { deadline_ms: u64, reply: Reply<Result<Arc<Replica>, ReadError>> },
-    /// Asks which of these members are there now: heartbeats leave, again until the deadline. Answered with those that have
-    /// acknowledged one that left after this was heard, this member among them: once there are `enough`, or at the deadline.
-    /// Lost, or not the leader: ask again, nothing has changed.
-    RollCall {
-        seats: BTreeSet<RaftId>,
-        enough: usize,
+    /// Which of these members respond to the leader now. Answered with the members that acknowledged a heartbeat sent after
+    /// this message was handled, the leader itself included: as soon as there are `needed`, or at the deadline.
+    /// Lost, or not the leader: ask again, no state has changed. Repeated: answered again. Late: the answer is as old as the
+    /// question, so the caller discards the answer to a question it no longer has.
+    CheckReachable {
+        members: BTreeSet<RaftId>,
+        needed: usize,
         deadline_ms: u64,
         reply: Reply<Result<BTreeSet<RaftId>, ProposeError>>,
     },
@@ -100,8 +122,11 @@ pub enum RaftMemberMsg {
     FromPeer { node: NodeId, peer_seat: Option<RaftId>, packets: Vec<RaftPacket> },
     /// A snapshot was received whole and its digest verified: step its packet with this data.
     SnapshotReceived { node: NodeId, peer_seat: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
-    /// A snapshot we sent arrived, or did not.
-    SnapshotSent { to: RaftId, ok: bool },
+    /// The transfer of the snapshot at `index` to this member ended. Lost: the transfer counts as lost once it has made no
+    /// progress for `snapshot_deadline`. Repeated or late: ignored, because the transfer at that index is over.
+    SnapshotSent { to: RaftId, index: u64, outcome: SnapshotOutcome },
+    /// The other node took more of the snapshot at `index`. Sent at most once a second. Lost: the next one counts.
+    SnapshotProgress { to: RaftId, index: u64 },
     /// The mesh has (`up`) or has lost a session with this node.
     PeerSession { node: NodeId, up: bool },
     /// Messages to this member could not be sent.
@@ -118,10 +143,11 @@ impl Named for RaftMemberMsg {
             Self::Propose { .. } => "propose",
             Self::ProposeSeat { .. } => "propose_seat",
             Self::Read { .. } => "read",
-            Self::RollCall { .. } => "roll_call",
+            Self::CheckReachable { .. } => "check_reachable",
             Self::FromPeer { .. } => "from_peer",
             Self::SnapshotReceived { .. } => "snapshot_received",
             Self::SnapshotSent { .. } => "snapshot_sent",
+            Self::SnapshotProgress { .. } => "snapshot_progress",
             Self::PeerSession { .. } => "peer_session",
             Self::Unreachable { .. } => "unreachable",
             Self::LeaderGone { .. } => "leader_gone",
@@ -135,8 +161,10 @@ impl Named for RaftMemberMsg {
 pub trait RaftTransport: Send + Sync + 'static {
     /// Sends Raft messages to the member's node. `addr` is where it is dialled.
     fn send(&self, to: NodeId, addr: &str, packets: Vec<RaftPacket>);
-    /// Sends a snapshot in chunks, then its packet. The outcome comes back as `SnapshotSent`.
+    /// Sends a snapshot in pieces, then its packet. The outcome comes back as `SnapshotSent`.
     fn send_snapshot(&self, to: NodeId, addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket);
+    /// Stops sending the snapshot at `index`, if it is still on its way: the member does not need it any more. Nothing comes back.
+    fn stop_snapshot(&self, to: NodeId, index: u64);
     /// The members as of now: sessions to others end, missing ones are dialled.
     fn members(&self, members: Vec<crate::model::Member>, own_seat: Option<RaftId>);
 }

@@ -129,6 +129,18 @@ pub enum Request {
         page: Page,
         fresh: bool,
     },
+    /// Admits others to a cluster that this node restored from a backup. Answered by this process alone. Open already:
+    /// `"changed":false`.
+    OpenAdmission,
+    /// The operator's name for a node. Already so: `"changed":false`. Needs feature level 3.
+    NodeRename {
+        node: NodeRef,
+        name: Name,
+    },
+    /// Like `CertRotate`, and what the node holds now stops to count once it is seen with what it gets.
+    CertRevoke {
+        node: NodeRef,
+    },
 }
 
 /// A list that may be too long for one answer.

@@ -26,7 +26,7 @@ pub enum LeaseRequest {
     Get { lease: LeaseRef },
     /// LEASE. Refused as `conflict` if it exists.
     Create { lease: LeaseRef, holder: Option<String>, duration_ms: Option<u64> },
-    /// `{}`.
+    /// `{"namespace","name","deleted":true}`. Refused as `conflict` while a native session holds the lease alive.
     Delete { lease: LeaseRef },
     /// LEASE. A new renew time, and the holder and duration given, if the lease is still at this revision; otherwise
     /// `conflict`. Always an entry in the log.
@@ -49,4 +49,8 @@ pub enum LeaseRequest {
     Guards,
     /// `{}`.
     SetGuard { scope: GuardScope, mode: Option<GuardMode> },
+    /// The same for a lease that a native session holds alive; operators only. What the session runs may need its whole
+    /// duration to end: until then the lease stays, held by nobody's session under the name `held_by`, and the answer has
+    /// `{"held_by","available_in_ms"}` as well. Lost or repeated: the second one finds that lease, which it deletes.
+    DeleteHeld { lease: LeaseRef },
 }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{RaftPacket, Request, SnapshotHead};
 use crate::model::{
-    CertIdentity, ClusterId, ErrorBody, Incarnation, Liveness, NodeId, Principal, RaftId, RequestId, WallTime,
+    CertIdentity, CertificatePin, ClusterId, ErrorBody, Incarnation, Liveness, NodeId, Principal, RaftId, RequestId,
+    WallTime,
 };
 
 /// The version of everything in this file.
@@ -151,6 +152,11 @@ pub enum PeerCall {
     /// A node whose certificate says manager, and whose manager half does not run for this reason. Answered like `Seat`.
     /// A call of its own, so that the bytes of `Seat` are the same for every build.
     Lacking { node: NodeId, request: SeatRequest, lacks: String },
+    /// Like `SignNode`, with the pin of the certificate that the node showed. Sent from feature level 3 on, which every
+    /// manager then reads.
+    SignPinned { identity: CertIdentity, pin: CertificatePin, observed_addr: String, csr_pem: String },
+    /// What time it is there. Answered by every manager, with an encoded [`WallTime`]. Sent from feature level 3 on.
+    Clock,
 }
 
 /// A request for a Raft seat, made by the manager half once it listens.
@@ -191,6 +197,7 @@ pub struct SessionDigest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionFact {
     pub node: NodeId,
+    /// `Unknown`: its connection is gone, and it is not down yet. Said from feature level 3 on; below, such a node is `Ready`.
     pub liveness: Liveness,
     pub since: WallTime,
     pub addr: String,
@@ -222,7 +229,7 @@ pub enum PeerReply {
     /// The receiver's mailbox is full, or the tag is unknown: slow down or open a new session.
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
-    /// [`super::SignReply`] for `SignNode`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for `Seat` and `Lacking`,
+    /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for `Seat` and `Lacking`,
     /// empty for `Sessions`.
     Answer(Result<Vec<u8>, ErrorBody>),
 }

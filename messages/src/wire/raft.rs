@@ -22,6 +22,10 @@ pub enum PacketKind {
     TimeoutNow,
     ReadIndex,
     ReadIndexResponse,
+    /// From feature level 3 on. To a leader: the digest, in `context`, of the sender's state at `index`. From a leader, with
+    /// `reject`: the majority's state there has this digest, and the receiver's another one. Lost: the next index is compared.
+    /// Repeated: judged again, alike. Late, of another term: dropped.
+    StateDigest,
 }
 
 /// Whether a log entry is a command or a change of the configuration.

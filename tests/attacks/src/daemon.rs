@@ -54,6 +54,11 @@ impl Daemon {
         Ok(begun.elapsed())
     }
 
+    /// Where its metrics are, once it serves.
+    pub fn metrics(&self) -> Option<&str> {
+        self.metrics.as_deref()
+    }
+
     /// What one of its metrics says now.
     pub async fn metric(&self, name: &str) -> Outcome<u64> {
         let failed = |e: std::io::Error| Failure::io("cannot read the metrics", &e);

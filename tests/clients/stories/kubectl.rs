@@ -94,13 +94,16 @@ fn what_went_wrong_is_said_in_words() {
     let kubeconfig = cluster.kubeconfig(&[]);
     std::fs::write(
         cluster.folder().join("x.yaml"),
-        "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: x}\n",
+        "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: x}\nspec: {holder: x}\n",
     )
     .expect("the folder is writable");
     let fails = r#"[{"op":"test","path":"/spec/holderIdentity","value":"bob"}]"#;
     for (words, said) in [
-        // There is no schema to validate against. (Newer releases add that `--validate=false` goes without.)
-        (&["create", "-f", "x.yaml"][..], "the server could not find the requested resource"),
+        (&["create", "-f", "x.yaml"][..], r#"unknown field "holder""#),
+        (
+            &["get", "--raw", "/apis/coordination.k8s.io/v1/leases", "--as", "nobody"],
+            "impersonation is not supported",
+        ),
         (
             &["patch", "lease", "printer", "--type=json", "-p", fails],
             "is invalid: /spec/holderIdentity: operation 0 of the patch failed: value did not match",
@@ -114,6 +117,44 @@ fn what_went_wrong_is_said_in_words() {
 }
 
 #[test]
+fn it_edits_explains_describes_and_compares_without_flags() {
+    let cluster = Cluster::up();
+    let kubeconfig = cluster.kubeconfig(&[]);
+    let lease = |seconds: u32| {
+        let text = format!(
+            "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {{name: x}}\nspec: {{leaseDurationSeconds: {seconds}}}\n"
+        );
+        std::fs::write(cluster.folder().join("x.yaml"), text).expect("the folder is writable");
+    };
+    let ok = |words: &[&str], said: &str| {
+        let (code, printed) = run(&cluster, &kubeconfig, words);
+        assert!(code == 0 && printed.contains(said), "{words:?}: {code} {printed}");
+    };
+    lease(15);
+    ok(&["create", "-f", "x.yaml"], "lease.coordination.k8s.io/x created");
+    ok(&["apply", "-f", "x.yaml"], "lease.coordination.k8s.io/x configured");
+    ok(&["apply", "-f", "x.yaml"], "lease.coordination.k8s.io/x unchanged");
+    ok(&["apply", "-f", "x.yaml", "--dry-run=server"], "lease.coordination.k8s.io/x unchanged (server dry run)");
+    ok(&["replace", "-f", "x.yaml"], "lease.coordination.k8s.io/x replaced");
+    ok(&["explain", "lease.spec.holderIdentity"], "who holds the lease");
+    ok(&["explain", "configmap.metadata"], "labels");
+    ok(&["auth", "can-i", "--list"], "leases.coordination.k8s.io");
+    ok(&["create", "configmap", "cm", "--from-literal=a=b"], "configmap/cm created");
+    ok(&["describe", "configmap", "cm"], "Events:  <none>");
+    ok(&["get", "events"], "No resources found");
+
+    let mut edit = kubectl(&cluster, &kubeconfig, &["edit", "lease", "x"]);
+    edit.env("KUBE_EDITOR", "sed -i 's/Seconds: 15/Seconds: 20/'");
+    let edited = Ran::of(edit);
+    assert_eq!((edited.code, edited.stdout.trim()), (0, "lease.coordination.k8s.io/x edited"), "{}", edited.stderr);
+    assert_eq!(cluster.lease("x")["lease_duration_ms"], 20_000);
+    // 1: there is a difference.
+    lease(25);
+    let (code, printed) = run(&cluster, &kubeconfig, &["diff", "-f", "x.yaml"]);
+    assert!(code == 1 && printed.contains("+  leaseDurationSeconds: 25"), "{code} {printed}");
+}
+
+#[test]
 fn a_watch_prints_one_table_with_a_line_per_change() {
     let cluster = Cluster::up();
     cluster.muster(&["lease", "create", "printer", "--holder", "ann"]).ended(0);
@@ -123,9 +164,9 @@ fn a_watch_prints_one_table_with_a_line_per_change() {
     assert_eq!(words(&watch.says("printer"))[..2], ["printer", "ann"]);
 
     let through_manager = cluster.kubeconfig(&[]);
-    let release = r#"{"spec":{"holderIdentity":""}}"#;
-    let (code, printed) =
-        run(&cluster, &through_manager, &["patch", "lease", "printer", "--type=merge", "-p", release]);
+    let release = r#"[{"op":"test","path":"/spec/holderIdentity","value":"ann"},
+                      {"op":"replace","path":"/spec/holderIdentity","value":""}]"#;
+    let (code, printed) = run(&cluster, &through_manager, &["patch", "lease", "printer", "--type=json", "-p", release]);
     assert_eq!((code, printed.trim()), (0, "lease.coordination.k8s.io/printer patched"));
     // The holder's column is empty now.
     assert_eq!(words(&watch.says("printer")).len(), 2);

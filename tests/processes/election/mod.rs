@@ -2,10 +2,12 @@
 
 mod candidate;
 mod coordinated;
+mod deletion;
 mod fenced;
 mod giving_up;
 pub mod played;
 mod records;
+mod recovered;
 mod rounds;
 mod server;
 

@@ -96,7 +96,8 @@ fn without_quorum_nothing_changes_and_members_serve_until_their_leases_end() {
     let lost = Instant::now();
     let refused = |args: &[&str]| {
         let refused = world.muster(&[&["--timeout", "3s"], args].concat()).ended(5);
-        assert_eq!(refused.error_code(), "no_quorum");
+        // The first one may have entered the log of the one that is left.
+        assert!(["no_quorum", "unknown_outcome"].contains(&refused.error_code().as_str()), "{}", refused.stderr);
         assert!(refused.stderr.contains("n2") && refused.stderr.contains("n3"), "{}", refused.stderr);
     };
     refused(&["reconciler", "pause", "schema"]);

@@ -23,7 +23,7 @@ pub use self::follower::{Follower, WAIT_MS};
 pub use self::network::Network;
 pub use self::node::Node;
 pub use self::permit::{Permit, alone, permit, share};
-pub use self::ran::{Front, Ran};
+pub use self::ran::{Front, Ran, muster};
 pub use self::timing::PATIENT;
 pub use self::wall_clock::{WallClock, WallClocks};
 pub use self::world::World;

@@ -114,7 +114,8 @@ impl Node {
         let level = self.level.map_or_else(String::new, |level| format!("feature_level = {level}\n"));
         let hangs = |file: &PathBuf| format!("disk_hangs_while = {file:?}\n");
         let hangs = self.disk_hangs_while.as_ref().map_or_else(String::new, hangs);
-        std::fs::write(&config, format!("[debug]\ncrash = true\n{level}{hangs}{}", self.settings))
+        let commands = if self.settings.contains("[reconcilers]") { "" } else { "\n[reconcilers]\ncommands = true\n" };
+        std::fs::write(&config, format!("[debug]\ncrash = true\n{level}{hangs}{}{commands}", self.settings))
             .expect("the world's folder is writable");
         let mut command = Command::new(if self.disk_may_fill { "sh" } else { MUSTERD });
         if self.disk_may_fill {

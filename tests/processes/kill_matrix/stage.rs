@@ -349,6 +349,10 @@ const LATE: [&str; 4] = [
 ];
 const MINUTE: Duration = Duration::from_secs(60);
 
+fn has_agent(tops: &[String]) -> bool {
+    tops.iter().any(|top| within(top, "node/agent"))
+}
+
 /// Whether nothing is concerned by both. Who leads is one question for all nodes, and for the leader's subtree.
 fn apart(a: &Hit, b: &Hit, how: CrashHow) -> bool {
     let root = [String::from("node")];
@@ -357,8 +361,28 @@ fn apart(a: &Hit, b: &Hit, how: CrashHow) -> bool {
     let led = |tops: &[String]| tops.iter().any(|top| within(top, LEADER));
     let (a_costs, b_costs) = (may_cost_leadership(&a.path, how), may_cost_leadership(&b.path, how));
     if a.node != b.node {
-        return !((a_costs || led(&of_a)) && (b_costs || led(&of_b)));
+        // A session or a lease here may be that node's: without its process or its agent, the actor for it goes away.
+        let takes = |x: &Hit, y: &Hit| comes_and_goes(&y.path) && x.tops.as_ref().is_none_or(|tops| has_agent(tops));
+        return !((a_costs || led(&of_a)) && (b_costs || led(&of_b)) || takes(a, b) || takes(b, a));
     }
     let meet = of_a.iter().any(|x| of_b.iter().any(|y| within(x, y) || within(y, x)));
     !(meet || a_costs && led(&of_b) || b_costs && led(&of_a))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that ends takes its session's actor at another node along: the two do not fail at the same time.
+    #[test]
+    fn node_that_ends_is_apart_from_no_session() {
+        let start = CrashHow::Start { times: CrashHow::STARTS };
+        let hit = |node, path: &str, how| Hit { node, path: path.to_owned(), tops: specified(path, how) };
+        let session = "node/manager/sessions/session-8z1axfpqk4oa7o6gld04o0h86";
+        for how in [start, CrashHow::Hang] {
+            assert!(!apart(&hit("n1", "node/agent", how), &hit("n2", session, how), how));
+            assert!(!apart(&hit("n2", session, how), &hit("n1", "node/agent", how), how));
+        }
+        assert!(apart(&hit("n1", "node/manager/mesh/door", start), &hit("n2", session, start), start));
+    }
 }

@@ -51,7 +51,7 @@ pub(crate) fn certificate(
     not_after: WallTime,
 ) -> CertIdentity {
     let (cluster, subject) = (cluster(), Subject::Node { node, role });
-    CertIdentity { cluster, subject, serial, granted, incarnation: Incarnation(1), not_after }
+    CertIdentity { cluster, subject, serial, granted, incarnation: Incarnation(1), not_after, pin: None }
 }
 
 impl Universe {
@@ -300,7 +300,7 @@ impl Universe {
                     labels: Default::default(),
                     observed: Some(Self::seen_at(caller.place)),
                     key: self.key.clone(),
-                    rekey: false,
+                    rekey: None,
                 }));
                 self.wish_for(to, caller, wish);
             }

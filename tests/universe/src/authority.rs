@@ -6,6 +6,7 @@ use std::time::Duration;
 use muster_cert_authority::core as authority;
 use muster_messages::protocol::{Applied, ProposeError};
 use muster_messages::wire::JoinReply;
+use muster_messages::{CertificatePin, RootId};
 use muster_pki::Signed;
 
 use crate::agents::read_certificate;
@@ -65,13 +66,17 @@ impl Universe {
                 let granted = profile.granted.unwrap_or_default();
                 // What a node reads out of its certificate.
                 let cert_pem = format!("{} {granted} {serial} {} {}", profile.role, not_after.0, profile.now.0);
-                let signed = Signed { cert_pem, serial, not_after };
+                // Certificates are told apart by their serials here: what the nodes show has no pin.
+                let pin = CertificatePin { fingerprint: [0; 32], key: [0; 32] };
+                let signed = Signed { cert_pem, serial, not_after, pin, issuer: RootId([0; 8]) };
                 self.authority_step(place, authority::Input::Signed(step, Ok(signed)));
             }
             authority::Effect::Propose { step, command } => {
+                self.trace.whisper(self.time.now(), || format!("the authority proposes {:?}", command.changes));
                 self.propose(place, Asker::Authority { incarnation, step }, command, Duration::from_secs(5));
             }
-            authority::Effect::CatchUp(_) => {} // every newer copy is handed in anyway
+            authority::Effect::CompareClocks => {} // its clocks are never compared
+            authority::Effect::CatchUp(_) => {}    // every newer copy is handed in anyway
             authority::Effect::Answer(ask, answer) => {
                 let Some((caller, node)) = self.authority(place).and_then(|a| a.asks.remove(&ask)) else { return };
                 let pem = answer.map(|a| match a {
@@ -79,6 +84,9 @@ impl Universe {
                     authority::Answer::Joined(JoinReply::Joined { cert_pem, .. }) => cert_pem,
                     _ => String::new(),
                 });
+                if let (Some(node), Err(error)) = (node, &pem) {
+                    self.trace.whisper(self.time.now(), || format!("{node} gets no certificate: {}", error.message));
+                }
                 if let (Some(node), Ok(text)) = (node, &pem)
                     && let Some((certificate, _)) = read_certificate(node, text)
                 {

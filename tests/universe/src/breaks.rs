@@ -32,8 +32,8 @@ pub enum Break {
     SweepEarly,
     /// Managers that know of a block neither refuse the node nor cut it, and do not end its session.
     LetTheBlockedStay,
-    /// The membership changes by what was last heard of voters, who may have died since.
-    BelieveOldNews,
+    /// A membership change counts voters by their last acknowledgement. They may have died since.
+    TrustRecentAcks,
     /// A leader renews leases without asking anybody whether it still leads.
     RenewUnconfirmed,
     /// A lease passes to whoever asks, alive or not.
@@ -65,7 +65,7 @@ impl Break {
         Break::AnswerFromTheCopy,
         Break::SweepEarly,
         Break::LetTheBlockedStay,
-        Break::BelieveOldNews,
+        Break::TrustRecentAcks,
         Break::TakeLostSeat,
         Break::RenewUnconfirmed,
         Break::TakeLiveLeases,
@@ -87,7 +87,7 @@ impl Break {
             Break::SkipNodeGuard => &["MEMBER-1"],
             Break::RecordAnyCertificate | Break::SignDesiredRole => &["CERT-1"],
             Break::ApplyByMood => &["APPLY-1"],
-            Break::SkipQuorumGate | Break::BelieveOldNews => &["QUORUM-1"],
+            Break::SkipQuorumGate | Break::TrustRecentAcks => &["QUORUM-1"],
             Break::AnswerBeforeWritten => &["WISH-1"],
             Break::JudgeOnOldCopies => &["TOLD-1"],
             Break::TakeLostSeat => &["WRITE-1", "READ-1", "APPLY-1"],
@@ -123,7 +123,7 @@ impl Break {
         raft.read_without_asking = broken == Some(Break::ReadWithoutAsking);
         raft.forget_proposals = broken == Some(Break::ForgetProposals);
         settings.roles.sabotage.answer_before_written = broken == Some(Break::AnswerBeforeWritten);
-        settings.roles.sabotage.believe_old_news = broken == Some(Break::BelieveOldNews);
+        settings.roles.sabotage.trust_recent_acks = broken == Some(Break::TrustRecentAcks);
         settings.roles.sabotage.skip_quorum_gate = broken == Some(Break::SkipQuorumGate);
     }
 }

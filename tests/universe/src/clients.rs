@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
-use muster_messages::{Change, Command, ErrorBody, ErrorCode, Liveness, NodeId, Principal, Replica, RequestId, Role};
+use muster_messages::{
+    Change, Command, ErrorBody, ErrorCode, Guard, Liveness, NodeId, Principal, Replica, RequestId, Role,
+};
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles, Wish, Wished};
 
@@ -153,9 +155,12 @@ impl Universe {
         }
         self.trace.whisper(self.time.now(), || format!("{attempt:?} of k{}={value} arrives at n{}", key.0, place + 1));
         let add = [(key.label(), value.to_string())].into();
-        let command = Command::idempotent(self.wall(place), Principal::Operator, "write")
-            .with_request(request)
-            .change(Change::UpdateLabels { node: ledger, add, remove: Vec::new() });
+        let mut command = Command::idempotent(self.wall(place), Principal::Operator, "write").with_request(request);
+        let by_caller = |half: &crate::machine::Half| half.core.tables().remembers_callers();
+        if self.machines[place].half.as_ref().is_some_and(by_caller) {
+            command = command.guard(Guard::Request { digest: value });
+        }
+        let command = command.change(Change::UpdateLabels { node: ledger, add, remove: Vec::new() });
         self.propose(place, Asker::Writer(attempt), command, WRITE_DEADLINE);
     }
 

@@ -33,8 +33,8 @@ pub struct Faults {
     /// The seat whose data is lost. While it is in the configuration, no other disk may die: losing the data of two
     /// members at once is more than a majority of three can bear.
     lost: Option<RaftId>,
-    /// Nothing else happens before: what is happening takes its time.
-    spared_until: Moment,
+    /// No other fault is injected before this time, so that the effects of the last one can develop.
+    next_fault_after: Moment,
 }
 
 impl Faults {
@@ -52,7 +52,7 @@ impl Universe {
         self.disturbed = self.now();
         let next = self.dice.millis(150, 1400);
         self.time.after(next, Event::Fault);
-        if self.now() < self.faults.spared_until {
+        if self.now() < self.faults.next_fault_after {
             return;
         }
         let place = self.dice.below(self.machines.len());
@@ -277,8 +277,8 @@ impl Universe {
         self.cut_for_a_while(links);
     }
 
-    /// The leader, for long enough that another is elected while it still believes that it leads, and lets leases pass to others.
-    /// Again and again.
+    /// Disconnects the leader, repeatedly: each time for long enough that the others elect another leader, while the old one
+    /// still takes itself for the leader, and that leases expire.
     pub(crate) fn cut_off_the_leader(&mut self) {
         let next = self.dice.millis(3000, 7000);
         self.time.after(next, Event::CutOffTheLeader);
@@ -292,7 +292,7 @@ impl Universe {
             self.net.cut(now, *from, *to);
         }
         self.disturbed = now;
-        self.faults.spared_until = now + takes;
+        self.faults.next_fault_after = now + takes;
         self.time.after(takes, Event::Over(Injury::Cut(links)));
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use muster_cert_authority::core as authority;
 use muster_messages::{
-    Change, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, Name, NodeRecord, Principal, Revision, Role,
-    Secret, Token, WaitReason, WallTime,
+    Change, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, IssuedCertificate, Name, NodeRecord, Principal,
+    Revision, Role, Secret, Token, WaitReason, WallTime,
 };
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles};
@@ -92,7 +92,18 @@ impl Universe {
         };
         let founder = Box::new(self.record(place, now));
         let found = Change::Found { cluster: Box::new(cluster), founder, tokens: TOKENS.map(token).to_vec() };
-        Command::idempotent(now, Principal::Operator, "founded").guard(Guard::NotFounded).change(found)
+        let command = Command::idempotent(now, Principal::Operator, "founded").guard(Guard::NotFounded).change(found);
+        let Some(first) = &self.machines[place].agent.certificate else { return command };
+        let certificate = Box::new(IssuedCertificate {
+            serial: first.serial.clone(),
+            role: Role::Manager,
+            granted: None,
+            not_after: first.not_after,
+            pin: None,
+            issuer: None,
+        });
+        let node = self.machines[place].id;
+        command.change(Change::IssueCertificate { node, certificate, held: None, replaces: None })
     }
 
     fn record(&self, place: Place, now: WallTime) -> NodeRecord {

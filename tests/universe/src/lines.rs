@@ -128,13 +128,22 @@ impl Universe {
             return self.undialled(place, attempt, "nobody answers", after);
         }
         let copy = self.machines[host].half(half).map(|h| h.core.replica().clone());
-        let here = HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: copy.is_some() };
+        let here = HereIs {
+            cluster: cluster(),
+            incarnation: Incarnation(1),
+            manager: copy.is_some(),
+            closed_to_others: false,
+            me: None,
+        };
         let certificate = self.machines[place].agent.certificate.clone();
         let admission = admit(certificate.as_ref(), Service::Agent, copy.as_deref(), &here, self.wall(host));
         let node_stays = copy.as_deref().is_some_and(|copy| self.lets_stay(copy, node));
         let admission = if node_stays { Admission::Accept } else { admission };
         match (admission, certificate) {
             (Admission::Refuse(reason, message), _) => {
+                let (by, whom) = (self.machines[host].name.clone(), self.machines[place].name.clone());
+                self.trace
+                    .whisper(self.time.now(), || format!("{by} refuses the agent of {whom}: {reason:?}, {message}"));
                 let refusal = Refusal { reason, message, managers: Vec::new(), retry_after_ms: None };
                 self.send_on(id, false, Piece::Refused(refusal));
                 self.host_hangs_up(id);
@@ -235,7 +244,9 @@ impl Universe {
         let (place, attempt, host) = (line.agent, line.attempt, line.host);
         let broken = |why: &str| agent::Loss::Broken(why.to_owned());
         let input = match piece {
-            Piece::Welcome => agent::Input::Connected { attempt, host: self.machines[host].id },
+            Piece::Welcome => {
+                agent::Input::Connected { attempt, host: self.machines[host].id, incarnation: Incarnation(1) }
+            }
             Piece::FromHost(frame) => agent::Input::Heard { attempt, frame },
             Piece::Refused(refusal) => {
                 line.agent_open = false;

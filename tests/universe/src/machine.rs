@@ -122,10 +122,10 @@ pub struct Roles {
     pub asks: BTreeMap<roles::AskId, RoleAsker>,
     /// It crashes in the middle of its next step.
     pub doomed: bool,
-    /// When it called the roll, of calls that have not ended.
-    pub calls: BTreeMap<roles::StepId, Moment>,
-    /// When it asked what the last one to end has found.
-    pub asked_at: Option<Moment>,
+    /// When each reachability check in progress began.
+    pub checks: BTreeMap<roles::StepId, Moment>,
+    /// When the last reachability check to end began.
+    pub checked_since: Option<Moment>,
 }
 
 pub struct Authority {
@@ -161,7 +161,7 @@ pub enum Asker {
         incarnation: u32,
         step: roles::StepId,
     },
-    RollCall {
+    Reachability {
         incarnation: u32,
         step: roles::StepId,
     },

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use muster_gateway::core::admission::{Admission, HereIs, admit};
-use muster_messages::protocol::Service;
+use muster_messages::protocol::{Service, SnapshotOutcome};
 use muster_messages::wire::RaftPacket;
 use muster_messages::{ClusterId, Incarnation, Moment, NodeId, RefusalReason, Revision};
 use muster_raft_member::core::{Answer, Batch, Input, Notice, Outbound, OutboundSnapshot, RaftCore};
@@ -164,8 +164,22 @@ impl Universe {
 
     fn perform(&mut self, place: Place, batch: Batch) {
         let Batch {
-            send, send_snapshots, make_durable, take_snapshot, answers, publish, wake_at, again, notices, ..
+            send,
+            send_snapshots,
+            make_durable,
+            take_snapshot,
+            answers,
+            publish,
+            wake_at,
+            again,
+            notices,
+            lost,
+            ..
         } = batch;
+        if let Some(why) = lost {
+            // Disks lose nothing here that was synced.
+            self.hold_to(Err(broken("FAULT", why)));
+        }
         let number = self.machines[place].half.as_ref().map_or(0, |h| h.number);
         self.send(place, send);
         if !make_durable.is_empty() {
@@ -244,7 +258,7 @@ impl Universe {
             Answer::Proposed(ask, _)
             | Answer::Read(ask, _)
             | Answer::Transferred(ask, _)
-            | Answer::RollCalled(ask, _) => *ask,
+            | Answer::Reachable(ask, _) => *ask,
         };
         let Some(half) = self.machines[place].half.as_mut() else { return };
         let Some(asker) = half.asks.remove(&ask.0) else {
@@ -260,8 +274,8 @@ impl Universe {
             (Asker::Transfer { incarnation, step }, Answer::Transferred(_, result)) => {
                 self.transfer_ended(place, incarnation, step, result.is_ok());
             }
-            (Asker::RollCall { incarnation, step }, Answer::RollCalled(_, result)) => {
-                self.roll_called(place, incarnation, step, result.ok());
+            (Asker::Reachability { incarnation, step }, Answer::Reachable(_, result)) => {
+                self.reachability_checked(place, incarnation, step, result.ok());
             }
             (Asker::Authority { incarnation, step }, Answer::Proposed(_, result)) => {
                 self.authority_step_ended(place, incarnation, step, result);
@@ -323,7 +337,13 @@ impl Universe {
         let (machine, other) = (&self.machines[place], &self.machines[peer]);
         let Some(half) = &machine.half else { return Err(RefusalReason::NotAManager) };
         let Some(certificate) = &other.agent.certificate else { return Err(RefusalReason::Unauthenticated) };
-        let here = HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: true };
+        let here = HereIs {
+            cluster: cluster(),
+            incarnation: Incarnation(1),
+            manager: true,
+            closed_to_others: false,
+            me: None,
+        };
         let replica = half.core.replica();
         if self.settings.broken == Some(Break::JudgeOnOldCopies) {
             let known = replica.tables.nodes.contains_key(&other.id) || replica.tables.cluster.is_none();
@@ -396,32 +416,42 @@ impl Universe {
 
     fn send_snapshot(&mut self, from: Place, snapshot: OutboundSnapshot) {
         let OutboundSnapshot { node, mut packet, job, .. } = snapshot;
-        let (head, data) = job.run();
+        let (head, data) = job.run_shared();
         packet.snapshot = Some(head.clone());
-        let to_seat = packet.to;
+        let to_seat = (packet.to, head.index);
         let sender = self.machines[from].half.as_ref().map_or(0, |h| h.number);
         let fate = self.place_of(node).map(|to| (to, self.net.send(self.time.now(), from, to, &mut self.dice)));
         match fate {
             Some((to, crate::network::Fate { first: Some(at), .. })) => {
                 let at = at + self.dice.millis(1, 60);
-                let mail = Mail { from, to, packets: vec![packet], snapshot: Some((head, data)), sender };
+                let mail = Mail { from, to, packets: vec![packet], snapshot: Some((head, data.to_vec())), sender };
                 self.time.at(at, Event::Mail(Box::new(mail)));
             }
             _ => self.snapshot_ended(from, sender, to_seat, false, Duration::from_millis(1500)),
         }
     }
 
-    fn snapshot_ended(&mut self, place: Place, half: u32, to: muster_messages::RaftId, ok: bool, after: Duration) {
-        self.time.after(after, Event::Local { place, half, input: Box::new(Input::SnapshotSent { to, ok }) });
+    fn snapshot_ended(
+        &mut self,
+        place: Place,
+        half: u32,
+        (to, index): (muster_messages::RaftId, u64),
+        ok: bool,
+        after: Duration,
+    ) {
+        let outcome =
+            if ok { SnapshotOutcome::Delivered } else { SnapshotOutcome::Lost("the link was cut".to_owned()) };
+        let input = Box::new(Input::SnapshotSent { to, index, outcome });
+        self.time.after(after, Event::Local { place, half, input });
     }
 
     pub(crate) fn arrive(&mut self, mail: Mail) {
         let Mail { from, to, packets, snapshot, sender } = mail;
         let (node, seat, addressee) = (self.machines[from].id, packets[0].from, packets[0].to);
         let reaches = self.net.open(from, to) && self.machines[to].half.is_some() && self.in_session(from, to, sender);
-        if snapshot.is_some() {
+        if let Some((head, _)) = &snapshot {
             let after = if reaches { self.dice.micros(200, 1000) } else { Duration::from_millis(500) };
-            self.snapshot_ended(from, sender, addressee, reaches, after);
+            self.snapshot_ended(from, sender, (addressee, head.index), reaches, after);
         }
         if !reaches {
             return;

@@ -36,8 +36,8 @@ impl Universe {
             core,
             asks: BTreeMap::new(),
             doomed: false,
-            calls: BTreeMap::new(),
-            asked_at: None,
+            checks: BTreeMap::new(),
+            checked_since: None,
         });
         self.roles_step(place, roles::Input::Seen(replica));
     }
@@ -109,13 +109,13 @@ impl Universe {
                     self.hear(place, Input::TransferLeadership { ask, to: Some(to) });
                 }
             }
-            Effect::CallRoll { step, seats, enough, within } => {
+            Effect::CheckReachable { step, members, needed, within } => {
                 let (now, deadline) = (self.now(), self.clock(place) + within);
                 if let Some(roles) = self.roles(place) {
-                    roles.calls.insert(step, now);
+                    roles.checks.insert(step, now);
                 }
-                if let Some(ask) = self.park(place, Asker::RollCall { incarnation, step }) {
-                    self.hear(place, Input::RollCall { ask, seats, enough, deadline });
+                if let Some(ask) = self.park(place, Asker::Reachability { incarnation, step }) {
+                    self.hear(place, Input::CheckReachable { ask, members, needed, deadline });
                 }
             }
             Effect::Answer(ask, answer) => self.answer_roles(place, ask, answer),
@@ -163,7 +163,9 @@ impl Universe {
             Err(ProposeError::MembershipBusy) => StepOutcome::MembershipBusy,
             Err(ProposeError::NoQuorum { missing }) => StepOutcome::NoQuorum { missing },
             Err(ProposeError::TimedOut) => StepOutcome::TimedOut,
-            Err(ProposeError::UnknownOutcome | ProposeError::TooLarge { .. }) => StepOutcome::Unknown,
+            Err(ProposeError::UnknownOutcome | ProposeError::TooLarge { .. } | ProposeError::StateFull { .. }) => {
+                StepOutcome::Unknown
+            }
         };
         self.look_first(place);
         self.roles_step(place, roles::Input::Committed { step, outcome });
@@ -178,16 +180,16 @@ impl Universe {
         }
     }
 
-    pub(crate) fn roll_called(
+    pub(crate) fn reachability_checked(
         &mut self,
         place: Place,
         incarnation: u32,
         step: StepId,
-        present: Option<BTreeSet<RaftId>>,
+        reachable: Option<BTreeSet<RaftId>>,
     ) {
         if let Some(roles) = self.roles(place).filter(|r| r.incarnation == incarnation) {
-            roles.asked_at = roles.calls.remove(&step).or(roles.asked_at);
-            self.roles_step(place, roles::Input::RollCalled { step, present });
+            roles.checked_since = roles.checks.remove(&step).or(roles.checked_since);
+            self.roles_step(place, roles::Input::ReachabilityChecked { step, reachable });
         }
     }
 
@@ -207,11 +209,11 @@ impl Universe {
         }
     }
 
-    /// QUORUM-1: when a leader proposes that somebody become or cease to be a voter, a majority of the voters of now was heard
-    /// within an election timeout (and the time that a message may take), and a majority of those of afterwards was there when it
-    /// last asked.
+    /// QUORUM-1: when a leader proposes to add or remove a voter, a majority of the current voters sent it a message within an
+    /// election timeout (plus the longest message delay), and a majority of the resulting voters sent it one after its last
+    /// reachability check began.
     fn judge_seat_change(&mut self, place: Place, change: &SeatChange) {
-        let asked_at = self.roles(place).and_then(|roles| roles.asked_at);
+        let checked_since = self.roles(place).and_then(|roles| roles.checked_since);
         let Some(half) = self.machines[place].half.as_ref() else { return };
         let ago = self.settings.roles.election_timeout + LONGEST;
         if self.faults.froze(place).is_some_and(|at| self.now().since(at) <= ago) {
@@ -227,7 +229,7 @@ impl Universe {
             SeatChangeKind::Remove { raft_id } if voters.contains(raft_id) => voters.retain(|v| v != raft_id),
             _ => return,
         }
-        if !(before && heard(&voters, self.now().since(asked_at.unwrap_or(self.now())))) {
+        if !(before && heard(&voters, self.now().since(checked_since.unwrap_or(self.now())))) {
             let detail = format!(
                 "n{} proposes {:?} and would leave {voters:?} without a majority in reach",
                 place + 1,
@@ -259,7 +261,8 @@ impl Universe {
         if let (Ok(_), Some((node, wish, request))) = (&result, self.clients.op(op)) {
             let tables = self.machines[place].half.as_ref().map(|h| h.core.tables().clone()).unwrap_or_default();
             let record = tables.nodes.get(&node);
-            let remembered = tables.outcomes.get(&request).is_some_and(|o| o.refused.is_none());
+            let remembered =
+                tables.outcome_of(&muster_messages::Principal::Operator, request).is_some_and(|o| o.refused.is_none());
             let (written, promise) = match wish {
                 Wish::Role(role) => (record.is_some_and(|r| r.desired_role == role), Promise::Desired(role)),
                 Wish::Remove { .. } => (record.is_none(), Promise::Gone),

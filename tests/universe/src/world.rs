@@ -128,6 +128,7 @@ impl Universe {
         let mut dice = Dice::seeded(seed);
         settings.raft.snapshot_entries = 40 + dice.roll() % 160;
         settings.raft.keep_entries = dice.roll() % 24;
+        settings.raft.keep_time = Duration::ZERO;
         settings.raft.snapshot_limit = Duration::from_secs(6);
         settings.roles.learner_silence = Duration::from_secs(8);
         settings.hurry_agents(Duration::from_millis(500));

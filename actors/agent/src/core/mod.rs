@@ -8,6 +8,8 @@
 //!        AGENT-5  only `blocked`, `removed` (for good), `demoted` and `old_incarnation` (until the next certificate) stop
 //!                 the manager half of a node whose certificate says manager; no lost connection and no other refusal does.
 //!        AGENT-6  after `blocked` or `removed` nothing is dialled any more.
+//!        AGENT-10  no view makes the genuine ones of other hosts old for good: an incarnation counts only where the host's
+//!                 certificate vouches for it, and a revision is forgotten when all views stay behind it.
 //!        AGENT-7  the manager half is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
 //! Why one session to any manager: a session carries views, never state, so that losing one costs a reconnect.
 
@@ -18,6 +20,8 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod values;
+#[cfg(test)]
+mod views_tests;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -56,6 +60,8 @@ pub struct Agent {
     next_id: u64,
     /// The newest view of any host.
     seen: (Incarnation, Revision),
+    /// Since when every view was older than that.
+    older_since: Option<Moment>,
     ended: Option<NodeTrouble>,
     /// A manager of a newer incarnation has refused the present certificate.
     fenced: bool,
@@ -83,6 +89,7 @@ impl Agent {
             renewal,
             book: ManagerBook::new(start.known, start.seeds),
             seen: (start.certificate.incarnation, Revision(0)),
+            older_since: None,
             certificate: start.certificate,
             hello: start.hello,
             config,
@@ -104,7 +111,9 @@ impl Agent {
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
         match input {
             Input::Woke => {}
-            Input::Connected { attempt, host } => self.connected(now, wall, attempt, host, out),
+            Input::Connected { attempt, host, incarnation } => {
+                self.connected(now, wall, attempt, (host, incarnation), out);
+            }
             Input::Heard { attempt, frame } => self.heard(now, wall, attempt, *frame, out),
             Input::Lost { attempt, why } => self.lost(now, wall, attempt, why, out),
             Input::RequestSeat { ask, request } => self.request_seat(ask, request, out),
@@ -176,7 +185,14 @@ impl Agent {
         self.failures
     }
 
-    fn connected(&mut self, now: Moment, wall: WallTime, attempt: Attempt, host: NodeId, out: &mut Vec<Effect>) {
+    fn connected(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        attempt: Attempt,
+        (host, vouched): (NodeId, Incarnation),
+        out: &mut Vec<Effect>,
+    ) {
         let Phase::Connecting { attempt: current, addr } = &self.phase else {
             return;
         };
@@ -194,6 +210,7 @@ impl Agent {
             beat_at,
             viewed: false,
             incarnation: self.certificate.incarnation,
+            vouched,
         });
         let frame = Box::new(AgentFrame::Hello(self.hello.clone()));
         out.push(Effect::Send { attempt, frame });
@@ -208,7 +225,7 @@ impl Agent {
         }
         live.heard = now;
         match frame {
-            HostFrame::View(view) => self.viewed(&view, out),
+            HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
             HostFrame::Answer { id, result } => self.answered(now, id, result, out),
             // Questions are answered where they arrive: AGENT-9.
             HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
@@ -224,8 +241,17 @@ impl Agent {
         }
     }
 
-    /// AGENT-3: each view is judged for itself. One older than any seen before, from this host or another, is ignored.
-    fn viewed(&mut self, view: &AgentView, out: &mut Vec<Effect>) {
+    /// AGENT-3: each view is judged for itself. One older than any seen before, from this host or another, is ignored, unless
+    /// it is older for longer than a host lags behind: then the revision seen before was a lie (AGENT-10).
+    fn viewed(&mut self, now: Moment, wall: WallTime, attempt: Attempt, view: &AgentView, out: &mut Vec<Effect>) {
+        if let Phase::Live(live) = &self.phase
+            && view.incarnation > live.vouched
+        {
+            let (shown, own) = (view.incarnation, live.vouched);
+            let why = format!("the host shows a view of incarnation {shown}, and its certificate is of {own}");
+            out.push(Effect::HangUp { attempt });
+            return self.lost(now, wall, attempt, Loss::Broken(why), out);
+        }
         if let Phase::Live(live) = &mut self.phase
             && !live.viewed
         {
@@ -240,8 +266,13 @@ impl Agent {
         }
         let stamp = (view.incarnation, view.revision);
         if stamp < self.seen {
-            return;
+            let since = *self.older_since.get_or_insert(now);
+            let lasts = stamp.0 == self.seen.0 && now.since(since) >= self.config.forget_views;
+            if !lasts {
+                return;
+            }
         }
+        self.older_since = None;
         self.seen = stamp;
         if self.book.learn(&view.managers) {
             out.push(Effect::KeepManagers(self.book.known().to_vec()));

@@ -46,6 +46,8 @@ pub(super) struct Live {
     pub viewed: bool,
     /// Of the cluster, as the host's last view says.
     pub incarnation: Incarnation,
+    /// Of the cluster, as the host's certificate says: its views cannot be of a later one.
+    pub vouched: Incarnation,
 }
 
 impl Live {

@@ -5,14 +5,16 @@ use muster_messages::{FEATURE_LEVEL, Name, WaitReason};
 
 use super::*;
 
-const MANAGER: &str = "10.0.0.1:4400";
-const OTHER: &str = "10.0.0.2:4400";
+mod endings;
 
-fn node(n: u128) -> NodeId {
+pub(super) const MANAGER: &str = "10.0.0.1:4400";
+pub(super) const OTHER: &str = "10.0.0.2:4400";
+
+pub(super) fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
 }
 
-fn certificate(role: Role, granted: u64, serial: &str) -> CertificateFacts {
+pub(super) fn certificate(role: Role, granted: u64, serial: &str) -> CertificateFacts {
     CertificateFacts {
         role,
         granted: Some(Revision(granted)),
@@ -23,7 +25,7 @@ fn certificate(role: Role, granted: u64, serial: &str) -> CertificateFacts {
     }
 }
 
-fn view(revision: u64, role: Role, granted: u64) -> AgentView {
+pub(super) fn view(revision: u64, role: Role, granted: u64) -> AgentView {
     AgentView {
         revision: Revision(revision),
         incarnation: Incarnation(1),
@@ -38,20 +40,22 @@ fn view(revision: u64, role: Role, granted: u64) -> AgentView {
     }
 }
 
-fn refusal(reason: RefusalReason) -> Refusal {
+pub(super) fn refusal(reason: RefusalReason) -> Refusal {
     Refusal { reason, message: "because".to_owned(), managers: vec![], retry_after_ms: None }
 }
 
 /// An agent and its clock. Each method is one thing that happens to it; the effects of the last one stay in `out`.
-struct World {
-    agent: Agent,
-    now: Moment,
-    wall: WallTime,
-    out: Vec<Effect>,
+pub(super) struct World {
+    pub(super) agent: Agent,
+    pub(super) now: Moment,
+    pub(super) wall: WallTime,
+    /// The incarnation that the next host's certificate vouches for.
+    pub(super) vouched: Incarnation,
+    pub(super) out: Vec<Effect>,
 }
 
 impl World {
-    fn new(certificate: CertificateFacts, known: &[&str]) -> Self {
+    pub(super) fn new(certificate: CertificateFacts, known: &[&str]) -> Self {
         let hello = AgentHello {
             protocol: 1,
             instance: 7,
@@ -63,26 +67,27 @@ impl World {
         let known = known.iter().map(|s| (*s).to_owned()).collect();
         let start = Start { certificate, hello, known, seeds: vec![], seed: 11, told_demoted: false, ended: None };
         let agent = Agent::new(start, AgentConfig::default());
-        let mut world = World { agent, now: Moment(1_000_000), wall: WallTime(1_000), out: vec![] };
+        let mut world =
+            World { agent, now: Moment(1_000_000), wall: WallTime(1_000), vouched: Incarnation(2), out: vec![] };
         world.step(Input::Woke);
         world
     }
-    fn worker() -> Self {
+    pub(super) fn worker() -> Self {
         Self::new(certificate(Role::Worker, 5, "aa"), &[MANAGER])
     }
-    fn step(&mut self, input: Input) {
+    pub(super) fn step(&mut self, input: Input) {
         self.out.clear();
         self.agent.step(self.now, self.wall, input, &mut self.out);
         // Whoever asks to be woken at a moment that is past is woken again and again.
         assert!(self.agent.wake_at().is_none_or(|at| at > self.now), "{:?} at {:?}", self.agent.wake_at(), self.now);
     }
-    fn after(&mut self, d: Duration) {
+    pub(super) fn after(&mut self, d: Duration) {
         self.now = self.now + d;
         self.wall = self.wall.plus(d);
         self.step(Input::Woke);
     }
     /// Time passes as the shell would let it: from one wake-up to the next. Effects of all of them are kept.
-    fn run_for(&mut self, d: Duration) {
+    pub(super) fn run_for(&mut self, d: Duration) {
         let end = self.now + d;
         let mut all = vec![];
         while let Some(at) = self.agent.wake_at().filter(|at| *at <= end) {
@@ -93,63 +98,69 @@ impl World {
         self.now = end;
         self.out = all;
     }
-    fn attempt(&self) -> Attempt {
+    pub(super) fn attempt(&self) -> Attempt {
         self.agent.attempts
     }
-    fn dialled(&self) -> Option<String> {
+    pub(super) fn dialled(&self) -> Option<String> {
         self.out.iter().find_map(|e| match e {
             Effect::Dial { addr, .. } => Some(addr.clone()),
             _ => None,
         })
     }
-    fn open(&mut self) {
+    pub(super) fn open(&mut self) {
         if !matches!(self.agent.phase, Phase::Connecting { .. }) {
             let at = self.agent.wake_at().expect("an agent without session has a plan");
             let pause = at.since(self.now);
             self.after(pause);
         }
         let attempt = self.attempt();
-        self.step(Input::Connected { attempt, host: node(100) });
+        self.step(Input::Connected { attempt, host: node(100), incarnation: self.vouched });
     }
-    fn hear(&mut self, frame: HostFrame) {
+    pub(super) fn hear(&mut self, frame: HostFrame) {
         let attempt = self.attempt();
         self.step(Input::Heard { attempt, frame: Box::new(frame) });
     }
-    fn show(&mut self, view: AgentView) {
+    pub(super) fn show(&mut self, view: AgentView) {
         self.hear(HostFrame::View(view));
     }
-    fn lose(&mut self) {
+    /// Opens a session, unless there is one.
+    pub(super) fn open_if_lost(&mut self) {
+        if self.agent.session().is_none() {
+            self.open();
+        }
+    }
+    pub(super) fn lose(&mut self) {
         let attempt = self.attempt();
         self.step(Input::Lost { attempt, why: Loss::Broken("cut".to_owned()) });
     }
-    fn refuse(&mut self, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
         let attempt = self.attempt();
         self.step(Input::Lost { attempt, why: Loss::Refused(refusal) });
     }
-    fn sign_asked(&self) -> Option<(u64, Because)> {
+    pub(super) fn sign_asked(&self) -> Option<(u64, Because)> {
         self.out.iter().find_map(|e| match e {
             Effect::AskForCertificate { id, because, .. } => Some((*id, *because)),
             _ => None,
         })
     }
-    fn answer(&mut self, id: u64, result: Result<AgentAnswer, ErrorBody>) {
+    pub(super) fn answer(&mut self, id: u64, result: Result<AgentAnswer, ErrorBody>) {
         self.hear(HostFrame::Answer { id, result });
     }
-    fn signed(&mut self, id: u64, new: CertificateFacts) {
+    pub(super) fn signed(&mut self, id: u64, new: CertificateFacts) {
         let reply = SignReply { cert_pem: String::new(), root_pem: String::new() };
         self.answer(id, Ok(AgentAnswer::Signed(reply)));
         assert!(self.out.iter().any(|e| matches!(e, Effect::Install { .. })));
         self.step(Input::Installed(new));
     }
-    fn wanted(&self) -> bool {
+    pub(super) fn wanted(&self) -> bool {
         self.agent.wanted().wanted
     }
-    fn said(&self, want: impl Fn(&Effect) -> bool) -> bool {
+    pub(super) fn said(&self, want: impl Fn(&Effect) -> bool) -> bool {
         self.out.iter().any(want)
     }
 }
 
-fn unavailable() -> ErrorBody {
+pub(super) fn unavailable() -> ErrorBody {
     ErrorBody::new(ErrorCode::NoQuorum, "no quorum")
 }
 
@@ -555,44 +566,4 @@ fn a_seat_request_is_relayed_and_ends_with_its_session() {
         w.lose();
     }
     assert!(w.agent.asks.is_empty());
-}
-
-#[test]
-fn an_expired_certificate_is_a_trouble_that_a_new_one_ends() {
-    let mut w = World::worker();
-    w.wall = WallTime(1_000_000_001);
-    w.step(Input::Woke);
-    assert!(w.said(|e| matches!(e, Effect::PublishTrouble(Some(t)) if t.reason == TroubleReason::CertificateExpired)));
-    let mut fresh = certificate(Role::Worker, 5, "bb");
-    fresh.not_after = WallTime(9_000_000_000);
-    w.step(Input::Installed(fresh));
-    assert!(w.said(|e| *e == Effect::PublishTrouble(None)));
-}
-
-#[test]
-fn stopping_says_goodbye_and_dials_no_more() {
-    let mut w = World::worker();
-    w.open();
-    w.show(view(9, Role::Worker, 5));
-    w.step(Input::Stop);
-    assert!(w.said(
-        |e| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() })
-    ));
-    w.after(Duration::from_secs(10));
-    assert_eq!(w.dialled(), None);
-}
-
-#[test]
-fn news_of_an_older_connection_change_nothing() {
-    let mut w = World::worker();
-    w.open();
-    let old = w.attempt();
-    w.lose();
-    w.open();
-    w.show(view(9, Role::Worker, 5));
-    w.step(Input::Lost { attempt: old, why: Loss::Broken("late".to_owned()) });
-    assert!(w.agent.session().is_some());
-    let removed = HostFrame::Ended(refusal(RefusalReason::Removed));
-    w.step(Input::Heard { attempt: old, frame: Box::new(removed) });
-    assert!(w.agent.session().is_some());
 }

@@ -58,6 +58,8 @@ pub enum Input {
     Connected {
         attempt: Attempt,
         host: NodeId,
+        /// Of the cluster, as the host's certificate says.
+        incarnation: Incarnation,
     },
     Heard {
         attempt: Attempt,

@@ -1,11 +1,15 @@
 //! Who may ask what.
 //!
 //! Keeps  API-1  what changes the cluster needs an operator: the admin socket of a manager, or an operator's certificate.
-//!        API-2  a node reads; it changes nothing but its own session's affairs, which do not pass here.
+//!        RIGHTS-1  an access token allows what its user could do when it was made and can still do, no more (from
+//!               `IDENTITY_LEVEL` on).
+//!        API-2  a node reads; it changes nothing but its own session's affairs, which do not pass here, and leases, locks and
+//!               config maps of the namespaces that nodes were granted.
 
 use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{
-    DNS_LABEL, DNS_SUBDOMAIN, ErrorBody, ErrorCode, LEVEL_RECONCILER, Principal, Tables, is_dns_label, is_dns_subdomain,
+    DNS_LABEL, DNS_SUBDOMAIN, ErrorBody, ErrorCode, LEVEL_RECONCILER, Name, NodeId, Principal, Role, Tables,
+    is_dns_label, is_dns_subdomain,
 };
 
 /// What a request does, which decides who may ask it and where it is answered.
@@ -50,17 +54,20 @@ pub fn kind_of(request: &Request) -> Kind {
         Request::SetRole { .. }
         | Request::NodeRemove { .. }
         | Request::NodeUpdate { .. }
+        | Request::NodeRename { .. }
         | Request::TokenCreate { .. }
         | Request::TokenRevoke { .. }
         | Request::TokenRotate { .. }
         | Request::CertRotate { .. }
+        | Request::CertRevoke { .. }
         | Request::UserCreate { .. }
         | Request::UserRevoke { .. }
         | Request::AccessTokenCreate { .. }
         | Request::TransferLeader { .. }
         | Request::Lease(_)
         | Request::Reconciler(_)
-        | Request::Kube(_) => Kind::Write,
+        | Request::Kube(_)
+        | Request::OpenAdmission => Kind::Write,
     }
 }
 
@@ -110,7 +117,9 @@ pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> 
     let allowed = match caller {
         Principal::Operator | Principal::Admin(_) => true,
         Principal::Node(_) => leases || takes_part || matches!(kind, Kind::StaleableRead | Kind::Read | Kind::Actors),
-        Principal::User(_) => leases || matches!(request, Request::Status { .. } | Request::Contact),
+        Principal::User(_) | Principal::Bearer { .. } => {
+            leases || matches!(request, Request::Status { .. } | Request::Contact)
+        }
         Principal::Anonymous | Principal::Cluster => false,
     };
     if allowed {
@@ -136,9 +145,12 @@ pub fn may_touch(tables: &Tables, caller: &Principal, namespace: &str) -> Result
     let allowed = match caller {
         Principal::Operator | Principal::Admin(_) | Principal::Node(_) => true,
         // A user that was revoked since the connection was made has no namespace any more.
-        Principal::User(name) => {
-            let user = tables.users.get(name);
-            user.is_some_and(|user| user.admin || user.namespaces.iter().any(|own| own == namespace || own == "*"))
+        Principal::User(name) => user_may_touch(tables, name, namespace),
+        // RIGHTS-1. Neither what its user was given since the token was made, nor what its user has lost.
+        Principal::Bearer { user, token } => {
+            let rights = tables.token_rights.get(token);
+            rights.is_some_and(|rights| rights.admin || names(&rights.namespaces, namespace))
+                && user_may_touch(tables, user, namespace)
         }
         Principal::Anonymous | Principal::Cluster => false,
     };
@@ -156,6 +168,42 @@ pub fn may_touch(tables: &Tables, caller: &Principal, namespace: &str) -> Result
     ))
 }
 
+fn user_may_touch(tables: &Tables, name: &Name, namespace: &str) -> bool {
+    tables.users.get(name).is_some_and(|user| user.admin || names(&user.namespaces, namespace))
+}
+
+fn names(namespaces: &[String], namespace: &str) -> bool {
+    namespaces.iter().any(|own| own == namespace || own == "*")
+}
+
+/// The namespace that a node writes in whatever was granted.
+pub fn own_namespace(node: NodeId) -> String {
+    format!("node-{node}")
+}
+
+/// API-2. Whether this caller may write in a namespace that it may touch. `granted`: the namespaces that all nodes write in, `*`
+/// for all of them. A manager's certificate is held to nothing here: it holds the root key. What members and runners live by is
+/// judged by who they are: see `speaks`.
+pub fn may_write(tables: &Tables, granted: &[String], caller: &Principal, namespace: &str) -> Result<(), ErrorBody> {
+    let Principal::Node(id) = caller else { return Ok(()) };
+    let allowed = super::speaks::is_reserved(namespace)
+        || granted.iter().any(|grant| grant == namespace || grant == "*")
+        || namespace == own_namespace(*id)
+        || tables.nodes.get(id).is_some_and(|node| node.role == Role::Manager);
+    if allowed {
+        return Ok(());
+    }
+    let listed: Vec<String> = granted.iter().cloned().chain([own_namespace(*id)]).collect();
+    Err(ErrorBody::new(
+        ErrorCode::Forbidden,
+        format!(
+            "{caller} may not write in the namespace {namespace}, only in {}; use an identity (`muster user create NAME --namespace \
+             {namespace}`), or grant the namespace to all nodes: `[api] node_namespaces` of every manager",
+            listed.join(", ")
+        ),
+    ))
+}
+
 /// The names that Kubernetes allows: a DNS label for the namespace, a DNS subdomain for the lease (RFC 1123).
 pub fn lease_name_is_sane(lease: &LeaseRef) -> Result<(), ErrorBody> {
     if !is_dns_label(&lease.namespace) {
@@ -169,8 +217,6 @@ pub fn lease_name_is_sane(lease: &LeaseRef) -> Result<(), ErrorBody> {
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::{NodeId, Role};
-
     use super::*;
 
     #[test]
@@ -188,6 +234,35 @@ mod tests {
             assert!(authorize(&node, &request, &[]).is_err());
             assert!(authorize(&Principal::Operator, &request, &[]).is_ok());
         }
+    }
+
+    #[test]
+    fn a_node_writes_in_its_own_namespace_and_in_those_granted() {
+        use muster_messages::{MEMBERS_NAMESPACE, Name, NodeRecord, WallTime};
+        let (worker, manager) = (NodeId::from_entropy(1), NodeId::from_entropy(2));
+        let mut tables = Tables::default();
+        for (id, role) in [(worker, Role::Worker), (manager, Role::Manager)] {
+            let record = NodeRecord::new(id, Name::sanitized("n"), role, WallTime(0));
+            tables.nodes.insert(id, std::sync::Arc::new(record));
+        }
+        let granted = vec!["default".to_owned()];
+        let may = |caller: &Principal, namespace: &str| may_write(&tables, &granted, caller, namespace).is_ok();
+        let node = Principal::Node(worker);
+        for (namespace, allowed) in [
+            ("default", true),
+            (own_namespace(worker).as_str(), true),
+            (MEMBERS_NAMESPACE, true),
+            ("team-a", false),
+            ("kube-system", false),
+            (own_namespace(manager).as_str(), false),
+        ] {
+            assert_eq!(may(&node, namespace), allowed, "{namespace}");
+            assert!(may(&Principal::Node(manager), namespace) && may(&Principal::Operator, namespace));
+        }
+        assert!(!may(&Principal::Node(NodeId::from_entropy(3)), "team-a"), "of which this copy knows nothing");
+        assert!(may_write(&tables, &["*".to_owned()], &node, "team-a").is_ok());
+        let refused = may_write(&tables, &granted, &node, "team-a").unwrap_err();
+        assert!(refused.code == ErrorCode::Forbidden && refused.message.contains("node_namespaces"), "{refused}");
     }
 
     #[test]

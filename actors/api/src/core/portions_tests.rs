@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_messages::wire::MAX_FRAME;
-use muster_messages::{NodeDoubts, Principal, Replica, Role, RoleView, WallTime};
+use muster_messages::{NodeDoubts, Principal, Replica, ReportedNode, Role, RoleView, WallTime};
 
 use super::*;
 
@@ -101,4 +101,48 @@ fn a_portion_is_what_the_list_prints_and_an_invented_continue_is_refused() {
             assert_eq!(refused.code, muster_messages::ErrorCode::Invalid, "{name} {after:?}");
         }
     }
+}
+
+/// A state of feature level 2 may hold a node whose labels alone are larger than a frame.
+#[test]
+fn a_node_beyond_the_frame_is_shortened_in_a_list() {
+    let mut replica = Replica::default();
+    for n in 0..3u128 {
+        let name = Name::sanitized(&format!("n{n}"));
+        let mut record = NodeRecord::new(node(n), name, Role::Worker, WallTime(0));
+        if n == 1 {
+            record.labels = (0..5000).map(|k| (format!("k{k:05}"), "v".repeat(250))).collect();
+        }
+        replica.tables.nodes.insert(record.id, Arc::new(record));
+    }
+    let (items, _) = followed(&replica, ListOf::Nodes, 0);
+    let shown: Vec<(&Value, u64)> =
+        items.iter().map(|item| (&item["name"], item["labels_left_out"].as_u64().unwrap_or_default())).collect();
+    assert_eq!((shown[0], shown[2]), ((&"n0".into(), 0), (&"n2".into(), 0)));
+    let labels = items[1]["labels"].as_object().unwrap().len() as u64;
+    assert_eq!((labels > 64, labels + shown[1].1), (true, 5000));
+}
+
+#[test]
+fn a_reported_name_is_a_condition_with_its_remedy() {
+    let mut replica = Replica::default();
+    for (n, name) in [(1, "web-1"), (2, "web-2")] {
+        let record = NodeRecord::new(node(n), name.parse().unwrap(), Role::Worker, WallTime(0));
+        replica.tables.nodes.insert(record.id, Arc::new(record));
+    }
+    let mut says = |n: u128, name: &str| {
+        let name = name.parse().unwrap();
+        let reported = ReportedNode { name, named_at: WallTime(7), labels: BTreeMap::new() };
+        replica.tables.reported.insert(node(n), Arc::new(reported));
+    };
+    says(1, "db-1");
+    says(2, "web-1");
+    let (items, _) = followed(&replica, ListOf::Nodes, 0);
+    let condition =
+        |n: usize| (items[n]["conditions"][0]["reason"].clone(), items[n]["conditions"][0]["message"].to_string());
+    let (reason, message) = condition(0);
+    assert_eq!(reason, "reported_name_differs");
+    assert!(message.contains("muster node rename") && message.contains("db-1"), "{message}");
+    assert!(condition(1).1.contains("stands for web-1"), "{}", condition(1).1);
+    assert_eq!(items[0]["name"], "web-1");
 }

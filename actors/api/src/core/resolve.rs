@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use muster_messages::wire::{ActorsOf, Request};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, NodeRecord, Tables};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, NodeRecord, SHORTEST_ID_PREFIX, Tables};
 
-/// The shortest beginning of an id that stands for it. Shorter ones are names, as in `a` and `b`.
-const SHORTEST_PREFIX: usize = 4;
+/// The shortest beginning of an id for what cannot be undone: as many digits as lists of events show.
+const FIRM_PREFIX: usize = 8;
 /// The longest name of a node; ids are shorter.
 const LONGEST: usize = 63;
 
@@ -34,11 +34,26 @@ pub fn node_of(request: &Request) -> Option<&str> {
         | Request::SetRole { node, .. }
         | Request::NodeRemove { node, .. }
         | Request::NodeUpdate { node, .. }
+        | Request::NodeRename { node, .. }
         | Request::CertRotate { node }
+        | Request::CertRevoke { node }
         | Request::TransferLeader { to: Some(node) }
         | Request::Actors { node: ActorsOf::Node(node), .. } => Some(node),
         _ => None,
     }
+}
+
+/// The node that `reference` names, for what cannot be undone: promotions, demotions, removals, new names. One wrong letter
+/// in a short beginning of an id is another node.
+pub fn resolve_firmly<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRecord>, ErrorBody> {
+    let node = resolve(tables, reference)?;
+    if node.name.as_str() == reference || reference.len() >= FIRM_PREFIX {
+        return Ok(node);
+    }
+    Err(ErrorBody::invalid(format!(
+        "{reference:?} is the beginning of the id of {} ({}, {}); for this, give its name or at least {FIRM_PREFIX} digits of its id",
+        node.name, node.id, node.addr
+    )))
 }
 
 /// The node that `reference` names.
@@ -49,7 +64,7 @@ pub fn resolve<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRe
     {
         return Ok(node);
     }
-    let begins = |id: &NodeId| reference.len() >= SHORTEST_PREFIX && id.as_str().starts_with(reference);
+    let begins = |id: &NodeId| reference.len() >= SHORTEST_ID_PREFIX && id.as_str().starts_with(reference);
     let means = |node: &&Arc<NodeRecord>| node.name.as_str() == reference || begins(&node.id);
     let meant: Vec<&Arc<NodeRecord>> = tables.nodes.values().filter(means).collect();
     match meant.as_slice() {
@@ -58,9 +73,9 @@ pub fn resolve<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRe
             let blocked = reference.parse().ok().and_then(|id| tables.blocklist.get(&id));
             let why = match blocked {
                 Some(b) => format!("; it was removed at {} and is blocked until {}", b.blocked_at, b.expires_at),
-                None if reference.len() < SHORTEST_PREFIX => {
+                None if reference.len() < SHORTEST_ID_PREFIX => {
                     format!(
-                        "; the beginning of an id has at least {SHORTEST_PREFIX} digits (`muster node ls` lists the nodes)"
+                        "; the beginning of an id has at least {SHORTEST_ID_PREFIX} digits (`muster node ls` lists the nodes)"
                     )
                 }
                 None => "; `muster node ls` lists them".to_owned(),
@@ -110,6 +125,20 @@ mod tests {
         assert_eq!(meant(&tables, "web"), Err(ErrorCode::NotFound), "no part of a name");
         let short = resolve(&tables, &node(1).as_str()[..3]).unwrap_err();
         assert!(short.code == ErrorCode::NotFound && short.message.contains("at least 4"), "{short}");
+    }
+
+    #[test]
+    fn what_cannot_be_undone_takes_a_name_or_eight_digits() {
+        let tables = tables(&[(node(1), "a"), (node(2), "web-1")]);
+        let firm = |reference: &str| resolve_firmly(&tables, reference).map(|node| node.id);
+        let id = node(2);
+        for reference in ["web-1", id.as_str(), &id.as_str()[..8]] {
+            assert_eq!(firm(reference), Ok(id), "{reference}");
+        }
+        assert_eq!(firm("a"), Ok(node(1)), "a short name is a name");
+        let error = firm(&id.as_str()[..7]).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Invalid);
+        assert!(error.message.contains("web-1") && error.message.contains("at least 8 digits"), "{error}");
     }
 
     /// A node that reports what operators read in a list of another one.

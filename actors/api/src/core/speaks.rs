@@ -42,7 +42,9 @@ pub fn lease(tables: &Tables, caller: &Principal, request: &LeaseRequest) -> Res
         }
         L::Release { lease, .. } => held(tables, caller, lease),
         L::Renew { held: all, .. } => all.iter().try_for_each(|(lease, _)| held(tables, caller, lease)),
-        L::Create { lease, .. } | L::Update { lease, .. } | L::Delete { lease } if is_reserved(&lease.namespace) => {
+        L::Create { lease, .. } | L::Update { lease, .. } | L::Delete { lease } | L::DeleteHeld { lease }
+            if is_reserved(&lease.namespace) =>
+        {
             by_hand(caller, &lease.namespace)
         }
         _ => Ok(()),
@@ -168,6 +170,14 @@ pub fn for_runner(tables: &Tables, caller: &Principal, reconciler: &str, term: F
     let lease = object.and_then(|object| object.lease()).filter(|lease| lease.holding.token == term);
     let holder = lease.and_then(|lease| lease.spec.held_by());
     holder.map_or(Ok(()), |holder| runs(tables, Some(*id), reconciler, holder))
+}
+
+/// Whether this caller runs a reconciler, by this copy: it is shown what the command is given. Operators are as well.
+pub fn runs_now(tables: &Tables, caller: &Principal, reconciler: &str) -> bool {
+    let Principal::Node(id) = caller else { return caller.is_operator() };
+    let object = tables.objects.get(&runner_lease(reconciler));
+    let holder = object.and_then(|object| object.lease()?.spec.held_by());
+    holder.is_some_and(|holder| runs(tables, Some(*id), reconciler, holder).is_ok())
 }
 
 #[cfg(test)]

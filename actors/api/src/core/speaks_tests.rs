@@ -80,6 +80,7 @@ fn the_leases_of_members_and_runners_are_their_own_nodes() {
         (renew(&runner), theirs),
         (release(&runner), theirs),
         (LeaseRequest::Delete { lease: at(&runner) }, by_hand),
+        (LeaseRequest::DeleteHeld { lease: at(&runner) }, by_hand),
         (LeaseRequest::Create { lease: at(&fresh), holder: None, duration_ms: None }, by_hand),
         (LeaseRequest::Delete { lease: LeaseRef { namespace: "default".into(), name: "l".into() } }, [true; 4]),
     ] {
@@ -128,4 +129,12 @@ fn who_is_announced_is_on_the_node_that_says_so() {
         ..participant(key("db", "m", 5), None)
     };
     assert!(told(needy, node(1)).is_err());
+}
+
+#[test]
+fn a_command_is_shown_whole_to_operators_and_where_it_runs() {
+    let ann = Principal::User("ann".parse().unwrap());
+    let shown = [Principal::Operator, node(1), node(2), ann].map(|caller| runs_now(&world(), &caller, "schema"));
+    assert_eq!(shown, [true, true, false, false]);
+    assert!(!runs_now(&world(), &node(1), "another"), "nobody runs it");
 }

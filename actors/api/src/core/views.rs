@@ -1,14 +1,16 @@
 //! The JSON shapes of the contract, built from one consistent copy of the replicated state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, Liveness, MOST_DUPLICATES, Membership,
-    Name, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord, NodeView, PeerProgress,
-    QuorumView, RaftMemberView, RaftRole, RaftStatusView, RaftView, Replica, Role, RoleView, SelfView, StatusView,
-    Tables, Token, WaitReason, WallTime,
+    CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, Liveness, MAX_NODE_LABEL_BYTES,
+    MAX_NODE_LABELS, MOST_DUPLICATES, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView,
+    NodeRecord, NodeView, PeerProblemKind, PeerProgress, QuorumView, RaftMemberView, RaftRole, RaftStatusView,
+    RaftView, Replica, Revision, Role, RoleView, SelfView, StatusView, Tables, Token, WaitReason, WallTime,
 };
+use muster_store::MAX_EVENTS;
 use serde_json::{Value, json};
 
 use super::portions::{blocked, certificate};
@@ -47,7 +49,7 @@ impl Source<'_> {
             return true;
         }
         if self.replica.raft.role == RaftRole::Leader {
-            return self.progress(node).and_then(|p| p.acked_ago).is_some_and(|ago| ago <= REACHABLE_WITHIN);
+            return self.progress(node).is_some_and(|p| p.answers_within(REACHABLE_WITHIN));
         }
         self.peers.contains(&node) && !self.replica.raft.silent.contains(&node)
     }
@@ -57,12 +59,14 @@ impl Source<'_> {
         let seat = self.tables().seat_of(record.id);
         let leader = self.replica.raft.leader_node;
         let certificate = record.certificate.as_ref();
+        let (labels, labels_left_out) = shown_labels(self.tables().labels_of(record));
         NodeView {
             id: record.id,
             name: record.name.clone(),
             addr: record.addr.clone(),
             release: record.release.clone(),
-            labels: record.labels.clone(),
+            labels,
+            labels_left_out,
             desired_role: record.desired_role,
             role: record.role,
             state: record.liveness,
@@ -80,13 +84,14 @@ impl Source<'_> {
                 serial: certificate.map(|c| c.serial.clone()),
                 not_after: certificate.map(|c| c.not_after),
             },
-            conditions: self.conditions(record.id),
+            conditions: self.conditions(record),
             generation: record.generation,
             revision: record.revision,
         }
     }
 
-    fn conditions(&self, node: NodeId) -> Vec<Condition> {
+    fn conditions(&self, record: &NodeRecord) -> Vec<Condition> {
+        let node = record.id;
         let mut conditions = self.roles.conditions.get(&node).cloned().unwrap_or_default();
         conditions.extend(self.doubts.duplicates.get(&node).map(|duplicated| Condition {
             kind: "duplicate_identity".to_owned(),
@@ -98,6 +103,33 @@ impl Source<'_> {
             ),
             since: duplicated.since,
             retry_at: None,
+        }));
+        conditions.extend(self.doubts.no_contact.get(&node).filter(|_| record.liveness == Liveness::Ready).map(
+            |since| {
+                let message =
+                    "its connection is gone; it is called down when its heartbeats have been missed for long enough";
+                condition("contact", WaitReason::NoContact, message.to_owned(), *since)
+            },
+        ));
+        let reported = self.tables().reported.get(&node).filter(|reported| reported.name != record.name);
+        conditions.extend(reported.map(|reported| {
+            let holder = self.tables().mistaken_for(&reported.name, Some(node)).map(|other| self.name(other));
+            let message = match holder {
+                Some(other) => format!("it calls itself {}, which stands for {other}", reported.name),
+                None => {
+                    let (id, name) = (short(node), &reported.name);
+                    format!("it calls itself {name}; to take that over: `muster node rename {id} {name}`")
+                }
+            };
+            condition("name", WaitReason::ReportedNameDiffers, message, reported.named_at)
+        }));
+        conditions.extend(self.progress(node).and_then(|p| p.problem.as_ref()).map(|problem| {
+            let (kind, reason) = match problem.kind {
+                PeerProblemKind::SnapshotNotTaken => ("snapshot_not_taken", WaitReason::SnapshotNotTaken),
+                PeerProblemKind::StateDiverged => ("state_diverged", WaitReason::StateDiverged),
+            };
+            let (kind, message) = (kind.to_owned(), problem.message.clone());
+            Condition { kind, reason, message, since: problem.since, retry_at: None }
         }));
         conditions
     }
@@ -217,12 +249,81 @@ impl Source<'_> {
     }
 }
 
+fn condition(kind: &str, reason: WaitReason, message: String, since: WallTime) -> Condition {
+    Condition { kind: kind.to_owned(), reason, message, since, retry_at: None }
+}
+
+/// The first digits of an id: enough for every command.
+fn short(id: NodeId) -> String {
+    id.as_str()[..8].to_owned()
+}
+
+/// The labels that a view of one node carries, and how many it leaves out: one node must not make a list of all too long.
+/// What feature level 3 allows fits; a state of before may hold more.
+fn shown_labels(mut labels: BTreeMap<String, String>) -> (BTreeMap<String, String>, usize) {
+    let (all, mut bytes) = (labels.len(), 0);
+    if all > 2 * MAX_NODE_LABELS || size(&labels) > 2 * MAX_NODE_LABEL_BYTES {
+        let mut shown = 0;
+        labels.retain(|key, value| {
+            bytes += key.len() + value.len();
+            let fits = shown < 2 * MAX_NODE_LABELS && bytes <= 2 * MAX_NODE_LABEL_BYTES;
+            shown += usize::from(fits);
+            fits
+        });
+    }
+    let left_out = all - labels.len();
+    (labels, left_out)
+}
+
+fn size(labels: &BTreeMap<String, String>) -> usize {
+    labels.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
 /// One event, as `muster events` prints it.
 pub fn event(event: &Event) -> Value {
     json!({
         "revision": event.revision, "at": event.at, "kind": event.kind, "node": event.node, "by": event.by.to_json(),
         "reason": event.reason, "before": event.before, "after": event.after,
     })
+}
+
+/// Events after `since`, oldest first, as many as `bytes` hold. `revision` is where the next page begins; `more`: there are
+/// later ones already. `incomplete_before`: of leases and nodes, events before that revision are no longer kept.
+pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> Value {
+    let mut newer: Vec<&Arc<Event>> = tables.events_after(since).collect();
+    newer.reverse();
+    let (mut items, mut size, mut upto, mut more) = (Vec::new(), 0, tables.revision, false);
+    let mut last = since;
+    for of_one_revision in newer.chunk_by(|one, other| one.revision == other.revision) {
+        let shown: Vec<Value> = of_one_revision.iter().map(|e| event(e)).collect();
+        size += shown.iter().map(|item| item.to_string().len() + 1).sum::<usize>();
+        if !items.is_empty() && size > bytes {
+            (upto, more) = (last, true);
+            break;
+        }
+        last = of_one_revision[0].revision;
+        items.extend(shown);
+    }
+    let mut page = json!({"items": items, "revision": upto});
+    if more {
+        page["more"] = true.into();
+    }
+    let oldest = tables.frequent_events.front().filter(|_| tables.frequent_events.len() >= MAX_EVENTS);
+    if let Some(oldest) = oldest.filter(|oldest| since.next() < oldest.revision) {
+        page["incomplete_before"] = json!(oldest.revision);
+    }
+    page
+}
+
+/// Adds a page to what was read before it, and says where the next one begins, if there is one.
+pub fn events_joined(whole: Option<Value>, mut page: Value) -> (Value, Option<u64>) {
+    let next = page.as_object_mut().and_then(|page| page.remove("more")).and_then(|_| page["revision"].as_u64());
+    let Some(mut whole) = whole else { return (page, next) };
+    if let (Some(items), Some(more)) = (whole["items"].as_array_mut(), page["items"].as_array_mut()) {
+        items.append(more);
+    }
+    whole["revision"] = page["revision"].take();
+    (whole, next)
 }
 
 /// A token as `token ls` shows it: without its secret.

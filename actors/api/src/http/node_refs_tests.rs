@@ -22,6 +22,7 @@ fn requests(node: &str) -> Vec<Request> {
         Request::NodeRemove { node: node(), force: true },
         Request::NodeUpdate { node: node(), add: Default::default(), remove: vec![], generation: None },
         Request::CertRotate { node: node() },
+        Request::CertRevoke { node: node() },
         Request::TransferLeader { to: Some(node()) },
         Request::Actors { node: ActorsOf::Node(node()), ask: ActorsAsk::Tree },
         Request::Actors { node: ActorsOf::Node(node()), ask: ActorsAsk::Inspect { path: "node".to_owned() } },
@@ -48,7 +49,8 @@ fn calls(node: &str) -> Vec<(&'static str, String, String)> {
 impl World {
     async fn asked_over_http(&self, method: &str, target: &str, body: &str) -> (u16, Value) {
         let (service, pause) = (self.service.clone(), Pause::default());
-        let peer = Peer { service, caller: Principal::Operator, refused: None, reading: Arc::default(), pause };
+        let peer =
+            Peer { service, caller: Principal::Operator, refused: None, source: None, reading: Arc::default(), pause };
         let request = HttpRequest::builder().method(method).uri(target).extension(peer);
         let response = routes().call(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
         let status = response.status().as_u16();

@@ -20,7 +20,7 @@ fn definition() -> Definition {
 impl World {
     async fn respond(&self, caller: &Principal, method: &str, target: &str, body: &str) -> Response {
         let (service, caller, pause) = (self.service.clone(), caller.clone(), Pause::default());
-        let peer = Peer { service, caller, refused: None, reading: Arc::default(), pause };
+        let peer = Peer { service, caller, refused: None, source: None, reading: Arc::default(), pause };
         let request = HttpRequest::builder().method(method).uri(target).extension(peer);
         let request = request.header("muster-request-id", format!("{REQUEST}"));
         let request = request.body(Body::from(body.to_owned())).unwrap();

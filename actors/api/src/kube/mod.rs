@@ -5,10 +5,12 @@
 //!        KUBE-2  a token is judged by the copy that answers, so a revoked user gets nothing more.
 
 pub(crate) mod proxy;
+pub(crate) mod refused_tokens;
 mod watch;
 mod write;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -23,8 +25,8 @@ use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Table
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
-use crate::access::bearer;
-use crate::core::{may_touch, speaks};
+use crate::access::{bearer, bearer_token};
+use crate::core::{may_touch, may_write, speaks};
 use crate::http::Peer;
 use crate::ports::ManagerPorts;
 use crate::service::{Service, refusal_error};
@@ -39,10 +41,13 @@ const LONGEST_WAY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Whether a path belongs to the subset, or is one that its clients try: what they are told of a path that is not there
-/// must be a `Status` too. (kubectl 1.20 looks for `/swagger-2.0.0.pb-v1` where there is no `/openapi/v2`.)
-pub(crate) fn serves(path: &str) -> bool {
+/// must be a `Status` too. So it is with every path outside `/v1` that is asked for with a token.
+pub(crate) fn serves(path: &str, with_token: bool) -> bool {
     let first = path.strip_prefix('/').unwrap_or(path).split('/').next();
-    matches!(first, Some("api" | "apis" | "version" | "healthz" | "readyz" | "openapi" | "swagger-2.0.0.pb-v1"))
+    if with_token && first != Some("v1") && path != "/livez" {
+        return true;
+    }
+    matches!(first, Some("api" | "apis" | "version" | "healthz" | "readyz" | "openapi"))
 }
 
 /// Answers one request.
@@ -88,7 +93,10 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
     })?;
     let service = &peer.service;
     if ask.is_public() {
-        return Ok(respond(muster_kubernetes::document(&ask, env!("CARGO_PKG_VERSION"))));
+        return Ok(document(&ask));
+    }
+    if let Some(name) = head.headers.keys().find(|name| name.as_str().starts_with("impersonate-")) {
+        return Err(Status::new(Reason::Forbidden, format!("impersonation is not supported ({name})")));
     }
     let token = head.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default().to_owned());
     if token.is_none()
@@ -105,26 +113,66 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
                 _ => ErrorBody::new(ErrorCode::NotAManager, not_a_manager(&facts.managers)).into(),
             });
         }
-        let body = peer.body(body).await?;
+        // Before the body is read, and before a manager is dialled: what cannot be a token is refused by anybody.
+        let digest = match &token {
+            Some(header) => Some(bearer_token(header).ok_or_else(nobody)?.digest()),
+            None => None,
+        };
+        let from = peer.source.zip(digest);
+        if let Some((source, digest)) = from {
+            service.refused_tokens().may_pass(Clock.now(), source, &digest).map_err(too_many_refusals)?;
+        }
+        // A manager decides whose token it is, so the number of bodies kept here is bounded for all clients together.
+        let place = proxy::place(service)?;
+        let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
         let deadline = Instant::now() + answer_within(&ask).min(proxy::HEAD_DEADLINE);
-        return Ok(proxy::pass_on(service, &facts.managers, &head, body, deadline).await?);
+        let answer = proxy::pass_on(service, place, &facts.managers, &head, body, deadline).await?;
+        if let Some((source, digest)) = from {
+            let accepted = answer.status() != StatusCode::UNAUTHORIZED;
+            service.refused_tokens().judged(Clock.now(), source, digest, accepted);
+        }
+        return Ok(answer);
     };
     let who = Who { peer: peer.caller.clone(), token };
     let deadline = Instant::now() + answer_within(&ask);
     // Before the body is read: nobody who will be refused costs more than a header.
     let caller = who.known(service, &manager).await?;
     match ask.takes {
-        Takes::Document => Ok(respond(muster_kubernetes::document(&ask, env!("CARGO_PKG_VERSION")))),
+        Takes::Document => Ok(document(&ask)),
         Takes::Identity => Ok(respond(muster_kubernetes::self_review(&name_of(&caller), &groups_of(&caller)))),
         Takes::Authorization => {
             let body = peer.body(body).await?;
             let question = muster_kubernetes::access_review(&ask, &body)?;
             let namespace = if question.namespace.is_empty() { "*" } else { question.namespace.as_str() };
             let copy = manager.replica.borrow().clone();
-            let allowed =
-                question.path.is_empty() && question.is_served() && may_touch(&copy.tables, &caller, namespace).is_ok()
-                    || !question.path.is_empty() && question.verb == "get";
+            let writes = !matches!(question.verb.as_str(), "get" | "list" | "watch");
+            let granted = &service.ports.limits.node_namespaces;
+            let allowed = question.path.is_empty()
+                && question.is_served()
+                && may_touch(&copy.tables, &caller, namespace).is_ok()
+                && (!writes || may_write(&copy.tables, granted, &caller, namespace).is_ok())
+                || !question.path.is_empty() && question.verb == "get";
             Ok(respond(muster_kubernetes::access_answer(&question, allowed, "")))
+        }
+        Takes::Rules => {
+            let body = peer.body(body).await?;
+            let namespace = muster_kubernetes::rules_review(&ask, &body)?;
+            let copy = manager.replica.borrow().clone();
+            Ok(respond(muster_kubernetes::rules_answer(may_touch(&copy.tables, &caller, &namespace).is_ok())))
+        }
+        Takes::NoEvents => {
+            let copy = fresh_copy(service, &manager, Freshness::Any, deadline).await?;
+            who.may(&ask, &copy.tables)?;
+            Ok(respond(muster_kubernetes::no_events(&ask)?))
+        }
+        Takes::Event => {
+            let _place = service.enter(&caller, false)?;
+            let copy = fresh_copy(service, &manager, Freshness::Any, deadline).await?;
+            who.may(&ask, &copy.tables)?;
+            let body = peer.body(body).await?;
+            let answer = muster_kubernetes::event_dropped(&ask, &body)?;
+            service.counters.events_dropped.fetch_add(1, Ordering::Relaxed);
+            Ok(respond(answer))
         }
         Takes::Read => {
             let _place = service.enter(&caller, false)?;
@@ -136,7 +184,7 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
             watch::stream(service, manager, who, &caller, &ask, &copy.tables)
         }
         Takes::Write => {
-            let body = peer.body(body).await?;
+            let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
             let call = KubeCall {
                 method: head.method.to_string(),
                 target: target.to_owned(),
@@ -158,6 +206,16 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
             Ok(respond(answer))
         }
     }
+}
+
+/// A document that answers for itself.
+fn document(ask: &Ask) -> Response {
+    let Some((content_type, body)) = muster_kubernetes::openapi(ask) else {
+        return respond(muster_kubernetes::document(ask, env!("CARGO_PKG_VERSION")));
+    };
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
 }
 
 /// Above this an answer counts as long until it is read.
@@ -220,6 +278,11 @@ fn turned_away(refusal: &Refusal) -> Status {
 
 fn nobody() -> Status {
     Status::unauthorized("this needs a bearer token or a client certificate: `muster kubeconfig` makes a file with one")
+}
+
+fn too_many_refusals(wait: Duration) -> Status {
+    let text = "too many tokens from this address were refused; retry later, or ask a manager";
+    ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(wait).into()
 }
 
 fn not_a_manager(managers: &[String]) -> String {
@@ -286,7 +349,7 @@ fn may(caller: Option<&Principal>, ask: &Ask, tables: &Tables) -> Result<(), Sta
 /// As Kubernetes spells names of users.
 fn name_of(caller: &Principal) -> String {
     match caller {
-        Principal::User(name) | Principal::Admin(name) => name.to_string(),
+        Principal::User(name) | Principal::Admin(name) | Principal::Bearer { user: name, .. } => name.to_string(),
         Principal::Node(id) => format!("system:node:{id}"),
         Principal::Operator => "muster:operator".to_owned(),
         Principal::Anonymous => "system:anonymous".to_owned(),
@@ -296,7 +359,7 @@ fn name_of(caller: &Principal) -> String {
 
 fn groups_of(caller: &Principal) -> Vec<String> {
     let own = match caller {
-        Principal::User(_) => "muster:users",
+        Principal::User(_) | Principal::Bearer { .. } => "muster:users",
         Principal::Admin(_) | Principal::Operator => "system:masters",
         Principal::Node(_) => "system:nodes",
         Principal::Anonymous | Principal::Cluster => return vec![],

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use muster_messages::protocol::Service as Port;
 use muster_messages::{ErrorBody, ErrorCode};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::relay::dial_error;
@@ -31,19 +32,24 @@ pub(crate) const ON_THEIR_WAY: usize = 256;
 const PASSED_ON: [header::HeaderName; 4] =
     [header::AUTHORIZATION, header::ACCEPT, header::CONTENT_TYPE, header::USER_AGENT];
 
+/// A place among the requests on their way, until the answer's end.
+pub(super) fn place(service: &Service) -> Result<OwnedSemaphorePermit, ErrorBody> {
+    Arc::clone(&service.passing).try_acquire_owned().map_err(|_| {
+        let text = "too many requests are on their way through this node; retry, or ask a manager";
+        ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1))
+    })
+}
+
 /// Passes a request on to one of these managers. A request is sent once: what a manager may have done is not tried again
 /// with another; only managers that cannot be reached are passed over. What has no answer by `deadline` gets ours.
 pub(super) async fn pass_on(
     service: &Service,
+    place: OwnedSemaphorePermit,
     managers: &[String],
     head: &request::Parts,
     body: Bytes,
     deadline: Instant,
 ) -> Result<Response, ErrorBody> {
-    let place = Arc::clone(&service.passing).try_acquire_owned().map_err(|_| {
-        let text = "too many requests are on their way through this node; retry, or ask a manager";
-        ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1))
-    })?;
     let mut last = ErrorBody::new(ErrorCode::Unreachable, "this node knows no manager yet; is it still joining?");
     for addr in managers.iter().take(MOST_TRIED) {
         let dialed = match timeout_at(deadline, service.ports.dialer.dial(addr, Port::Http, None)).await {

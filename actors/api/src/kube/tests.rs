@@ -144,3 +144,51 @@ async fn what_an_earlier_leader_made_is_answered_at_once_and_for_good() {
     let answer: KubeAnswer = serde_json::from_str(&answer.expect("an answer, which nobody asks for again")).unwrap();
     assert_eq!((answer.status, answer.retry_after_s), (503, Some(1)));
 }
+
+#[test]
+fn unknown_paths_with_a_token_are_answered_in_the_words_of_the_subset() {
+    for path in ["/", "/metrics", "/apis/apps/v1", "/api", "/openapi/v3"] {
+        assert!(serves(path, true), "{path}");
+    }
+    for (path, with_token) in [("/v1/status", true), ("/v1", true), ("/livez", true), ("/metrics", false), ("/", false)]
+    {
+        assert!(!serves(path, with_token), "{path}");
+    }
+}
+
+fn peer(service: &Service, caller: Principal) -> Peer {
+    Peer::of(service.clone(), caller, None)
+}
+
+async fn status_of(service: &Service, request: Request) -> (u16, serde_json::Value) {
+    let answer = serve(&peer(service, ann().peer), request).await;
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap())
+}
+
+#[tokio::test]
+async fn nobody_acts_as_another_user() {
+    let half = Half::with(copy_with(0, 0), Some(copy_with(0, 0)));
+    let service = half.service();
+    for header in ["Impersonate-User", "impersonate-group", "Impersonate-Extra-x"] {
+        let review = Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").header(header, "bob");
+        let (status, body) = status_of(&service, review.body(Body::from("{}")).unwrap()).await;
+        assert_eq!((status, &body["reason"]), (403, &"Forbidden".into()), "{header}");
+    }
+}
+
+#[tokio::test]
+async fn events_are_for_those_who_may_touch_the_namespace() {
+    let tables = Tables { cluster: Some(Arc::new(crate::tests::cluster())), ..copy_with(0, 0) };
+    let half = Half::with(tables.clone(), Some(tables));
+    let service = half.service();
+    for (namespace, posted, listed) in [("ns", 201, 200), ("other", 403, 403)] {
+        let path = format!("/api/v1/namespaces/{namespace}/events");
+        let post = Request::post(&path).body(Body::from(r#"{"metadata": {"name": "e"}}"#)).unwrap();
+        assert_eq!(status_of(&service, post).await.0, posted, "{namespace}");
+        let get = Request::get(&path).body(Body::empty()).unwrap();
+        assert_eq!(status_of(&service, get).await.0, listed, "{namespace}");
+    }
+    assert_eq!(service.counters.events_dropped.load(Ordering::Relaxed), 1);
+}

@@ -9,7 +9,8 @@ use muster_kubernetes::{Ask, Context, Head, Plan, Refused, Status};
 use muster_messages::wire::{KubeAnswer, KubeCall};
 use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, Replica, RequestId};
 
-use super::may;
+use super::{may, name_of};
+use crate::core::may_write;
 use crate::ports::ManagerPorts;
 use crate::service::{Asked, Service};
 use crate::writes::Proposed;
@@ -59,7 +60,7 @@ impl Service {
         }
         let mut copy = manager.replica.borrow().clone();
         let attempts = asked.request_id..id(asked, MOST_ATTEMPTS);
-        if copy.tables.outcomes.range(attempts).any(|(_, outcome)| outcome.refused.is_none()) {
+        if copy.tables.has_applied(&asked.caller, attempts) {
             // An attempt of an earlier leader was applied, and its answer lost. Planned again it would conflict with itself.
             return Err(unanswered("leadership was lost after the write was made and before it was answered").into());
         }
@@ -104,6 +105,9 @@ impl Service {
         request_id: RequestId,
     ) -> Result<Plan, Status> {
         may(Some(&asked.caller), ask, &copy.tables)?;
+        let namespace = ask.namespace.as_deref().unwrap_or("*");
+        may_write(&copy.tables, &self.ports.limits.node_namespaces, &asked.caller, namespace)
+            .map_err(|_| ask.forbidden(&name_of(&asked.caller)))?;
         let context = Context { now: Clock.wall(), entropy: request_id.0 };
         muster_kubernetes::plan(ask, &call.body, &copy.tables, context)
     }
@@ -117,7 +121,7 @@ impl Service {
         request_id: RequestId,
     ) -> Result<Made, Failed> {
         let mut command = self.command(asked, &format!("{} by {}", ask.verb, asked.caller)).with_request(request_id);
-        command.guards.clone_from(&plan.guards);
+        command.guards.extend_from_slice(&plan.guards);
         command.changes.clone_from(&plan.changes);
         let (revision, copy) = match self.try_propose(manager, asked, command).await? {
             Proposed::Applied(revision, copy) => (revision, copy),

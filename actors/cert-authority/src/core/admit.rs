@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use muster_messages::{
-    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Name, NodeRecord, Principal, RequestId, Revision,
-    Token, WallTime,
+    CertIdentity, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Name, NodeId, NodeRecord, Principal,
+    RequestId, Revision, Token, WallTime,
 };
 use muster_pki::secrets_equal;
 
@@ -37,6 +37,9 @@ impl CertAuthority {
         self.cluster()?;
         self.not_blocked(wish.node)?;
         let token = self.token(wish)?.clone();
+        if let Some(proven) = &wish.rekey {
+            self.may_rekey(wish.node, proven, &token, wall)?;
+        }
         let tried = self.pending.get(&ask).map_or(0, |p| p.tries);
         let request = match self.history(wish, tried) {
             History::Admitted => {
@@ -49,11 +52,12 @@ impl CertAuthority {
         };
         usable(&token, wall)?;
         let known = self.tables.nodes.contains_key(&wish.node);
-        let (command, name) = match (wish.rekey, known) {
+        let (command, name) = match (wish.rekey.is_some(), known) {
             (true, true) => (rekeying(wish, &token, wall), None),
             (true, false) => return Err(removed(wish.node)),
             (false, true) => return Err(id_taken(wish)),
             (false, false) => {
+                self.room_for_one_more()?;
                 let name = self.free_name(wish);
                 (creation(wish, name.clone(), &token, wall), Some(name))
             }
@@ -63,6 +67,27 @@ impl CertAuthority {
         self.enter(ask, Phase::Admitting { step, seen, name });
         let command = command.with_request(request);
         out.push(Effect::Propose { step, command });
+        Ok(())
+    }
+
+    /// CERT-8. What the key of an old certificate is worth: no more than a token of the same role, and only for a limited time.
+    fn may_rekey(&self, node: NodeId, proven: &CertIdentity, token: &Token, wall: WallTime) -> Result<(), ErrorBody> {
+        let record = self.member(node)?;
+        if record.role != token.role {
+            let (role, wrong) = (record.role, token.role);
+            let text = format!("node {node} is a {role}: re-keying it needs a token for a {role}, not for a {wrong}");
+            return Err(ErrorBody::new(ErrorCode::BadToken, text));
+        }
+        self.must_count(node, proven)?;
+        let (expired, within) = (proven.not_after, self.config.rekey_within);
+        if expired.plus(within) <= wall {
+            let text = format!(
+                "the old certificate of node {node} expired at {expired}, more than {} days ago: raise `[certificates] rekey_within` \
+                 on the managers, or remove the node and join again as a new one from an empty directory",
+                within.as_secs() / (24 * 3600)
+            );
+            return Err(ErrorBody::new(ErrorCode::Unauthenticated, text));
+        }
         Ok(())
     }
 
@@ -106,12 +131,26 @@ impl CertAuthority {
         found.ok_or_else(bad_token)
     }
 
+    /// Those that are being let in count.
+    fn room_for_one_more(&self) -> Result<(), ErrorBody> {
+        let coming =
+            self.pending.values().filter(|p| matches!(p.phase, Phase::Admitting { name: Some(_), .. })).count();
+        if self.tables.nodes.len() + coming < self.config.max_nodes {
+            return Ok(());
+        }
+        Err(ErrorBody::forbidden(format!(
+            "the cluster has as many nodes as it may have ({}): remove those that are gone (`muster node rm`), or raise \
+             `[certificates] max_nodes` on every manager",
+            self.config.max_nodes
+        )))
+    }
+
     /// CERT-4: a repeated join is recognised by the outcomes that every member remembers.
     /// `tried`: so many tries were refused whose outcomes the copy may not show yet.
     fn history(&self, wish: &JoinWish, tried: u32) -> History {
         for round in 0..MAX_ROUNDS {
             let request = round_of(wish, round);
-            match self.tables.outcomes.get(&request) {
+            match self.tables.outcome_of(&Principal::Cluster, request) {
                 Some(outcome) if outcome.refused.is_none() => return History::Admitted,
                 None if round >= tried => return History::Free(request),
                 _ => {}
@@ -120,7 +159,8 @@ impl CertAuthority {
         History::Exhausted
     }
 
-    /// Nodes on one machine often ask for the same name at the same time: names that are being written count as taken.
+    /// Nodes on one machine often ask for the same name at the same time: names that are being written count as taken, and
+    /// so do beginnings of other nodes' ids, which a person would mean by them.
     fn free_name(&self, wish: &JoinWish) -> Name {
         let written = self.tables.nodes.values().map(|n| &n.name);
         let proposed = self.pending.values().filter_map(|p| match &p.phase {
@@ -128,7 +168,7 @@ impl CertAuthority {
             _ => None,
         });
         let taken: BTreeSet<&Name> = written.chain(proposed).collect();
-        unique(&wish.name, |n| taken.contains(n))
+        unique(&wish.name, |n| taken.contains(n) || self.tables.mistaken_for(n, None).is_some())
     }
 
     fn mark_admitted(&mut self, ask: AskId) {

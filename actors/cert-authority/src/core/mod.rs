@@ -4,6 +4,7 @@
 //! answered. Each step names what it waits for, so that an answer that comes late finds nobody and changes nothing.
 
 mod admit;
+mod clock;
 mod names;
 mod pending;
 mod users;
@@ -14,14 +15,16 @@ use std::collections::BTreeMap;
 use muster_messages::protocol::ProposeError;
 use muster_messages::wire::{JoinReply, SignReply};
 use muster_messages::{
-    CertificateRecord, CertificateState, Change, ClusterRecord, Command, CommandRefusal, ErrorBody, ErrorCode, Guard,
-    Moment, NodeId, NodeRecord, Principal, Revision, Role, Tables, WallTime,
+    CertIdentity, CertificateRecord, CertificateState, Change, ClusterRecord, Command, CommandRefusal, ErrorBody,
+    ErrorCode, Guard, IssuedCertificate, Moment, NodeId, NodeRecord, Principal, Revision, Role, RootId, Tables,
+    WallTime,
 };
 use muster_pki::{CsrKey, NodeProfile, SignError, Signed};
 
 use crate::Config;
 use crate::sabotage::Sabotage;
 
+use self::clock::ClockCheck;
 use self::pending::Phase;
 pub use self::pending::{Pending, Wish};
 pub use self::values::{Answer, AskId, Effect, Input, JoinWish, NodeWish, Profile, StepId, UserWish};
@@ -44,6 +47,9 @@ pub struct CertAuthority {
     steps: BTreeMap<StepId, AskId>,
     last_step: StepId,
     wake: Option<Moment>,
+    clock: ClockCheck,
+    /// Both times of the present step.
+    now: (Moment, WallTime),
     issued: u64,
     refused: u64,
 }
@@ -58,6 +64,8 @@ impl CertAuthority {
             steps: BTreeMap::new(),
             last_step: StepId(0),
             wake: None,
+            clock: ClockCheck::default(),
+            now: (Moment(0), WallTime(0)),
             issued: 0,
             refused: 0,
         }
@@ -77,7 +85,9 @@ impl CertAuthority {
 
     /// One step.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
+        self.now = (now, wall);
         match input {
+            Input::Clocks(ahead_ms) => self.clock.compare(now, wall, ahead_ms),
             Input::Copy(tables) => self.learn(tables, wall, out),
             Input::Asked(ask, wish) => self.take(now, wall, ask, wish, out),
             Input::Signed(step, result) => self.signed(step, result, wall, out),
@@ -109,6 +119,7 @@ impl CertAuthority {
             self.refused += 1;
             return;
         }
+        self.give_up_older(&wish, out);
         let pending = Pending {
             wish,
             phase: Phase::CatchingUp(self.tables.revision),
@@ -121,8 +132,23 @@ impl CertAuthority {
         self.advance(ask, wall, out);
     }
 
+    /// CERT-7: a node that asks again has given up what it asked before. Recorded after the answer to this one, an older
+    /// certificate would push out the one that the node uses then. (Those of a repeated join are all for one key.)
+    fn give_up_older(&mut self, wish: &Wish, out: &mut Vec<Effect>) {
+        let Some(node) = wish.shown().and_then(CertIdentity::node).map(|(node, _)| node) else { return };
+        let of_node = |p: &Pending| p.wish.node() == Some(node) && p.wish.shown().is_some();
+        let older: Vec<AskId> = self.pending.iter().filter(|(_, p)| of_node(p)).map(|(ask, _)| *ask).collect();
+        for ask in older {
+            let text = format!("node {node} asked for a certificate again; this request is given up");
+            self.answer(ask, Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY)), out);
+        }
+    }
+
     /// Starts the next phase of a request from what the copy says now. The only place that does.
     fn advance(&mut self, ask: AskId, wall: WallTime, out: &mut Vec<Effect>) {
+        if let Err(refusal) = self.may_sign(out) {
+            return self.answer(ask, Err(refusal), out);
+        }
         let Some(pending) = self.pending.get(&ask) else {
             return;
         };
@@ -140,6 +166,21 @@ impl CertAuthority {
         }
     }
 
+    /// CERT-9.
+    fn may_sign(&mut self, out: &mut Vec<Effect>) -> Result<(), ErrorBody> {
+        let (now, wall) = self.now;
+        if self.clock.was_set(now, wall) && !std::mem::replace(&mut self.clock.asked, true) {
+            out.push(Effect::CompareClocks);
+        }
+        self.clock.may_sign(now, wall)
+    }
+
+    /// Why nothing is signed, if this manager's clock is the reason.
+    pub fn clock_trouble(&self) -> Option<String> {
+        let (now, wall) = self.now;
+        self.clock.may_sign(now, wall).err().map(|refusal| refusal.message)
+    }
+
     fn sign_member(
         &mut self,
         ask: AskId,
@@ -151,6 +192,7 @@ impl CertAuthority {
         if wish.identity.cluster != self.cluster()?.id {
             return Err(ErrorBody::forbidden("the certificate is of another cluster"));
         }
+        self.must_count(node, &wish.identity)?;
         let ips = wish.observed.map(|o| o.ip()).into_iter().collect();
         self.sign_node(ask, node, ips, &wish.key, wall, out)
     }
@@ -219,21 +261,48 @@ impl CertAuthority {
         let Some(node) = self.pending.get(&ask).and_then(|p| p.wish.node()) else {
             return;
         };
-        let certificate = CertificateRecord {
-            role,
-            serial: signed.serial.clone(),
-            granted: Some(granted),
-            not_after: signed.not_after,
-            state: CertificateState::Issued,
+        let change = match self.recording(ask, node, (role, granted), &signed) {
+            Ok(change) => change,
+            Err(refusal) => return self.answer(ask, Err(refusal), out),
         };
         let command = Command::idempotent(wall, Principal::Node(node), "certificate signed")
             .guard(Guard::NotBlocked(node))
             .guard(Guard::NodeExists(node))
             .guard(Guard::Granted { node, granted })
-            .change(Change::RecordCertificate { node, certificate });
+            .change(change);
         let step = self.next_step(ask);
         self.enter(ask, Phase::Recording { step, seen, signed });
         out.push(Effect::Propose { step, command });
+    }
+
+    /// CERT-7: the certificate that the node showed when it asked stays beside the new one. It may have stopped to count while
+    /// this one was signed.
+    fn recording(
+        &self,
+        ask: AskId,
+        node: NodeId,
+        (role, granted): (Role, Revision),
+        signed: &Signed,
+    ) -> Result<Change, ErrorBody> {
+        let (serial, not_after, granted) = (signed.serial.clone(), signed.not_after, Some(granted));
+        if !self.tables.records_identities() {
+            let state = CertificateState::Issued;
+            let certificate = CertificateRecord { role, serial, granted, not_after, state };
+            return Ok(Change::RecordCertificate { node, certificate });
+        }
+        let shown = self.pending.get(&ask).and_then(|p| p.wish.shown());
+        if let Some(shown) = shown {
+            self.must_count(node, shown)?;
+        }
+        let row = self.tables.certificates.get(&node);
+        let held = shown.and_then(|shown| {
+            let recorded = row.and_then(|row| row.find(shown)).filter(|recorded| recorded.serial == shown.serial);
+            recorded.cloned().or_else(|| held(shown, signed.issuer)).map(Box::new)
+        });
+        let replaces = row.and_then(|row| Some(row.current.as_ref()?.serial.clone()));
+        let (pin, issuer) = (Some(signed.pin), Some(signed.issuer));
+        let certificate = Box::new(IssuedCertificate { serial, role, granted, not_after, pin, issuer });
+        Ok(Change::IssueCertificate { node, certificate, held, replaces })
     }
 
     fn proposed(
@@ -405,12 +474,38 @@ impl CertAuthority {
         (self.tables.nodes.get(&node).map(|n| &**n)).ok_or_else(|| removed(node))
     }
 
+    /// CERT-6. A leader has applied every certificate that was handed out.
+    fn must_count(&self, node: NodeId, shown: &CertIdentity) -> Result<(), ErrorBody> {
+        self.member(node)?;
+        if self.tables.certificate_counts(node, shown) {
+            return Ok(());
+        }
+        let text = format!(
+            "this certificate of node {node} does not count any more: the cluster has issued others since, or has revoked it; the key \
+             that belongs to the newest one is needed, or the node must be removed and join again from an empty directory"
+        );
+        Err(ErrorBody::new(ErrorCode::Unauthenticated, text))
+    }
+
     fn not_blocked(&self, node: NodeId) -> Result<(), ErrorBody> {
         match self.tables.blocklist.get(&node) {
             None => Ok(()),
             Some(block) => Err(CommandRefusal::Blocked { node, until: block.expires_at }.into()),
         }
     }
+}
+
+/// A certificate that no row has: one that a manager signed for itself, or of before the rows were complete.
+fn held(shown: &CertIdentity, issuer: RootId) -> Option<IssuedCertificate> {
+    let (_, role) = shown.node()?;
+    Some(IssuedCertificate {
+        serial: shown.serial.clone(),
+        role,
+        granted: shown.granted,
+        not_after: shown.not_after,
+        pin: shown.pin,
+        issuer: Some(issuer),
+    })
 }
 
 fn signed_role(record: &NodeRecord) -> Role {

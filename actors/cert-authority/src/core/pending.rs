@@ -1,6 +1,6 @@
 //! A request on its way to a certificate.
 
-use muster_messages::{Moment, Name, NodeId, Revision, Role, WallTime};
+use muster_messages::{CertIdentity, Moment, Name, NodeId, Revision, Role, WallTime};
 use muster_pki::Signed;
 
 use super::values::{JoinWish, NodeWish, StepId, UserWish};
@@ -25,6 +25,14 @@ impl Wish {
             Wish::User(_) => None,
         }
     }
+    /// The certificate that the node showed, if it has one.
+    pub fn shown(&self) -> Option<&CertIdentity> {
+        match self {
+            Wish::Node(wish) => Some(&wish.identity),
+            Wish::Join(wish) => wish.rekey.as_deref(),
+            Wish::User(_) => None,
+        }
+    }
     /// Who it is for, for people.
     pub fn who(&self) -> String {
         match (self.node(), self) {
@@ -37,7 +45,7 @@ impl Wish {
     pub fn kind(&self) -> &'static str {
         match self {
             Wish::Node(_) => "renew",
-            Wish::Join(wish) if wish.rekey => "rekey",
+            Wish::Join(wish) if wish.rekey.is_some() => "rekey",
             Wish::Join(_) => "join",
             Wish::User(_) => "user",
         }

@@ -2,7 +2,8 @@
 
 use muster_messages::protocol::UserCertificate;
 use muster_messages::{
-    Change, Command, DNS_LABEL, ErrorBody, ErrorCode, Guard, RequestId, Revision, User, WallTime, is_dns_label,
+    Change, Command, DNS_LABEL, ErrorBody, ErrorCode, Guard, Principal, RequestId, Revision, User, UserPin, WallTime,
+    is_dns_label,
 };
 use muster_pki::{Signed, UserProfile};
 
@@ -62,10 +63,14 @@ impl CertAuthority {
             not_after: signed.not_after,
             revision: Revision(0),
         };
-        let command = Command::idempotent(wall, wish.by.clone(), "user certificate signed")
+        let mut command = Command::idempotent(wall, wish.by.clone(), "user certificate signed")
             .with_request(request)
             .guard(guard)
             .change(Change::PutUser(user));
+        if self.tables.records_identities() {
+            let pin = UserPin { serial: signed.serial.clone(), pin: signed.pin, issuer: signed.issuer };
+            command = command.change(Change::PinUser { name: wish.name.clone(), pin });
+        }
         let seen = self.tables.revision;
         let step = self.next_step(ask);
         self.enter(ask, Phase::Recording { step, seen, signed });
@@ -77,7 +82,8 @@ impl CertAuthority {
     fn guard_of(&self, wish: &UserWish, wall: WallTime) -> Result<(Guard, RequestId), ErrorBody> {
         let name = wish.name.clone();
         let request = first_time(wish);
-        let written = (self.tables.outcomes.get(&request)).is_some_and(|o| o.refused.is_none());
+        let first = self.tables.outcome_of(&Principal::Cluster, request);
+        let written = first.is_some_and(|outcome| outcome.refused.is_none());
         match self.tables.users.get(&name) {
             None if written => Err(ErrorBody::new(
                 ErrorCode::Conflict,

@@ -44,8 +44,8 @@ pub struct JoinWish {
     pub labels: BTreeMap<String, String>,
     pub observed: Option<SocketAddr>,
     pub key: CsrKey,
-    /// It has proved that it holds the key of an older certificate of `node`.
-    pub rekey: bool,
+    /// It has proved that it holds the key of this certificate of `node`, expired or not.
+    pub rekey: Option<Box<CertIdentity>>,
 }
 
 /// A certificate for a person or a program.
@@ -69,6 +69,8 @@ pub enum Input {
     Signed(StepId, Result<Signed, SignError>),
     /// A proposal ended; the revision it was applied at.
     Proposed(StepId, Result<Revision, ProposeError>),
+    /// How many milliseconds the clocks of the managers that answered are ahead of this one.
+    Clocks(Vec<i64>),
     Woke,
 }
 
@@ -104,6 +106,8 @@ pub enum Effect {
     /// Hand in a copy once one has applied this revision.
     CatchUp(Revision),
     Answer(AskId, Result<Answer, ErrorBody>),
+    /// Ask the other managers for their time, and report as `Clocks`.
+    CompareClocks,
     WakeAt(Moment),
 }
 

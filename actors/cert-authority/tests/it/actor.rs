@@ -100,13 +100,13 @@ async fn a_node_joins_renews_and_rekeys() {
     assert_eq!(renewed.identity.subject, creds.identity.subject);
 
     let last = new_key();
-    let mut again = request(5, WORKER, &last);
+    let mut again = request(5, MANAGER, &last);
     again.request_id = RequestId(6);
     let proof = prove_rekey(&next, &CsrKey::parse(&again.csr_pem).unwrap()).unwrap();
     again.rekey = Some(Rekey { old_cert_pem: renewed.cert_pem, signature: proof });
     let (cert, root) = joined(ca.join(again.clone()).await.unwrap());
     let rekeyed = credentials(last, cert, root).unwrap();
-    assert_eq!(rekeyed.identity.subject, creds.identity.subject, "the role is the cluster's, not the token's");
+    assert_eq!(rekeyed.identity.subject, creds.identity.subject);
 
     again.rekey = again.rekey.map(|r| Rekey { signature: vec![1], ..r });
     assert_eq!(ca.join(again.clone()).await.unwrap().unwrap_err().code, ErrorCode::Unauthenticated);
@@ -128,6 +128,8 @@ async fn malformed_requests_are_refused_and_change_nothing() {
         },
         JoinRequest { advertise: "nowhere".into(), ..good() },
         JoinRequest { release: "x".repeat(1000), ..good() },
+        JoinRequest { labels: [("zone".to_owned(), "\u{1b}[2J".to_owned())].into(), ..good() },
+        JoinRequest { release: "0.1.0\n".into(), ..good() },
         JoinRequest { labels: (0..1000).map(|n| (n.to_string(), String::new())).collect(), ..good() },
     ] {
         assert_eq!(ca.join(bad).await.unwrap().unwrap_err().code, ErrorCode::Invalid);

@@ -90,6 +90,8 @@ fn play(world: &mut World, model: &mut Model, op: Op) {
             let secret = if manager { MANAGER } else { WORKER };
             let request = RequestId(100 + model.joins.len() as u128);
             let name = "host".parse().unwrap();
+            let serial = world.newest(node).map_or_else(|| "00".to_owned(), |newest| newest.serial.clone());
+            let rekey = rekey.then(|| Box::new(shown(node, Role::Worker, &serial)));
             let wish = JoinWish { request, name, rekey, ..joiner(node, secret) };
             model.joins.push(wish.clone());
             world.ask(Wish::Join(Box::new(wish)));

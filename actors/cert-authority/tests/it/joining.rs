@@ -1,5 +1,8 @@
 //! Joining, joining again, and re-keying.
+use std::time::Duration;
+
 use crate::world::*;
+use muster_cert_authority::Config;
 use muster_cert_authority::core::*;
 use muster_messages::protocol::ProposeError;
 use muster_messages::wire::JoinReply;
@@ -161,7 +164,7 @@ fn a_removed_node_with_a_token_is_a_new_node_or_none() {
     world.join(wish.clone()).unwrap();
     world.remove(5);
     assert_eq!(code(&world.join(wish.clone())), ErrorCode::Blocked);
-    assert_eq!(code(&world.join(JoinWish { rekey: true, ..wish.clone() })), ErrorCode::Blocked);
+    assert_eq!(code(&world.join(JoinWish { rekey: proof(5, "00"), ..wish.clone() })), ErrorCode::Blocked);
     assert_eq!(code(&world.join(JoinWish { request: RequestId(99), ..wish })), ErrorCode::Blocked);
     assert!(world.join(joiner(6, WORKER)).is_ok());
     assert_eq!(world.log.nodes.len(), 2);
@@ -182,22 +185,76 @@ fn a_join_overtaken_by_a_block_is_refused() {
 fn a_rekeyed_node_keeps_its_id_and_gets_the_role_that_the_cluster_granted() {
     let mut world = World::new();
     world.add(5, Role::Manager);
-    world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Worker, "uses") }));
+    world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Manager, "uses") }));
     let before = world.node(5).clone();
-    let wish = JoinWish { rekey: true, ..joiner(5, "uses") };
+    let wish = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, "uses") };
     let answer = world.join(wish.clone());
     assert_eq!(grant(&answer), (Role::Manager, Some(before.granted)));
     assert_eq!(world.node(5).name, before.name);
     assert_eq!(world.log.tokens["u"].uses_left, Some(0));
     assert!(world.join(wish).is_ok(), "a repeated one counts no second use");
-    let another = JoinWish { rekey: true, ..joiner(5, "uses") };
+    let another = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, "uses") };
     assert_eq!(code(&world.join(another)), ErrorCode::TokenUsedUp);
+}
+
+/// What an old disk of a manager is worth to whoever finds it.
+#[test]
+fn an_old_key_with_a_token_of_another_role_gets_nothing() {
+    let mut world = World::new();
+    world.add(5, Role::Manager);
+    let before = world.log.clone();
+    let wish = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, WORKER) };
+    assert_eq!(code(&world.join(wish)), ErrorCode::BadToken);
+    assert_eq!(world.log, before, "nothing was recorded");
+    let wish = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) };
+    assert!(world.join(wish).is_ok());
+}
+
+#[test]
+fn superseded_keys_are_not_rekeyed_with_any_token() {
+    let mut world = World::new();
+    world.add(5, Role::Manager);
+    world.issue(5, "second");
+    world.issue(5, "third");
+    let with = |serial| JoinWish { rekey: proof(5, serial), ..joiner(5, MANAGER) };
+    let before = world.log.clone();
+    assert_eq!(code(&world.join(with("first of n5"))), ErrorCode::Unauthenticated);
+    assert!(world.log == before && world.signed.is_empty(), "no use of the token, no signature");
+    assert!(world.join(with("second")).is_ok(), "the newest may have been lost on its way");
+}
+
+/// The use of the token is being recorded when others are issued.
+#[test]
+fn key_superseded_during_rekeying_gets_no_certificate() {
+    let mut world = World::new();
+    world.add(5, Role::Manager);
+    world.hold = true;
+    let ask = world.ask(Wish::Join(Box::new(JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) })));
+    assert!(world.answer(ask).is_none() && !world.proposals.is_empty());
+    world.issue(5, "second");
+    world.issue(5, "third");
+    world.hold = false;
+    world.settle();
+    assert_eq!(code(world.answer(ask).unwrap()), ErrorCode::Unauthenticated);
+    assert_eq!(world.newest(5).map(|newest| newest.serial.as_str()), Some("third"));
+}
+
+#[test]
+fn an_expired_key_is_rekeyed_for_so_long_as_the_setting_says() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    for (days, expect) in [(29, Ok(())), (31, Err(ErrorCode::Unauthenticated))] {
+        let mut world = World::new();
+        world.add(5, Role::Manager);
+        world.wall = NOW.plus(HOUR + DAY * days);
+        let answer = world.join(JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) });
+        assert_eq!(answer.map(|_| ()).map_err(|e| e.code), expect, "{days} days after its end");
+    }
 }
 
 #[test]
 fn a_rekeying_node_must_still_exist() {
     let mut world = World::new();
-    let wish = JoinWish { rekey: true, ..joiner(5, MANAGER) };
+    let wish = JoinWish { rekey: proof(5, "00"), ..joiner(5, MANAGER) };
     assert_eq!(code(&world.join(wish)), ErrorCode::Removed);
     assert!(!world.log.nodes.contains_key(&id(5)));
 }
@@ -257,4 +314,21 @@ fn namespaces_and_lifetimes_of_users_are_checked() {
     }
     let short = UserWish { lifetime: Some(std::time::Duration::from_secs(1)), ..ada(2) };
     assert_eq!(code(&world.user(short)), ErrorCode::Invalid);
+}
+
+#[test]
+fn a_token_without_end_fills_the_cluster_and_no_further() {
+    let mut world = World::with(Config { max_nodes: 4, ..Config::default() });
+    world.hold = true;
+    let asks = [5, 6, 7, 8].map(|n| world.ask(Wish::Join(Box::new(joiner(n, WORKER)))));
+    world.settle();
+    let refused: Vec<&ErrorBody> =
+        asks.iter().filter_map(|ask| world.answer(*ask).expect("an answer").as_ref().err()).collect();
+    assert_eq!(refused.len(), 1, "those that are being let in count");
+    let full = refused[0];
+    assert!(full.code == ErrorCode::Forbidden && full.message.contains("max_nodes"), "{full}");
+    // Who is a member already is told again; who goes makes room.
+    world.hold = false;
+    world.change(Change::DeleteNode(id(5)));
+    assert!(world.join(joiner(9, WORKER)).is_ok());
 }

@@ -7,6 +7,7 @@ use muster_cert_authority::core::*;
 use muster_cert_authority::sabotage::{self, Sabotage};
 use muster_messages::protocol::ProposeError;
 use muster_messages::*;
+use muster_pki::root_id_of_pem;
 
 #[test]
 fn a_renewal_is_signed_for_the_granted_role_not_for_the_wished_one() {
@@ -176,7 +177,7 @@ fn a_removal_that_overtakes_the_record_wins() {
 #[test]
 fn requests_in_progress_are_bounded_and_joins_leave_room_for_renewals() {
     let mut world = World::with(Config { max_pending: 4, max_joins: 2, ..Config::default() });
-    world.add(2, Role::Worker);
+    (2..5).for_each(|n| world.add(n, Role::Worker));
     world.hold = true;
     for n in 10..13 {
         world.ask(Wish::Join(Box::new(joiner(n, WORKER))));
@@ -185,9 +186,9 @@ fn requests_in_progress_are_bounded_and_joins_leave_room_for_renewals() {
     assert_eq!(refusal.code, ErrorCode::TooManyRequests);
     assert!(refusal.retry_after_ms.is_some());
     assert_eq!(world.core.pending().count(), 2);
-    let asks: Vec<AskId> = (0..3)
-        .map(|_| {
-            let wish = world.renewal(2);
+    let asks: Vec<AskId> = (2..5)
+        .map(|n| {
+            let wish = world.renewal(n);
             world.ask(wish)
         })
         .collect();
@@ -262,4 +263,98 @@ fn the_switch_that_signs_the_wished_role_is_seen_in_the_certificate() {
     let answer = world.renew(2);
     sabotage::set(None);
     assert_ne!(grant(&answer).0, world.node(2).role);
+}
+
+fn sign(world: &mut World, n: u128, serial: &str) -> crate::world::Outcome {
+    let role = world.node(n).role;
+    let Wish::Node(wish) = world.renewal(n) else { unreachable!() };
+    let ask = world.ask(Wish::Node(NodeWish { identity: shown(n, role, serial), ..wish }));
+    world.answers[&ask].clone()
+}
+
+#[test]
+fn a_superseded_certificate_gets_no_other() {
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    world.issue(2, "second");
+    world.issue(2, "third");
+    let before = world.log.clone();
+    for serial in ["first of n2", "forged"] {
+        assert_eq!(code(&sign(&mut world, 2, serial)), ErrorCode::Unauthenticated, "{serial}");
+    }
+    assert_eq!(world.log, before, "nothing was recorded");
+    assert!(world.signed.is_empty(), "nothing was signed");
+    assert!(sign(&mut world, 2, "second").is_ok());
+}
+
+/// CERT-7: each answer is lost, and the node asks again with what it has.
+#[test]
+fn renewals_that_are_lost_never_lock_a_node_out() {
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    for round in 0..5 {
+        let lost = certificate(&sign(&mut world, 2, "first of n2"));
+        let row = world.log.certificates[&id(2)].clone();
+        assert!(row.counts(&shown(2, Role::Worker, "first of n2")), "round {round}");
+        assert_eq!(row.current.as_ref().map(|c| c.serial.clone()), Some(lost.serial));
+    }
+    let at_last = certificate(&sign(&mut world, 2, "first of n2"));
+    assert!(sign(&mut world, 2, &at_last.serial).is_ok());
+    assert_eq!(code(&sign(&mut world, 2, "first of n2")), ErrorCode::Unauthenticated, "it is not in use any more");
+}
+
+#[test]
+fn an_older_request_never_pushes_out_what_a_newer_one_brought() {
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    let held = || shown(2, Role::Worker, "first of n2");
+    world.hold = true;
+    let [older, newer] = [0, 1].map(|_| {
+        let Wish::Node(wish) = world.renewal(2) else { unreachable!() };
+        world.ask(Wish::Node(NodeWish { identity: held(), ..wish }))
+    });
+    assert_eq!(code(world.answer(older).unwrap()), ErrorCode::TooManyRequests, "the node has given it up");
+    world.hold = false;
+    world.settle();
+    let brought = certificate(world.answer(newer).unwrap());
+    assert_eq!(world.newest(2).map(|newest| newest.serial.clone()), Some(brought.serial));
+    assert!(world.log.certificates[&id(2)].counts(&held()));
+}
+
+#[test]
+fn certificates_are_recorded_with_fingerprint_and_issuer() {
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    let signed = certificate(&world.renew(2));
+    let newest = world.newest(2).unwrap();
+    assert_eq!((newest.pin, newest.not_after), (signed.pin, signed.not_after));
+    assert_eq!(newest.issuer, root_id_of_pem(&world.log.cluster.as_ref().unwrap().root_cert_pem).ok());
+    let ada = certificate(&world.user(ada(1)));
+    assert_eq!(Some(world.log.user_pins[&"ada".parse().unwrap()].pin), ada.pin);
+}
+
+/// A manager of the release before reads the log until the level rises.
+#[test]
+fn below_feature_level_3_certificates_are_recorded_as_before() {
+    let mut world = World::at_level(2);
+    world.add(2, Role::Worker);
+    assert!(sign(&mut world, 2, "anything").is_ok());
+    assert!(world.log.certificates.is_empty() && world.node(2).certificate.is_some());
+}
+
+/// CERT-9: a leader whose clock is a day ahead would sign what begins tomorrow.
+#[test]
+fn nothing_is_signed_by_a_clock_that_the_others_contradict() {
+    const DAY_MS: i64 = 24 * 3_600_000;
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    assert!(world.renew(2).is_ok(), "before the first comparison");
+    world.input(Input::Clocks(vec![-DAY_MS, -DAY_MS]));
+    assert_eq!(code(&world.renew(2)), ErrorCode::NotKnownHereYet);
+    assert_eq!(code(&world.join(joiner(5, WORKER))), ErrorCode::NotKnownHereYet);
+    assert!(!world.log.nodes.contains_key(&id(5)), "no token is used up for nothing");
+    world.input(Input::Clocks(vec![100, -100]));
+    assert!(world.renew(2).is_ok());
+    world.wall = world.wall.plus(Duration::from_secs(24 * 3600));
+    assert_eq!((code(&world.renew(2)), world.compares), (ErrorCode::NotKnownHereYet, 1), "it was set");
 }

@@ -13,6 +13,13 @@
 //!                 counts for nothing: it speaks of another history.
 //!        ADMIT-6  a leader refuses a certificate whose grant it has not applied. Every grant was in the log before a
 //!                 certificate named it, so this one is a forgery.
+//!        ADMIT-7  from feature level 3 on, a certificate of a node opens nothing unless it is one of the two on record
+//!                 (CERT-6). A leader knows all that were handed out; a follower that does not know one waits for it as long
+//!                 as it may, then refuses. A follower without a leader may lack it, and falls back to ADMIT-3.
+//!        ADMIT-8  a restored cluster admits only its own manager until the operator opens it: the backup may hold
+//!                 nodes, users and tokens that were removed after it was made.
+
+use std::time::Duration;
 
 use muster_messages::protocol::Service;
 use muster_messages::{
@@ -27,6 +34,10 @@ pub struct HereIs {
     pub incarnation: Incarnation,
     /// The manager half runs.
     pub manager: bool,
+    /// A backup was restored here, and the operator has not opened the cluster to others yet (ADMIT-8).
+    pub closed_to_others: bool,
+    /// The node itself.
+    pub me: Option<NodeId>,
 }
 
 /// What becomes of a connection.
@@ -54,6 +65,9 @@ pub enum Standing {
     Ends(RefusalReason),
 }
 
+const CLOSED: &str =
+    "this cluster was restored from a backup and is closed until its operator runs `muster recovery open`";
+
 /// Decides about a connection to `service`. `replica`: the local copy, on a manager.
 pub fn admit(
     identity: Option<&CertIdentity>,
@@ -62,6 +76,9 @@ pub fn admit(
     here: &HereIs,
     now: WallTime,
 ) -> Admission {
+    if here.closed_to_others && identity.and_then(|i| i.node()).map(|(node, _)| node) != here.me {
+        return refuse(RefusalReason::NotKnownHereYet, CLOSED);
+    }
     let for_managers = matches!(service, Service::Mesh | Service::Agent | Service::Join);
     if for_managers && !here.manager {
         return refuse(RefusalReason::NotAManager, "this node is not a manager; ask one");
@@ -88,11 +105,16 @@ pub fn admit(
     }
 }
 
-/// Decides about a connection that lives, on a copy that is newer than any it was judged by.
+/// How long a connection may live on its certificate alone once there is a leader: a follower that hears one has applied what
+/// was recorded before in far less, and a node that is refused finds another manager.
+pub const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Decides about a connection that lives, on a copy that is newer than any it was judged by. `since`: how long it has been
+/// there; `by_copy`: a copy has confirmed it at least once.
 pub fn standing(
     identity: &CertIdentity,
     service: Service,
-    by_copy: bool,
+    (by_copy, since): (bool, Duration),
     replica: &Replica,
     here: &HereIs,
     now: WallTime,
@@ -105,10 +127,19 @@ pub fn standing(
             _,
         ) => Standing::Ends(reason),
         Admission::Refuse(reason, _) if replica.raft.leading && identity.node().is_some() => Standing::Ends(reason),
-        // A user that a copy has known, and a newer one does not: revoked, not "not known yet".
-        _ if by_copy && identity.node().is_none() => Standing::Ends(R::Unauthenticated),
+        // What a copy has known and a newer one does not was revoked or superseded. It is not "not known yet".
+        _ if by_copy && !counts(identity, replica) => Standing::Ends(R::Unauthenticated),
+        Admission::CatchUp { otherwise } if since >= CONFIRMED_WITHIN => match *otherwise {
+            Admission::Refuse(reason, _) => Standing::Ends(reason),
+            _ => Standing::Stays { by_copy },
+        },
         _ => Standing::Stays { by_copy },
     }
+}
+
+/// ADMIT-7. Users are judged by their records alone.
+fn counts(identity: &CertIdentity, replica: &Replica) -> bool {
+    identity.node().is_some_and(|(node, _)| replica.tables.certificate_counts(node, identity))
 }
 
 fn refuse(reason: RefusalReason, sentence: impl Into<String>) -> Admission {
@@ -161,7 +192,7 @@ fn outlived(identity: &CertIdentity, service: Service, replica: Option<&Replica>
             return refuse(RefusalReason::Removed, sentence);
         }
         if service == Service::Agent {
-            return Admission::Accept;
+            return if counts(identity, copy) { Admission::Accept } else { unlisted(node, service, copy) };
         }
     }
     let sentence = format!(
@@ -193,9 +224,7 @@ fn node_admission(
         );
     }
     match replica {
-        Some(replica) if has_applied(&replica.tables, identity, node) => {
-            by_copy(&replica.tables, identity, node, service)
-        }
+        Some(replica) if has_applied(&replica.tables, identity, node) => by_copy(replica, identity, node, service),
         _ => by_certificate(identity, node, service, replica),
     }
 }
@@ -211,17 +240,20 @@ fn has_applied(tables: &Tables, identity: &CertIdentity, node: NodeId) -> bool {
     }
 }
 
-fn by_copy(tables: &Tables, identity: &CertIdentity, node: NodeId, service: Service) -> Admission {
-    let Some(record) = tables.nodes.get(&node) else {
+fn by_copy(replica: &Replica, identity: &CertIdentity, node: NodeId, service: Service) -> Admission {
+    let Some(record) = replica.tables.nodes.get(&node) else {
         let sentence = format!("node {node} was removed from the cluster");
         return refuse(RefusalReason::Removed, sentence);
     };
-    if service != Service::Mesh {
-        return Admission::Accept;
-    }
-    if record.role != Role::Manager {
+    if service == Service::Mesh && record.role != Role::Manager {
         let sentence = format!("node {node} was demoted and is a {} now", record.role);
         return refuse(RefusalReason::Demoted, sentence);
+    }
+    if !counts(identity, replica) {
+        return unlisted(node, service, replica);
+    }
+    if service != Service::Mesh {
+        return Admission::Accept;
     }
     // A certificate from before a demotion and another promotion is as good as today's: the copy says manager.
     if identity.granted.is_some_and(|g| g > record.granted) {
@@ -229,6 +261,34 @@ fn by_copy(tables: &Tables, identity: &CertIdentity, node: NodeId, service: Serv
         return refuse(RefusalReason::NotKnownHereYet, sentence);
     }
     Admission::Accept
+}
+
+/// ADMIT-7. A certificate is recorded before it is handed out (CERT-2), so only a copy that lags can lack one that counts.
+fn unlisted(node: NodeId, service: Service, replica: &Replica) -> Admission {
+    if replica.raft.leading {
+        return refuse(
+            RefusalReason::Unauthenticated,
+            format!(
+                "this certificate of node {node} does not count: it was superseded or revoked, or was never recorded; to let the \
+                 node in again, restart it with --join and a token of its role"
+            ),
+        );
+    }
+    let native = matches!(service, Service::Mesh | Service::Agent);
+    let unknown = || {
+        let sentence = format!(
+            "this manager does not know this certificate of node {node}: it was superseded, or is newer than this manager's \
+             copy; ask another"
+        );
+        refuse(RefusalReason::NotKnownHereYet, sentence)
+    };
+    if !can_catch_up(replica) {
+        return if native { Admission::AcceptOnCertificate } else { unknown() };
+    }
+    // The leader is heard in any case: by whom else could the copy catch up?
+    let leads = service == Service::Mesh && replica.raft.leader_node == Some(node);
+    let otherwise = Box::new(if leads { Admission::AcceptOnCertificate } else { unknown() });
+    Admission::CatchUp { otherwise }
 }
 
 fn by_certificate(identity: &CertIdentity, node: NodeId, service: Service, replica: Option<&Replica>) -> Admission {
@@ -280,7 +340,9 @@ fn user_admission(
         };
     };
     let record = replica.tables.users.get(name);
-    if record.is_some_and(|user| in_force(user, identity, admin)) {
+    let pin = replica.tables.user_pins.get(name).map(|pinned| pinned.pin);
+    let is_pinned = pin.is_none() || identity.pin.is_none() || pin == identity.pin;
+    if is_pinned && record.is_some_and(|user| in_force(user, identity, admin)) {
         return Admission::Accept;
     }
     let not_in_force = refuse(

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use muster_messages::{Blocked, ClusterRecord, Liveness, NodeRecord, Principal, RaftId, Revision, Secret};
+use muster_messages::{
+    Blocked, CertificatePin, ClusterRecord, IssuedCertificate, Liveness, NodeCertificates, NodeRecord, Principal,
+    RaftId, Revision, Secret, UserPin,
+};
 
 use super::*;
 
@@ -16,7 +19,7 @@ fn id(n: u128) -> NodeId {
     NodeId::from_entropy(n)
 }
 fn here() -> HereIs {
-    HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: true }
+    HereIs { cluster: cluster(), incarnation: Incarnation(1), manager: true, closed_to_others: false, me: None }
 }
 fn worker_here() -> HereIs {
     HereIs { manager: false, ..here() }
@@ -29,7 +32,18 @@ fn cert(n: u128, role: Role, granted: Option<u64>) -> CertIdentity {
         granted: granted.map(Revision),
         incarnation: Incarnation(1),
         not_after: LATER,
+        pin: None,
     }
+}
+/// As if made of the serial.
+fn pin(serial: &str) -> CertificatePin {
+    let mut digest = [0; 32];
+    digest[..serial.len()].copy_from_slice(serial.as_bytes());
+    CertificatePin { fingerprint: digest, key: digest }
+}
+/// The certificate of this serial, with its pin.
+fn shown(n: u128, serial: &str) -> CertIdentity {
+    CertIdentity { serial: serial.to_owned(), pin: Some(pin(serial)), ..cert(n, Manager, Some(10)) }
 }
 fn user_cert(name: &str, serial: &str) -> CertIdentity {
     let subject = Subject::User(name.parse().unwrap());
@@ -70,6 +84,32 @@ impl Copy {
         self.0.tables.nodes.insert(id(n), Arc::new(record));
         self
     }
+    /// From feature level 3 on: the certificates of these serials are on record, newest first.
+    fn issued(mut self, n: u128, serials: &[&str]) -> Self {
+        let cluster = ClusterRecord {
+            id: cluster(),
+            name: "default".parse().unwrap(),
+            incarnation: Incarnation(1),
+            feature_level: 3,
+            root_cert_pem: String::new(),
+            root_key_pem: Secret::new(""),
+            founded_at: NOW,
+            revision: Revision(0),
+        };
+        self.0.tables.cluster = Some(Arc::new(cluster));
+        let mut on_record = serials.iter().map(|serial| IssuedCertificate {
+            serial: (*serial).to_owned(),
+            role: Manager,
+            granted: None,
+            not_after: LATER,
+            pin: Some(pin(serial)),
+            issuer: None,
+        });
+        let (current, previous) = (on_record.next(), on_record.next());
+        let row = NodeCertificates { current, previous, ..NodeCertificates::default() };
+        self.0.tables.certificates.insert(id(n), Arc::new(row));
+        self
+    }
     fn block(mut self, n: u128) -> Self {
         let blocked = Blocked { node: id(n), by: Principal::Operator, blocked_at: NOW, expires_at: LATER };
         self.0.tables.blocklist.insert(id(n), blocked);
@@ -93,7 +133,7 @@ impl Copy {
         told(admit(Some(cert), service, Some(&self.0), &here(), NOW))
     }
     fn still(&self, cert: &CertIdentity, service: Service, by_copy: bool) -> Standing {
-        standing(cert, service, by_copy, &self.0, &here(), NOW)
+        standing(cert, service, (by_copy, Duration::ZERO), &self.0, &here(), NOW)
     }
 }
 
@@ -125,6 +165,20 @@ use Service::{Agent, Api, Http, Join, Mesh};
 use Told::{No, OnCertificate, Yes};
 
 const EVERY_IDENTIFIED: [Service; 4] = [Mesh, Agent, Api, Http];
+
+#[test]
+fn closed_cluster_admits_its_own_manager_only() {
+    let copy = Copy::at(20).node(1, Manager, 15).node(2, Worker, 15).user("ann", "5");
+    let closed = HereIs { closed_to_others: true, me: Some(id(1)), ..here() };
+    let judge = |identity: Option<&CertIdentity>, service| told(admit(identity, service, Some(&copy.0), &closed, NOW));
+    for service in Service::ALL {
+        assert_eq!(judge(Some(&cert(1, Manager, Some(15))), service), Yes, "{service:?}");
+        for other in [cert(2, Worker, Some(15)), user_cert("ann", "5")] {
+            assert_eq!(judge(Some(&other), service), No(R::NotKnownHereYet), "{service:?}");
+        }
+        assert_eq!(judge(None, service), No(R::NotKnownHereYet), "{service:?}");
+    }
+}
 
 #[test]
 fn a_demoted_managers_unexpired_certificate_opens_no_mesh_session() {
@@ -361,7 +415,99 @@ fn a_leader_believes_no_grant_that_it_has_not_applied() {
     }
     // A session that a follower has accepted on the certificate ends when that follower leads.
     assert_eq!(copy.judges(&forged, Mesh), wait_then(OnCertificate));
-    let stands = |copy: &Copy| standing(&forged, Mesh, false, &copy.0, &here(), NOW);
+    let stands = |copy: &Copy| standing(&forged, Mesh, (false, Duration::ZERO), &copy.0, &here(), NOW);
     assert_eq!(stands(&copy), Standing::Stays { by_copy: false });
     assert_eq!(stands(&leader), Standing::Ends(R::NotKnownHereYet));
+}
+
+#[test]
+fn of_a_nodes_certificates_the_two_on_record_count() {
+    let copy = Copy::at(20).node(1, Manager, 10).issued(1, &["new", "held"]).leading();
+    for service in EVERY_IDENTIFIED {
+        assert_eq!(copy.judges(&shown(1, "new"), service), Yes, "{service:?}");
+        assert_eq!(copy.judges(&shown(1, "held"), service), Yes, "{service:?}");
+        assert_eq!(copy.judges(&shown(1, "superseded"), service), No(R::Unauthenticated), "{service:?}");
+        // The root key was stolen: the serial is right, the certificate is another.
+        let forged = CertIdentity { pin: Some(pin("forged")), ..shown(1, "new") };
+        assert_eq!(copy.judges(&forged, service), No(R::Unauthenticated), "{service:?}");
+    }
+}
+
+#[test]
+fn a_node_without_recorded_certificate_has_none_that_counts() {
+    let copy = Copy::at(20).node(1, Manager, 10).node(2, Manager, 10).issued(1, &["new"]).leading();
+    assert_eq!(copy.judges(&shown(2, "forged"), Mesh), No(R::Unauthenticated));
+}
+
+/// Its certificate expired, and it signed another for the same key: nobody else could sign.
+#[test]
+fn a_manager_that_signed_for_its_recorded_key_is_heard() {
+    let copy = Copy::at(20).node(1, Manager, 10).issued(1, &["new"]).leading();
+    let CertificatePin { key, .. } = pin("new");
+    let pin = Some(CertificatePin { key, ..pin("by itself") });
+    let by_itself = CertIdentity { pin, granted: None, ..shown(1, "by itself") };
+    assert_eq!(copy.judges(&by_itself, Mesh), Yes);
+}
+
+/// The newest certificate may be on its way to this follower. Without a leader nothing is, and a quorum may hang on it.
+#[test]
+fn a_follower_waits_for_an_unknown_certificate() {
+    let copy = Copy::at(20).node(1, Manager, 10).issued(1, &["new"]);
+    let newer = shown(1, "newer");
+    for service in EVERY_IDENTIFIED {
+        assert_eq!(copy.judges(&newer, service), wait_then(No(R::NotKnownHereYet)), "{service:?}");
+    }
+    let alone = copy.clone().leaderless();
+    assert_eq!(alone.judges(&newer, Mesh), OnCertificate);
+    assert_eq!(alone.judges(&newer, Agent), OnCertificate);
+    assert_eq!(alone.judges(&newer, Api), No(R::NotKnownHereYet));
+    let mut by_the_leader = copy;
+    by_the_leader.0.raft.leader_node = Some(id(1));
+    assert_eq!(
+        by_the_leader.judges(&newer, Mesh),
+        wait_then(OnCertificate),
+        "who else would bring the copy up to date?"
+    );
+}
+
+#[test]
+fn live_connections_end_once_superseded() {
+    let copy = Copy::at(20).node(1, Manager, 10).issued(1, &["new", "held"]);
+    assert_eq!(copy.still(&shown(1, "held"), Mesh, true), Standing::Stays { by_copy: true });
+    for copy in [copy.clone(), copy.clone().leading(), copy.clone().leaderless()] {
+        assert_eq!(copy.still(&shown(1, "superseded"), Mesh, true), Standing::Ends(R::Unauthenticated));
+    }
+    // Never confirmed: it may be newer than the copy, for a while.
+    let newer = shown(1, "newer");
+    assert_eq!(copy.still(&newer, Mesh, false), Standing::Stays { by_copy: false });
+    let late = |copy: &Copy| standing(&newer, Mesh, (false, CONFIRMED_WITHIN), &copy.0, &here(), NOW);
+    assert_eq!(late(&copy), Standing::Ends(R::NotKnownHereYet));
+    assert_eq!(late(&copy.leaderless()), Standing::Stays { by_copy: false });
+}
+
+#[test]
+fn superseded_certificates_do_not_survive_a_recovery() {
+    let mut copy = Copy::at(20).node(1, Worker, 10).issued(1, &["new", "held"]).leading();
+    let tables = &mut copy.0.tables;
+    let newer = ClusterRecord { incarnation: Incarnation(2), ..(**tables.cluster.as_ref().unwrap()).clone() };
+    tables.cluster = Some(Arc::new(newer));
+    let here = HereIs { incarnation: Incarnation(2), ..here() };
+    let judges = |copy: &Copy, serial| told(admit(Some(&shown(1, serial)), Agent, Some(&copy.0), &here, NOW));
+    assert_eq!(judges(&copy, "held"), Yes);
+    assert_eq!(judges(&copy, "superseded"), No(R::Unauthenticated));
+    // Until the node has fetched one of the new incarnation, it may hold one that the recovered copy does not know.
+    let row = copy.0.tables.certificates.get(&id(1)).cloned().unwrap();
+    copy.0.tables.certificates.insert(id(1), Arc::new(NodeCertificates { incomplete: true, ..(*row).clone() }));
+    assert_eq!(judges(&copy, "superseded"), Yes);
+}
+
+#[test]
+fn a_forged_certificate_with_a_users_serial_is_refused() {
+    let mut copy = Copy::at(20).user("ann", "aa").leading();
+    let pinned = UserPin { serial: "aa".to_owned(), pin: pin("aa"), issuer: muster_messages::RootId([0; 8]) };
+    copy.0.tables.user_pins.insert("ann".parse().unwrap(), pinned);
+    let real = CertIdentity { pin: Some(pin("aa")), ..user_cert("ann", "aa") };
+    assert_eq!(copy.judges(&real, Api), Yes);
+    let forged = CertIdentity { pin: Some(pin("forged")), ..real };
+    assert_eq!(copy.judges(&forged, Api), No(R::Unauthenticated));
 }

@@ -10,23 +10,27 @@
 //!                worse: a pool full of half-finished handshakes then throws out every newcomer before its first byte.)
 //!        CONN-4  who is served without a certificate competes with those of the same service alone: a joiner waits for
 //!                a quorum, and a flood of HTTP clients from its address must not throw it out meanwhile.
+//!        CONN-5  identities of workers, however many, take no connection from the mesh, from an agent of another node, or
+//!                from operators: each of these kinds has places of its own, and what workers ask for is shared so that a
+//!                few of them never have all.
 //!
 //! `K` is the kill switch of a connection, which this module hands out and never throws itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use muster_messages::protocol::Service;
-use muster_messages::{CertIdentity, Principal, RefusalReason, WallTime};
+use muster_messages::{CertIdentity, Moment, Principal, RefusalReason, Role, Subject, WallTime};
 
 use super::admission::Standing;
 
 /// How many connections there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// With a certificate.
+    /// With a certificate, of each kind of connection but the mesh.
     pub identified: usize,
-    /// With one and the same certificate's principal.
+    /// With one and the same certificate's principal, of one kind.
     pub per_principal: usize,
     /// Served without a certificate, by one service.
     pub anonymous: usize,
@@ -36,6 +40,42 @@ pub struct Limits {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
+
+/// What connections with a certificate compete for the same places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// Of a manager to this one.
+    Mesh,
+    /// The session of a node's agent. A newer one takes the place of an older one that is not known to be dead yet.
+    Agent,
+    /// What else a worker's certificate opens: its own requests, and those that it passes on.
+    Worker,
+    /// Operators, users, and managers as clients.
+    Others,
+}
+
+impl Kind {
+    fn of(identity: &CertIdentity, service: Service) -> Self {
+        match (&identity.subject, service) {
+            (Subject::Node { role: Role::Manager, .. }, Service::Mesh) => Kind::Mesh,
+            (Subject::Node { .. }, Service::Agent) => Kind::Agent,
+            (Subject::Node { role: Role::Worker, .. }, _) => Kind::Worker,
+            _ => Kind::Others,
+        }
+    }
+}
+
+/// Sessions of managers with this one: ten times as many managers as Raft is good for.
+const MESH: usize = 256;
+/// Of one manager: both dial, and each may have been started again meanwhile.
+const MESH_OF_ONE: usize = 8;
+/// Sessions of one agent: the one that lives and the one that takes its place.
+const AGENT_OF_ONE: usize = 2;
+/// Of the places that are free, what one worker may have: the share that leaves room for others however many take theirs.
+/// With four workers that take all they can get half of the places stay free, with sixteen a fifth.
+const SHARE_OF_FREE: usize = 4;
+/// What every worker may have while there are places: its reconcilers' watch, and a few requests that it passes on.
+const LEAST_SHARE: usize = 4;
 
 /// Which limit was in the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +97,9 @@ enum Phase {
     Identified {
         identity: Box<CertIdentity>,
         service: Service,
+        kind: Kind,
         by_copy: bool,
+        since: Moment,
     },
 }
 
@@ -78,6 +120,9 @@ pub struct Connections<K> {
     waiting: Pool,
     anonymous: BTreeMap<Service, Pool>,
     by_principal: BTreeMap<Principal, BTreeSet<ConnectionId>>,
+    /// How many of each kind, and of each principal's.
+    by_kind: BTreeMap<Kind, usize>,
+    shares: BTreeMap<(Kind, Principal), usize>,
     by_expiry: BTreeSet<(WallTime, ConnectionId)>,
 }
 
@@ -90,6 +135,8 @@ impl<K: Clone> Connections<K> {
             waiting: Pool::default(),
             anonymous: BTreeMap::new(),
             by_principal: BTreeMap::new(),
+            by_kind: BTreeMap::new(),
+            shares: BTreeMap::new(),
             by_expiry: BTreeSet::new(),
         }
     }
@@ -118,20 +165,48 @@ impl<K: Clone> Connections<K> {
     }
 
     /// It has shown a certificate. From now on it can be cut by name.
-    pub fn identify(&mut self, id: ConnectionId, identity: &CertIdentity, service: Service) -> Result<(), Full> {
+    pub fn identify(
+        &mut self,
+        id: ConnectionId,
+        identity: &CertIdentity,
+        service: Service,
+        now: Moment,
+    ) -> Result<(), Full> {
         let principal = identity.principal();
-        let held = self.by_principal.get(&principal).map_or(0, BTreeSet::len);
-        if held >= self.limits.per_principal {
-            return Err(Full::Principal);
-        }
-        if self.by_expiry.len() >= self.limits.identified {
-            return Err(Full::Identified);
-        }
-        if self.set_phase(id, Phase::Identified { identity: Box::new(identity.clone()), service, by_copy: false }) {
+        let kind = Kind::of(identity, service);
+        self.has_room(kind, &principal)?;
+        let identified =
+            Phase::Identified { identity: Box::new(identity.clone()), service, kind, by_copy: false, since: now };
+        if self.set_phase(id, identified) {
             self.by_expiry.insert((identity.not_after, id));
+            *self.by_kind.entry(kind).or_default() += 1;
+            *self.shares.entry((kind, principal.clone())).or_default() += 1;
             self.by_principal.entry(principal).or_default().insert(id);
         }
         Ok(())
+    }
+
+    /// CONN-5.
+    fn has_room(&self, kind: Kind, principal: &Principal) -> Result<(), Full> {
+        let taken = self.by_kind.get(&kind).copied().unwrap_or_default();
+        let limit = if kind == Kind::Mesh { MESH } else { self.limits.identified };
+        let share = match kind {
+            Kind::Mesh => MESH_OF_ONE,
+            Kind::Agent => AGENT_OF_ONE,
+            Kind::Worker => {
+                let of_free = limit.saturating_sub(taken) / SHARE_OF_FREE;
+                of_free.max(LEAST_SHARE).min(self.limits.per_principal)
+            }
+            Kind::Others => self.limits.per_principal,
+        };
+        let held = self.shares.get(&(kind, principal.clone())).copied().unwrap_or_default();
+        if taken >= limit {
+            Err(Full::Identified)
+        } else if held >= share {
+            Err(Full::Principal)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether a copy has confirmed its identity, not only its certificate.
@@ -182,14 +257,27 @@ impl<K: Clone> Connections<K> {
         entries.map(|e| e.switch.clone()).collect()
     }
 
-    /// Judges every identified connection again; returns the switches of those that end.
-    pub fn judge_again(&mut self, judge: impl Fn(&CertIdentity, Service, bool) -> Standing) -> Vec<(K, RefusalReason)> {
+    /// Whether one has been there for so long without a copy that confirmed it.
+    pub fn unconfirmed_for(&self, now: Moment, long: Duration) -> bool {
+        self.entries.values().any(|entry| match entry.phase {
+            Phase::Identified { by_copy, since, .. } => !by_copy && now.since(since) >= long,
+            _ => false,
+        })
+    }
+
+    /// Judges every identified connection again, by whether a copy has confirmed it and how long it is there; returns the
+    /// switches of those that end.
+    pub fn judge_again(
+        &mut self,
+        now: Moment,
+        judge: impl Fn(&CertIdentity, Service, (bool, Duration)) -> Standing,
+    ) -> Vec<(K, RefusalReason)> {
         let mut ending = Vec::new();
         for entry in self.entries.values_mut() {
-            let Phase::Identified { identity, service, by_copy } = &mut entry.phase else {
+            let Phase::Identified { identity, service, by_copy, since, .. } = &mut entry.phase else {
                 continue;
             };
-            match judge(identity, *service, *by_copy) {
+            match judge(identity, *service, (*by_copy, now.since(*since))) {
                 Standing::Stays { by_copy: confirmed } => *by_copy = confirmed,
                 Standing::Ends(reason) => ending.push((entry.switch.clone(), reason)),
             }
@@ -242,9 +330,16 @@ impl<K: Clone> Connections<K> {
             Phase::Anonymous { service, since } => {
                 self.anonymous.entry(*service).or_default().remove(entry.source, *since, id);
             }
-            Phase::Identified { identity, .. } => {
+            Phase::Identified { identity, kind, .. } => {
                 self.by_expiry.remove(&(identity.not_after, id));
                 let principal = identity.principal();
+                let left = self.by_kind.get(kind).map_or(0, |taken| taken.saturating_sub(1));
+                self.by_kind.insert(*kind, left);
+                let share = (*kind, principal.clone());
+                match self.shares.get_mut(&share) {
+                    Some(held) if *held > 1 => *held -= 1,
+                    _ => drop(self.shares.remove(&share)),
+                }
                 if let Some(ids) = self.by_principal.get_mut(&principal) {
                     ids.remove(&id);
                     if ids.is_empty() {
@@ -293,7 +388,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_messages::{ClusterId, Incarnation, NodeId, Revision, Role, Subject};
+    use muster_messages::{ClusterId, Incarnation, NodeId, Revision};
 
     const LIMITS: Limits = Limits { identified: 4, per_principal: 2, anonymous: 2, waiting: 3 };
 
@@ -308,6 +403,7 @@ mod tests {
             granted: Some(Revision(1)),
             incarnation: Incarnation(1),
             not_after: WallTime(not_after),
+            pin: None,
         }
     }
 
@@ -323,7 +419,7 @@ mod tests {
         assert_eq!(all.open(ip(3), "d").1, Some("c"), "the one that has not moved on");
         assert_eq!(all.counts().0, 3);
         all.advance(honest);
-        assert!(all.identify(honest, &node(1, 9), Service::Agent).is_ok());
+        assert!(all.identify(honest, &node(1, 9), Service::Agent, Moment(0)).is_ok());
         assert_eq!(all.counts(), (2, 0, 1));
     }
 
@@ -342,7 +438,7 @@ mod tests {
         let mut all = Connections::new(LIMITS);
         for n in 0..4 {
             let (id, _) = all.open(ip(1), "node");
-            assert!(all.identify(id, &node(n, 9), Service::Agent).is_ok());
+            assert!(all.identify(id, &node(n, 9), Service::Agent, Moment(0)).is_ok());
         }
         for n in 0..100 {
             let (id, evicted) = all.open(ip(9), "stranger");
@@ -353,7 +449,7 @@ mod tests {
         }
         assert_eq!(all.counts(), (3, 2, 4));
         let (id, _) = all.open(ip(1), "fifth");
-        assert_eq!(all.identify(id, &node(5, 9), Service::Agent), Err(Full::Identified));
+        assert_eq!(all.identify(id, &node(5, 9), Service::Agent, Moment(0)), Err(Full::Identified));
     }
 
     #[test]
@@ -373,10 +469,65 @@ mod tests {
     fn one_principal_cannot_fill_the_port() {
         let mut all = Connections::new(LIMITS);
         let ids: Vec<_> = (0..3).map(|_| all.open(ip(1), ()).0).collect();
-        let held: Vec<_> = ids.iter().map(|i| all.identify(*i, &node(1, 9), Service::Api)).collect();
+        let held: Vec<_> = ids.iter().map(|i| all.identify(*i, &node(1, 9), Service::Api, Moment(0))).collect();
         assert_eq!(held, [Ok(()), Ok(()), Err(Full::Principal)]);
         all.close(ids[0]);
-        assert_eq!(all.identify(ids[2], &node(1, 9), Service::Api), Ok(()));
+        assert_eq!(all.identify(ids[2], &node(1, 9), Service::Api, Moment(0)), Ok(()));
+    }
+
+    /// CONN-5.
+    #[test]
+    fn workers_that_take_all_they_can_leave_places_for_others() {
+        let mut all = Connections::new(Limits { identified: 400, per_principal: 100, ..LIMITS });
+        let mut connect = |who: &CertIdentity, service| {
+            let (id, _) = all.open(ip(1), ());
+            let outcome = all.identify(id, who, service, Moment(0));
+            if outcome.is_err() {
+                all.close(id);
+            }
+            outcome
+        };
+        for round in 0..400 {
+            for greedy in 0..16 {
+                let service = if round % 2 == 0 { Service::Api } else { Service::Http };
+                let _as_many_as_it_gets = connect(&node(greedy, 9), service);
+            }
+        }
+        let honest = node(77, 9);
+        for _ in 0..LEAST_SHARE {
+            assert_eq!(connect(&honest, Service::Api), Ok(()), "a worker that asks for little");
+        }
+        // The session of its agent, and a newer one; a third only when one of them is gone.
+        assert_eq!([(); 3].map(|()| connect(&honest, Service::Agent)), [Ok(()), Ok(()), Err(Full::Principal)]);
+        let manager = CertIdentity {
+            subject: Subject::Node { node: NodeId::from_entropy(5), role: Role::Manager },
+            ..node(5, 9)
+        };
+        assert_eq!(connect(&manager, Service::Mesh), Ok(()));
+        let operator = CertIdentity { subject: Subject::Admin("ann".parse().unwrap()), ..node(6, 9) };
+        assert_eq!(connect(&operator, Service::Api), Ok(()));
+    }
+
+    #[test]
+    fn agents_that_fill_their_places_take_none_from_the_mesh() {
+        let mut all = Connections::new(LIMITS);
+        let mut connect = |who: &CertIdentity, service| {
+            let (id, _) = all.open(ip(1), ());
+            all.identify(id, who, service, Moment(0))
+        };
+        for n in 0..4 {
+            assert_eq!(connect(&node(n, 9), Service::Agent), Ok(()));
+        }
+        assert_eq!(connect(&node(9, 9), Service::Agent), Err(Full::Identified));
+        // What a worker does on the mesh is not of the mesh's places: it is refused there.
+        let workers: Vec<_> = (0..5).map(|n| connect(&node(n, 9), Service::Mesh)).collect();
+        assert_eq!(workers[4], Err(Full::Identified));
+        let manager = CertIdentity {
+            subject: Subject::Node { node: NodeId::from_entropy(8), role: Role::Manager },
+            ..node(8, 9)
+        };
+        let sessions: Vec<_> = (0..MESH_OF_ONE + 1).map(|_| connect(&manager, Service::Mesh)).collect();
+        assert!(sessions[..MESH_OF_ONE].iter().all(Result::is_ok) && sessions[MESH_OF_ONE] == Err(Full::Principal));
     }
 
     #[test]
@@ -385,7 +536,7 @@ mod tests {
         let wanted = node(1, 9);
         for (who, service) in [(&wanted, Service::Mesh), (&wanted, Service::Agent), (&node(2, 9), Service::Mesh)] {
             let (id, _) = all.open(ip(1), (who.serial.clone(), service));
-            assert!(all.identify(id, who, service).is_ok());
+            assert!(all.identify(id, who, service, Moment(0)).is_ok());
         }
         let cut = all.of_principal(&wanted.principal(), &[Service::Mesh]);
         assert_eq!(cut, [("1".to_owned(), Service::Mesh)]);
@@ -397,8 +548,8 @@ mod tests {
         let mut all = Connections::new(LIMITS);
         let (early, _) = all.open(ip(1), "early");
         let (late, _) = all.open(ip(1), "late");
-        assert!(all.identify(early, &node(1, 100), Service::Api).is_ok());
-        assert!(all.identify(late, &node(2, 200), Service::Api).is_ok());
+        assert!(all.identify(early, &node(1, 100), Service::Api, Moment(0)).is_ok());
+        assert!(all.identify(late, &node(2, 200), Service::Api, Moment(0)).is_ok());
         assert_eq!(all.expired(WallTime(99)), [""; 0]);
         assert_eq!(all.expired(WallTime(100)), ["early"]);
         all.close(early);
@@ -413,10 +564,10 @@ mod tests {
     fn a_refused_identity_that_waits_for_its_answer_is_not_judged_again() {
         let mut all = Connections::new(LIMITS);
         let (id, _) = all.open(ip(1), "refused");
-        assert!(all.identify(id, &node(1, 9), Service::Http).is_ok());
+        assert!(all.identify(id, &node(1, 9), Service::Http, Moment(0)).is_ok());
         assert_eq!(all.anonymous(id, Service::Http), None);
         let ends = |_: &CertIdentity, _, _| Standing::Ends(RefusalReason::Blocked);
-        assert!(all.judge_again(ends).is_empty());
+        assert!(all.judge_again(Moment(0), ends).is_empty());
         assert_eq!(all.counts(), (0, 1, 0));
         all.close(id);
         assert_eq!(all.counts(), (0, 0, 0));

@@ -32,6 +32,14 @@ impl Buckets {
     pub fn new(rate: Rate, most: usize) -> Self {
         Self { rate, most, buckets: BTreeMap::new() }
     }
+    /// Whether [`Buckets::take`] would take one now; else when it would.
+    pub fn would_take(&self, now: Moment, source: IpAddr) -> Result<(), Duration> {
+        let cost = Duration::from_secs(1) / self.rate.per_second.max(1);
+        let depth = cost * self.rate.burst.max(1);
+        let debt =
+            self.buckets.get(&source).map_or(Duration::ZERO, |bucket| (bucket.full_at.max(now) + cost).since(now));
+        if debt > depth { Err(debt - depth) } else { Ok(()) }
+    }
     /// Takes one token, or says when there will be one.
     pub fn take(&mut self, now: Moment, source: IpAddr) -> Result<(), Duration> {
         if !self.buckets.contains_key(&source) && self.buckets.len() >= self.most {

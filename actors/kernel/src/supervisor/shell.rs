@@ -18,7 +18,7 @@ use crate::host::{HANG, Panicked, Start};
 use crate::spec::{KILL_DEADLINE, SHUTDOWN_LIMIT, is_segment};
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
-use crate::{Clock, Fault, Group, Spec, Tree};
+use crate::{Clock, Fault, Group, Spec, Strategy, Tree};
 
 pub(super) struct SupervisorActor;
 
@@ -250,7 +250,22 @@ impl State {
     fn end(&self) {
         if let Some(pulse) = &self.args.pulse {
             pulse.end();
+            pulse.publish(self.view());
         }
+    }
+    /// How it treats its children; what they are at, they show themselves.
+    fn view(&self) -> serde_json::Value {
+        let Group { strategy, intensity } = self.args.group;
+        let restarts = match strategy {
+            Strategy::OneForOne => "the child that failed",
+            Strategy::OneForAll => "all children",
+            Strategy::RestForOne => "the child that failed and those started after it",
+        };
+        let (failures, within_ms) = (intensity.max + 1, muster_messages::millis(intensity.window));
+        json!({
+            "children": self.children.len(), "restarts": restarts,
+            "gives_up_after": {"failures": failures, "within_ms": within_ms},
+        })
     }
 
     async fn stop_all(&mut self) {

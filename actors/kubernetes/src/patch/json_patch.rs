@@ -1,7 +1,7 @@
 //! RFC 6902, with bounds: a short patch must not make a large document.
 
 use json_patch::{PatchOperation, patch_unsafe};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::status::{Reason, Status};
 
@@ -13,6 +13,7 @@ const DEEPEST: usize = 32;
 const MOST_COPIED: usize = 64 * 1024;
 
 const REVISION: &str = "/metadata/resourceVersion";
+const HOLDER: &str = "/spec/holderIdentity";
 
 pub(super) struct Operations(Vec<PatchOperation>);
 
@@ -49,6 +50,16 @@ impl Operations {
         })
     }
 
+    /// The holder that the patch tests for before any operation that changes something, as a document.
+    pub(super) fn tested(&self) -> Value {
+        let tests = self.0.iter().map_while(|operation| match operation {
+            PatchOperation::Test(op) => Some(op),
+            _ => None,
+        });
+        let holder = tests.filter(|op| op.path.as_str() == HOLDER).map(|op| op.value.clone()).last();
+        holder.map_or(Value::Null, |holder| json!({"spec": {"holderIdentity": holder}}))
+    }
+
     pub(super) fn make(&self, document: &mut Value) -> Result<(), Status> {
         let mut copied = 0;
         for (number, operation) in self.0.iter().enumerate() {
@@ -80,7 +91,6 @@ impl Operations {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::json;
 
     fn patched(mut document: Value, patch: Value) -> Result<Value, u16> {
         let made = Operations::read(patch).and_then(|operations| operations.make(&mut document));

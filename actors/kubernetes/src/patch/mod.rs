@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::body;
 use crate::document::object_json;
 use crate::negotiate::PatchKind;
+use crate::plan::names_holder;
 use crate::resource::Resource;
 use crate::status::Status;
 
@@ -39,6 +40,14 @@ impl Patch {
         let names_revision = json.pointer("/metadata/resourceVersion").is_some_and(|version| !version.is_null());
         let change = if kind == PatchKind::Strategic { Change::Strategic(json) } else { Change::Merge(json) };
         Ok(Self { change, names_revision })
+    }
+
+    /// Whether the patch names the holder of this lease, or tests for it before it changes anything.
+    pub(crate) fn names_holder(&self, object: &Object) -> bool {
+        match &self.change {
+            Change::Merge(patch) | Change::Strategic(patch) => names_holder(patch, object),
+            Change::Json(operations) => names_holder(&operations.tested(), object),
+        }
     }
 
     /// The document that results from an object.

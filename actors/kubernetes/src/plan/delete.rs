@@ -1,9 +1,9 @@
 //! Deletions: of one object, or of all that a selector finds.
 
-use muster_messages::{Change, Guard, Revision, Tables};
+use muster_messages::{Change, Guard, Object, ObjectKey, Revision, Tables};
 use serde::Deserialize;
 
-use super::{Outcome, Plan};
+use super::{Outcome, Plan, guard};
 use crate::body;
 use crate::document::is_uid;
 use crate::query::{self, resource_version};
@@ -65,9 +65,14 @@ pub(super) fn one(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) -
         }
         guards.push(Guard::ObjectRevision { key: key.clone(), revision });
     }
+    // Whichever precondition fails later than now, the object has changed.
+    let names_revision = !guards.is_empty();
+    if !names_revision {
+        guard::may_delete(tables, resource, object)?;
+        guards.extend(as_judged(tables, &key, object));
+    }
     Ok(Plan {
-        // Whichever precondition fails later than now, the object has changed.
-        names_revision: !guards.is_empty(),
+        names_revision,
         guards,
         changes: vec![Change::DeleteObject { key, force: false }],
         outcome: Outcome::Deleted(object.meta.uid),
@@ -79,12 +84,20 @@ pub(super) fn many(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) 
     let (_, dry_run) = options(ask, body)?;
     let selection = ask.selection(resource);
     let mut found = selection.of(&tables.objects, None).filter_map(|(key, _)| tables.objects.get_key_value(key));
-    let (mut changes, mut objects) = (Vec::new(), Vec::new());
+    let (mut guards, mut changes, mut objects) = (Vec::new(), Vec::new(), Vec::new());
     for (key, object) in found.by_ref().take(MOST_AT_ONCE) {
+        guard::may_delete(tables, resource, object)?;
+        guards.extend(as_judged(tables, key, object));
         changes.push(Change::DeleteObject { key: key.clone(), force: false });
         objects.push(object.clone());
     }
     let more = !dry_run && found.next().is_some();
     let outcome = Outcome::Cleared(objects);
-    Ok(Plan { changes, more, outcome, ..Plan::empty(resource, String::new(), dry_run) })
+    Ok(Plan { guards, changes, more, outcome, ..Plan::empty(resource, String::new(), dry_run) })
+}
+
+/// A lease whose deletion the guard judged is deleted as it was judged, or judged again.
+fn as_judged(tables: &Tables, key: &ObjectKey, object: &Object) -> Option<Guard> {
+    let revision = object.meta.revision;
+    guard::covers_deletion(tables, object).then(|| Guard::ObjectRevision { key: key.clone(), revision })
 }

@@ -2,11 +2,12 @@
 //!
 //! Keeps  PLAN-1  an object is replaced only at the revision that the plan was made on, whoever writes meanwhile.
 //!        PLAN-2  a client that names a revision or a uid never writes to another one.
-//!        PLAN-3  the cluster learns of every update whether its client named a revision (`ClientWrite`).
+//!        PLAN-3  the cluster learns of every update whether its client named a revision or the holder (`ClientWrite`).
 //! Why a plan and not a change alone: a patch without a revision is read, changed and written again until it succeeds,
 //! and only the plan knows whether that is allowed.
 
 mod delete;
+mod guard;
 mod room;
 mod written;
 
@@ -16,6 +17,7 @@ use muster_messages::wire::KubeAnswer;
 use muster_messages::{Change, CommandRefusal, Guard, Object, Tables, Uid, WallTime};
 use serde_json::json;
 
+pub(crate) use self::guard::names_holder;
 pub use self::room::room_for_another;
 use crate::answer::{json_answer, list_answer, object_answer};
 use crate::resource::Resource;
@@ -115,10 +117,7 @@ impl Plan {
             CommandRefusal::NotFound { .. } => return Refused::Again,
             CommandRefusal::Exists { .. } if self.posted && !self.generated => Status::exists(resource, name),
             CommandRefusal::Exists { .. } => return Refused::Again,
-            CommandRefusal::LeaseHeld { key, holder, token } => {
-                let why = format!("it is held by {holder:?} (fencing token {token}), whose time has not run out");
-                Status::conflict(resource, &key.name, &why)
-            }
+            CommandRefusal::LeaseHeld { key, holder, token } => guard::held(resource, &key.name, holder, *token),
             other => Status::conflict(resource, name, &other.to_string()),
         })
     }

@@ -3,7 +3,7 @@
 use muster_messages::{Change, ClientWrite, FieldManager, Guard, Object, ObjectKey, ObjectMeta, Revision, Tables, Uid};
 use serde_json::Value;
 
-use super::{Context, Outcome, Plan};
+use super::{Context, Outcome, Plan, guard};
 use crate::body;
 use crate::document::{Document, Meta, is_uid, object_json};
 use crate::fields::{self, Leaves, Writer};
@@ -29,6 +29,9 @@ const LONGEST_GENERATED: usize = 63;
 /// A write on its way to a plan.
 struct Write<'a> {
     ask: &'a Ask,
+    tables: &'a Tables,
+    /// The body, as it came.
+    sent: &'a [u8],
     resource: Resource,
     context: Context,
     old: Option<&'a Object>,
@@ -36,24 +39,41 @@ struct Write<'a> {
     warnings: Vec<String>,
     /// What the client said it writes to.
     named: Option<Revision>,
+    /// The client named the holder that it saw, in the body or in a test.
+    names_holder: bool,
     generated: bool,
 }
 
 impl<'a> Write<'a> {
-    fn new(ask: &'a Ask, resource: Resource, context: Context, old: Option<&'a Object>) -> Self {
-        let api_version = resource.api_version();
-        Self { ask, resource, context, old, api_version, warnings: Vec::new(), named: None, generated: false }
+    fn new(
+        ask: &'a Ask,
+        (resource, sent): (Resource, &'a [u8]),
+        tables: &'a Tables,
+        context: Context,
+        old: Option<&'a Object>,
+    ) -> Self {
+        let (api_version, warnings) = (resource.api_version(), Vec::new());
+        let (named, names_holder, generated) = (None, false, false);
+        Self { ask, tables, sent, resource, context, old, api_version, warnings, named, names_holder, generated }
     }
 
     /// Reads a document and puts it where the path leads.
     fn read(&mut self, json: Value) -> Result<Document, Status> {
         let mut unknown = Vec::new();
         let mut document = Document::read(self.resource, json, &mut unknown)?;
-        let named = || unknown.iter().take(MOST_NAMED).map(|field| format!("unknown field \"{}\"", legible(field)));
+        let twice = match self.ask.write.unknown {
+            UnknownFields::Drop => Vec::new(),
+            UnknownFields::Warn | UnknownFields::Refuse => body::duplicates(self.ask.encoding, self.sent),
+        };
+        let named = || {
+            let unknown = unknown.iter().map(|field| ("unknown", field));
+            let all = unknown.chain(twice.iter().map(|field| ("duplicate", field)));
+            all.take(MOST_NAMED).map(|(what, field)| format!("{what} field \"{}\"", legible(field)))
+        };
         match self.ask.write.unknown {
             UnknownFields::Drop => {}
             UnknownFields::Warn => self.warnings.extend(named()),
-            UnknownFields::Refuse if unknown.is_empty() => {}
+            UnknownFields::Refuse if unknown.is_empty() && twice.is_empty() => {}
             UnknownFields::Refuse => {
                 return Err(Status::bad_request(format!(
                     "strict decoding error: {}",
@@ -137,7 +157,11 @@ impl<'a> Write<'a> {
         let (guards, change) = match self.old {
             None => (Vec::new(), Change::CreateObject(Box::new(object.clone()))),
             Some(old) => {
-                let write = ClientWrite { blind: !names_revision, manager: self.ask.write.manager.clone() };
+                let blind = !names_revision && !self.names_holder;
+                let write = ClientWrite { blind, manager: self.ask.write.manager.clone() };
+                if blind {
+                    guard::may_empty(self.tables, resource, (old, &object), self.ask.manager())?;
+                }
                 self.warn_of_blindness(old, &object, &write);
                 let guard = Guard::ObjectRevision { key: object.key(), revision: old.meta.revision };
                 (vec![guard], Change::UpdateObject { object: Box::new(object.clone()), write })
@@ -196,7 +220,7 @@ pub(super) fn create(
     tables: &Tables,
     context: Context,
 ) -> Result<Plan, Status> {
-    let mut write = Write::new(ask, resource, context, None);
+    let mut write = Write::new(ask, (resource, body), tables, context, None);
     let mut document = write.read(body::read(ask.encoding, body, resource.kind_name())?)?;
     let meta = &mut document.meta;
     if !meta.resource_version.is_empty() {
@@ -243,7 +267,7 @@ pub(super) fn update(
     tables: &Tables,
     context: Context,
 ) -> Result<Plan, Status> {
-    let mut write = Write::new(ask, resource, context, stored(ask, tables));
+    let mut write = Write::new(ask, (resource, body), tables, context, stored(ask, tables));
     let document = write.read(body::read(ask.encoding, body, resource.kind_name())?)?;
     if write.old.is_none() && !resource.put_creates() {
         return Err(Status::not_found(resource, &document.meta.name));
@@ -260,7 +284,7 @@ pub(super) fn patch(
     tables: &Tables,
     context: Context,
 ) -> Result<Plan, Status> {
-    let write = Write::new(ask, resource, context, stored(ask, tables));
+    let write = Write::new(ask, (resource, body), tables, context, stored(ask, tables));
     match ask.patch {
         None => Err(Status::bad_request("this request patches nothing")),
         Some(PatchKind::Apply) => apply(write, body),
@@ -277,13 +301,20 @@ fn patch_stored(mut write: Write<'_>, kind: PatchKind, body: &[u8]) -> Result<Pl
     write.preconditions(&document.meta)?;
     // The document carries the revision that it was made from. Only if the patch says so is it the client's.
     write.named = write.named.filter(|_| patch.names_revision);
+    write.names_holder = patch.names_holder(old);
     let managers = write.managers(&document);
     write.plan(document, managers)
 }
 
 fn apply(mut write: Write<'_>, body: &[u8]) -> Result<Plan, Status> {
     let resource = write.resource;
-    let applied = write.read(body::yaml(body)?)?;
+    let json = body::yaml(body)?;
+    if json.pointer("/metadata/managedFields").is_some_and(|fields| fields.as_array().is_none_or(|all| !all.is_empty()))
+    {
+        return Err(Status::bad_request("metadata.managedFields must be nil"));
+    }
+    write.names_holder = write.old.is_some_and(|old| guard::names_holder(&json, old));
+    let applied = write.read(json)?;
     write.preconditions(&applied.meta)?;
     if write.old.is_none() && write.named.is_some() {
         return Err(Status::modified(resource, &applied.meta.name));

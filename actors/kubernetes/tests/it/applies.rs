@@ -109,3 +109,14 @@ fn other_writes_take_fields_from_who_applied_them() {
     server.merge(&target("two"), json!({"metadata": {"labels": null}})).expect(200);
     server.apply_patch(&target("three"), labels("4")).expect(200);
 }
+
+#[test]
+fn managed_fields_are_not_applied() {
+    let mut server = Server::new();
+    let mut body = holder("a");
+    body["metadata"]["managedFields"] = json!([{"manager": "me"}]);
+    let refused = server.apply_patch(&target("one"), body.clone()).expect(400);
+    assert_eq!(refused.at("/message"), "metadata.managedFields must be nil");
+    body["metadata"]["managedFields"] = json!([]);
+    server.apply_patch(&target("one"), body).expect(201);
+}

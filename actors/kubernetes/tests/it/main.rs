@@ -2,6 +2,8 @@
 
 mod applies;
 mod clients;
+mod events;
+mod guards;
 mod patches;
 mod protocol;
 mod random;

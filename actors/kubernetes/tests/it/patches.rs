@@ -104,7 +104,9 @@ fn whoever_writes_without_a_name_is_called_by_its_program() {
                "time": "2026-11-21T00:00:01Z", "fieldsType": "FieldsV1",
                "fieldsV1": {"f:spec": {"f:holderIdentity": {}}}})
     );
-    let named = server.merge(&format!("{BASE}/x?fieldManager=me"), json!({"spec": {"holderIdentity": ""}})).expect(200);
+    let seen = json!({"resourceVersion": created.revision().to_string()});
+    let release = json!({"metadata": seen, "spec": {"holderIdentity": ""}});
+    let named = server.merge(&format!("{BASE}/x?fieldManager=me"), release).expect(200);
     assert_eq!(named.at("/metadata/managedFields/0/manager"), "me", "it owns the field alone");
     assert_eq!(named.at("/metadata/managedFields/1"), Value::Null);
 }

@@ -181,3 +181,61 @@ fn native_leases_keep_their_milliseconds() {
     server.merge(&target, json!({"spec": {"leaseDurationSeconds": 3}})).expect(200);
     assert_eq!(server.lease("x").lease().unwrap().spec.duration_ms, Some(1200));
 }
+
+#[test]
+fn keys_that_come_twice_are_refused_when_strict() {
+    let mut server = Server::new();
+    let send = |server: &mut Server, validation: &str| {
+        let body = br#"{"metadata": {"name": "x"}, "spec": {"holderIdentity": "a", "holderIdentity": "b"}}"#.to_vec();
+        let target = format!("{BASE}?fieldValidation={validation}");
+        server.send(&Request { method: "POST", target, body, ..Request::default() })
+    };
+    let refused = send(&mut server, "Strict").expect(400);
+    let message = refused.at("/message").as_str().unwrap().to_owned();
+    assert_eq!(message, "strict decoding error: duplicate field \"spec.holderIdentity\"");
+    let warned = send(&mut server, "Warn").expect(201);
+    assert!(warned.warnings[0].contains("duplicate field"), "{:?}", warned.warnings);
+    assert_eq!(warned.holder(), "b", "the last one counts");
+}
+
+#[test]
+fn who_asks_for_its_rules_is_told_them() {
+    let mut server = Server::new();
+    let target = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+    let rules = |server: &mut Server, namespace: &str| {
+        let review = server.post(target, json!({"spec": {"namespace": namespace}})).expect(201);
+        let rules = review.at("/status/resourceRules").as_array().unwrap().clone();
+        rules
+            .into_iter()
+            .filter(|rule| rule["resources"].as_array().unwrap().contains(&"leases".into()))
+            .collect::<Vec<_>>()
+    };
+    let own = rules(&mut server, "ns");
+    assert_eq!((own.len(), &own[0]["resources"]), (1, &json!(["leases", "leasecandidates"])));
+    assert!(own[0]["verbs"].as_array().unwrap().contains(&"update".into()));
+    assert_eq!(rules(&mut server, "other").len(), 0);
+    server.post(target, json!({"spec": {}})).expect(400);
+}
+
+#[test]
+fn conflicts_are_worded_as_programs_look_for_them() {
+    let mut server = Server::new();
+    let lease = server.held("x", "a");
+    let stale = json!({"metadata": {"resourceVersion": "999"}, "spec": {}});
+    assert_eq!(
+        server.put(&lease, stale).expect(409).at("/message"),
+        "Operation cannot be fulfilled on leases.coordination.k8s.io \"x\": the object has been modified; please apply your \
+         changes to the latest version and try again"
+    );
+}
+
+#[test]
+fn paths_that_lead_further_are_listed_at_the_root() {
+    let root = Server::new().get("/").expect(200);
+    let paths = root.at("/paths").as_array().unwrap().clone();
+    for path in paths.iter().filter(|path| path.as_str().is_some_and(|path| !path.starts_with("/openapi"))) {
+        let ask = request("GET", path.as_str().unwrap(), Value::Null).ask();
+        assert!(ask.is_ok(), "{path}");
+    }
+    assert!(paths.contains(&"/apis/coordination.k8s.io/v1".into()), "{paths:?}");
+}

@@ -209,3 +209,15 @@ fn no_watch_lasts_for_ever() {
         assert_eq!(ask.watch_for(), Some(std::time::Duration::from_secs(lasts)));
     }
 }
+
+/// Ruby's client watches by the path that came before `?watch=true`.
+#[test]
+fn older_path_of_watches_tells_the_same() {
+    let mut server = Server::new();
+    let older = "/apis/coordination.k8s.io/v1/watch/namespaces/ns/leases";
+    let (mut all, mut one) = (server.watch(older), server.watch(&format!("{older}/x?resourceVersion=0")));
+    server.held("x", "a");
+    server.held("y", "a");
+    assert_eq!(all.told(&server), ["ADDED x", "ADDED y"]);
+    assert_eq!(one.told(&server), ["ADDED x"]);
+}

@@ -22,8 +22,8 @@ pub struct Piece {
 /// Why a transfer ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Spoiled {
-    #[error("a snapshot over the limit")]
-    TooLarge,
+    #[error("a snapshot of {bytes} bytes; [mesh] max_snapshot_bytes allows {limit} here")]
+    TooLarge { bytes: u64, limit: u64 },
     #[error("a piece out of order")]
     OutOfOrder,
     #[error("more or fewer bytes than its head says")]
@@ -80,7 +80,7 @@ impl Assembly {
     fn transfer_of(&mut self, limit: u64, piece: &Piece) -> Result<Transfer, Spoiled> {
         let running = self.transfer.take();
         if piece.head.bytes > limit {
-            return Err(Spoiled::TooLarge);
+            return Err(Spoiled::TooLarge { bytes: piece.head.bytes, limit });
         }
         if piece.offset == 0 {
             let (head, from) = (piece.head.clone(), piece.from);
@@ -178,7 +178,7 @@ pub mod tests {
         let mut first = pieces(&[7; 1000], 300).remove(0);
         first.head.bytes = LIMIT + 1;
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.take(LIMIT, first), Err(Spoiled::TooLarge));
+        assert_eq!(assembly.take(LIMIT, first), Err(Spoiled::TooLarge { bytes: LIMIT + 1, limit: LIMIT }));
         assert_eq!(assembly.held(), 0);
     }
 

@@ -8,7 +8,7 @@
 //! seat again. It gets a session that speaks for no seat, so its Raft messages are dropped.
 
 use muster_messages::wire::{MESH_PROTOCOL, MeshHello, Refusal, Starts};
-use muster_messages::{CertIdentity, ClusterId, Incarnation, NodeId, RaftId, RefusalReason, Role, Tables};
+use muster_messages::{CertIdentity, ClusterId, Incarnation, NodeId, RaftId, RefusalReason, Replica, Role, Tables};
 
 /// What this side says of itself in every hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Own {
         &self,
         hello: &MeshHello,
         certificate: &CertIdentity,
-        copy: &Tables,
+        replica: &Replica,
     ) -> Result<Option<RaftId>, Refusal> {
         let subject = certificate.node();
         if hello.protocol != MESH_PROTOCOL {
@@ -73,8 +73,8 @@ impl Own {
         if hello.node == self.node {
             return Err(no(RefusalReason::Protocol, "this node itself"));
         }
-        current(certificate, hello.node, copy)?;
-        self.seat(hello, copy)
+        current(certificate, hello.node, replica)?;
+        self.seat(hello, &replica.tables)
     }
 
     fn seat(&self, hello: &MeshHello, copy: &Tables) -> Result<Option<RaftId>, Refusal> {
@@ -109,7 +109,8 @@ pub fn may_be_of(node: NodeId, seat: RaftId, own: Option<RaftId>, copy: &Tables)
 
 /// Whether the node is a current manager. The gateway has judged whoever dialled us; whom we dialled is judged here, by
 /// the same rule: a copy that has applied the certificate's grant decides, an older one believes the certificate.
-fn current(certificate: &CertIdentity, node: NodeId, copy: &Tables) -> Result<(), Refusal> {
+fn current(certificate: &CertIdentity, node: NodeId, replica: &Replica) -> Result<(), Refusal> {
+    let (copy, raft) = (&replica.tables, &replica.raft);
     if copy.blocklist.contains_key(&node) {
         return Err(no(RefusalReason::Blocked, format!("{node} is blocked")));
     }
@@ -121,7 +122,18 @@ fn current(certificate: &CertIdentity, node: NodeId, copy: &Tables) -> Result<()
         Some(record) if record.role != Role::Manager => {
             Err(no(RefusalReason::Demoted, format!("{node} is no manager any more")))
         }
-        Some(_) => Ok(()),
+        Some(_) if copy.certificate_counts(node, certificate) => Ok(()),
+        Some(_) if raft.leading => {
+            let text = format!("this certificate of {node} does not count: it was superseded, or was never recorded");
+            Err(no(RefusalReason::Unauthenticated, text))
+        }
+        // Without a leader the copy may be too old to know it, and by the leader itself it is brought up to date (ADMIT-3,
+        // ADMIT-7). Otherwise the next attempt finds the copy caught up.
+        Some(_) if raft.leader.is_none() || raft.leader_node == Some(node) => Ok(()),
+        Some(_) => {
+            let text = format!("this manager does not know this certificate of {node}; it may be newer than its copy");
+            Err(no(RefusalReason::NotKnownHereYet, text))
+        }
     }
 }
 
@@ -157,6 +169,7 @@ mod tests {
             granted: None,
             incarnation: Incarnation(2),
             not_after: WallTime(0),
+            pin: None,
         }
     }
     fn theirs(seat: Option<RaftId>) -> MeshHello {
@@ -171,8 +184,11 @@ mod tests {
         tables.removed_raft_ids.insert(RaftId(9));
         tables
     }
+    fn replica(tables: Tables) -> Replica {
+        Replica { tables, ..Replica::default() }
+    }
     fn check(hello: &MeshHello, of: NodeId, role: Role, expect: Result<Option<RaftId>, RefusalReason>) {
-        let got = own().judge(hello, &certificate(of, role), &copy()).map_err(|r| r.reason);
+        let got = own().judge(hello, &certificate(of, role), &replica(copy())).map_err(|r| r.reason);
         assert_eq!(got, expect);
     }
 
@@ -198,7 +214,7 @@ mod tests {
         copy.revision = Revision(50);
         let judge = |granted, copy: &Tables| {
             let certificate = CertIdentity { granted, ..certificate(node(2), Role::Manager) };
-            own().judge(&theirs(None), &certificate, copy).map_err(|r| r.reason)
+            own().judge(&theirs(None), &certificate, &replica(copy.clone())).map_err(|r| r.reason)
         };
         assert_eq!(judge(Some(Revision(51)), &copy), Ok(None), "the copy is too old to know");
         assert_eq!(judge(None, &copy), Ok(None), "a founder's first certificate");
@@ -211,6 +227,48 @@ mod tests {
             Blocked { node: node(2), by: Principal::Operator, blocked_at: WallTime(0), expires_at: WallTime(0) };
         copy.blocklist.insert(node(2), blocked);
         assert_eq!(judge(Some(Revision(51)), &copy), Err(RefusalReason::Blocked));
+    }
+
+    #[test]
+    fn a_dialled_manager_must_show_a_certificate_on_record() {
+        let mut tables = copy();
+        tables.revision = Revision(60);
+        let cluster = muster_messages::ClusterRecord {
+            id: ClusterId::from_entropy(1),
+            name: Name::sanitized("default"),
+            incarnation: Incarnation(2),
+            feature_level: 3,
+            root_cert_pem: String::new(),
+            root_key_pem: muster_messages::Secret::new(""),
+            founded_at: WallTime(0),
+            revision: Revision(0),
+        };
+        tables.cluster = Some(Arc::new(cluster));
+        tables.nodes.insert(node(2), Arc::new(record(Role::Manager)));
+        let current = muster_messages::IssuedCertificate {
+            serial: "01".into(),
+            role: Role::Manager,
+            granted: Some(Revision(50)),
+            not_after: WallTime(0),
+            pin: None,
+            issuer: None,
+        };
+        let row = muster_messages::NodeCertificates { current: Some(current), ..Default::default() };
+        tables.certificates.insert(node(2), Arc::new(row));
+        let judge = |serial: &str, replica: &Replica| {
+            let granted = Some(Revision(50));
+            let certificate = CertIdentity { serial: serial.into(), granted, ..certificate(node(2), Role::Manager) };
+            own().judge(&theirs(None), &certificate, replica).map_err(|r| r.reason)
+        };
+        let mut copy = replica(tables);
+        assert_eq!(judge("02", &copy), Ok(None), "without a leader this copy may be too old");
+        copy.raft.leader = Some(RaftId(5));
+        assert_eq!(judge("01", &copy), Ok(None));
+        assert_eq!(judge("02", &copy), Err(RefusalReason::NotKnownHereYet));
+        copy.raft.leader_node = Some(node(2));
+        assert_eq!(judge("02", &copy), Ok(None), "the leader brings this copy up to date");
+        (copy.raft.leading, copy.raft.leader_node) = (true, Some(node(1)));
+        assert_eq!(judge("02", &copy), Err(RefusalReason::Unauthenticated));
     }
 
     fn record(role: Role) -> NodeRecord {

@@ -24,11 +24,15 @@ pub type SessionNumber = u64;
 const SIMULTANEOUS: Duration = Duration::from_secs(3);
 /// How long the greater id leaves dialling to the smaller one, plus up to as much again.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The same when this process has just started: the others may not know that yet, and wait themselves. Those that start with it
+/// have dialled by then.
+const START_PATIENCE: Duration = Duration::from_millis(300);
 /// Pauses between dials: doubled after each failure, with up to half of it taken away at random.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A session that lived this long proves that dialling works: the pause starts over.
-const PROVEN: Duration = Duration::from_secs(5);
+/// A session that was ready for this long proves that dialling works: the pause starts over. A rolling restart ends
+/// sessions that are this young.
+const PROVEN: Duration = Duration::from_millis(500);
 
 /// How long after the leader's session ended a refused address is worth telling: later Raft has noticed by itself.
 const HINT: Duration = Duration::from_secs(1);
@@ -131,7 +135,7 @@ pub enum Effect {
 struct Held {
     dialed: bool,
     opened: Moment,
-    ready: bool,
+    ready: Option<Moment>,
 }
 
 #[derive(Clone, Debug)]
@@ -139,6 +143,8 @@ struct Link {
     addr: Option<String>,
     /// Where it was found since, by a hint.
     found: Option<String>,
+    /// A manager that no copy here knows as a member was found there: it is dialled once, so that it hears of this one.
+    introduce: Option<String>,
     /// The next dial goes there.
     by_hint: bool,
     /// The dial in flight does.
@@ -158,6 +164,8 @@ pub struct Links {
     own: NodeId,
     links: BTreeMap<NodeId, Link>,
     answered: BTreeMap<NodeId, Moment>,
+    /// The members were heard of before: those that come later are new.
+    started: bool,
     hints: Hints,
     dice: u64,
 }
@@ -166,7 +174,7 @@ impl Links {
     /// No link yet. `seed` drives the delays; at `hints` some manager may be found if none is where it should be.
     pub fn new(own: NodeId, seed: u64, hints: Vec<String>) -> Self {
         let (links, answered, hints) = (BTreeMap::new(), BTreeMap::new(), Hints::new(hints));
-        Self { own, links, answered, hints, dice: seed | 1 }
+        Self { own, links, answered, started: false, hints, dice: seed | 1 }
     }
 
     /// One turn. `leader` is who leads, as far as is known.
@@ -213,10 +221,17 @@ impl Links {
 
     fn wanted(&mut self, now: Moment, wanted: &BTreeMap<NodeId, String>, out: &mut Vec<Effect>) {
         let own = self.own;
+        let first = !self.started;
+        self.started |= !wanted.is_empty();
         for (node, addr) in wanted.iter().filter(|(node, _)| **node != own) {
             if !self.links.contains_key(node) {
                 let link = self.fresh(now, *node);
                 self.links.insert(*node, link);
+            }
+            // This process has just started: the others may not know that for as long as they are patient.
+            let patience = if own < *node { Duration::ZERO } else { START_PATIENCE };
+            if let Some(link) = self.links.get_mut(node).filter(|_| first) {
+                link.next_dial = now + patience;
             }
             if let Some(link) = self.links.get_mut(node)
                 && link.addr.as_ref() != Some(addr)
@@ -246,6 +261,7 @@ impl Links {
         Link {
             addr: None,
             found: None,
+            introduce: None,
             by_hint: false,
             dials_hint: false,
             sessions: BTreeMap::new(),
@@ -265,11 +281,11 @@ impl Links {
         let link = self.links.get_mut(&node).expect("inserted above");
         // An older one of the same direction that never became ready is abandoned: sessions per node stay few.
         for (older, held) in &link.sessions {
-            if held.dialed == dialed && !held.ready {
+            if held.dialed == dialed && held.ready.is_none() {
                 out.push(Effect::End { number: *older, because: Because::Superseded });
             }
         }
-        link.sessions.insert(number, Held { dialed, opened: now, ready: false });
+        link.sessions.insert(number, Held { dialed, opened: now, ready: None });
     }
 
     fn ready(&mut self, now: Moment, number: SessionNumber, out: &mut Vec<Effect>) {
@@ -277,7 +293,7 @@ impl Links {
             return;
         };
         let Some(new) = link.sessions.get_mut(&number) else { return };
-        new.ready = true;
+        new.ready = Some(now);
         let new = *new;
         if let Some(current) = link.up
             && let Some(old) = link.sessions.get(&current)
@@ -300,8 +316,8 @@ impl Links {
         let patience = self.patience(node);
         let Some(link) = self.links.get_mut(&node) else { return };
         let held = link.sessions.remove(&number);
-        let lived = held.map_or(Duration::ZERO, |h| now.since(h.opened));
-        if lived >= PROVEN {
+        let proven = held.is_some_and(|h| h.ready.is_some_and(|at| now.since(at) >= PROVEN));
+        if proven {
             link.failures = 0;
         }
         if !link.sessions.is_empty() && link.up != Some(number) {
@@ -313,7 +329,7 @@ impl Links {
             out.push(Effect::Down { node });
         }
         link.next_dial = now + patience.max(pause(link.failures));
-        if lived < PROVEN {
+        if !proven {
             link.failures += 1;
         }
         if was_up && leader == Some(node) && link.addr.is_some() {
@@ -342,9 +358,19 @@ impl Links {
         }
     }
 
-    /// Nobody is believed about where another one is: who answered has shown its own certificate.
+    /// Nobody is believed about where another one is: who answered has shown its own certificate. A manager that joined while
+    /// this one was away is no member to this copy. It may be the one that leads, and it cannot dial this one where it moved.
     fn asked(&mut self, now: Moment, addr: String, found: Option<NodeId>) {
         self.hints.asked(now);
+        if let Some(node) = found.filter(|node| *node != self.own) {
+            if !self.links.contains_key(&node) {
+                let link = self.fresh(now, node);
+                self.links.insert(node, link);
+            }
+            if let Some(link) = self.links.get_mut(&node).filter(|link| link.addr.is_none()) {
+                link.introduce = Some(addr.clone());
+            }
+        }
         let Some(link) = found.and_then(|node| self.links.get_mut(&node)) else { return };
         if link.addr.is_some() && link.addr.as_ref() != Some(&addr) {
             (link.found, link.by_hint) = (Some(addr), true);
@@ -366,17 +392,23 @@ impl Links {
     fn advance(&mut self, now: Moment, out: &mut Vec<Effect>) {
         let mut wake: Option<Moment> = None;
         self.links.retain(|node, link| {
-            let keep = link.addr.is_some() || link.dialing || !link.sessions.is_empty();
+            let keep = link.addr.is_some() || link.introduce.is_some() || link.dialing || !link.sessions.is_empty();
             if !keep {
                 out.push(Effect::Forget { node: *node });
             }
             keep
         });
         for (node, link) in &mut self.links {
-            let Some(addr) = &link.addr else { continue };
             if link.dialing || !link.sessions.is_empty() {
                 continue;
             }
+            // One attempt for each time that it is found.
+            if let Some(addr) = link.introduce.take().filter(|_| link.addr.is_none()) {
+                link.dialing = true;
+                out.push(Effect::Dial { node: *node, addr });
+                continue;
+            }
+            let Some(addr) = &link.addr else { continue };
             if link.next_dial <= now {
                 link.dialing = true;
                 let hinted = link.found.as_ref().filter(|_| link.by_hint);

@@ -63,6 +63,19 @@ fn three_managers_exchange_messages_calls_and_snapshots() {
     assert!(nodes[1].heard("packets").is_empty());
 }
 
+/// B7. A write that a follower forwards waits for that follower's own acknowledgement, which comes through the same session.
+#[test]
+fn large_calls_without_an_answer_do_not_hold_up_raft() {
+    let mut nodes = [Node::start(1), Node::start(2)];
+    connect(&mut nodes);
+    nodes[1].tell("hold 1 60 500000");
+    assert_eq!(nodes[1].wait_for("held"), "held unreachable", "more than may wait is refused at once");
+    nodes[1].tell("raft 1 100 1000");
+    nodes[0].take_until("packets", |l| packets(l, 2) == 100);
+    let held = nodes[1].heard("held");
+    assert!(held.iter().all(|l| l == "held unreachable"), "the others still wait: {held:?}");
+}
+
 #[test]
 fn a_new_member_speaks_for_its_seat_in_the_session_it_has() {
     let mut nodes = [Node::start(1), Node::start(2)];

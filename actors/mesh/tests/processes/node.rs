@@ -9,7 +9,9 @@ use std::time::Duration;
 use muster_gateway::{Connection, Services};
 use muster_kernel::Recipient;
 use muster_mesh::{Dial, DialFailure, DialedPeer, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
-use muster_messages::protocol::{IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service};
+use muster_messages::protocol::{
+    IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service, SnapshotOutcome,
+};
 use muster_messages::wire::{
     EntryKind, PacketKind, PeerCall, RaftEntry, RaftPacket, SeatRequest, SnapshotHead, Starts,
 };
@@ -38,6 +40,7 @@ pub fn identity(n: u128) -> CertIdentity {
         granted: None,
         incarnation: Incarnation(0),
         not_after: WallTime(i64::MAX),
+        pin: None,
     }
 }
 fn say(line: std::fmt::Arguments<'_>) {
@@ -118,7 +121,9 @@ fn raft_probe() -> Recipient<RaftMemberMsg> {
             RaftMemberMsg::SnapshotReceived { node, data, .. } => {
                 say(format_args!("snapshot {} {}", number_of(node), data.len()));
             }
-            RaftMemberMsg::SnapshotSent { ok, .. } => say(format_args!("sent {ok}")),
+            RaftMemberMsg::SnapshotSent { outcome, .. } => {
+                say(format_args!("sent {}", outcome == SnapshotOutcome::Delivered));
+            }
             RaftMemberMsg::PeerSession { node, up } => {
                 say(format_args!("session {} {}", number_of(node), if up { "up" } else { "down" }));
             }
@@ -281,6 +286,17 @@ impl Running {
                         Err(error) => say(format_args!("answer {}", error.code)),
                     }
                 });
+            }
+            // Nobody answers them before their deadline.
+            ["hold", to, count, bytes] => {
+                let (to, text) = (node(parse(to)), format!("hold{}", "x".repeat(parse(bytes))));
+                for _ in 0..parse(count) {
+                    let (mesh, call) = (self.mesh.clone(), call(&text));
+                    self.around.spawn(async move {
+                        let ended = mesh.call(to, Duration::from_secs(30), call).await.map_err(|error| error.code);
+                        say(format_args!("held {}", ended.err().map_or("ok".to_owned(), |code| code.to_string())));
+                    });
+                }
             }
             ["probe", addr, expect] => {
                 let (addr, expect) = ((*addr).to_owned(), node(parse(expect)));

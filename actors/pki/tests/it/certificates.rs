@@ -44,6 +44,32 @@ fn a_new_root_has_no_path_length_and_signs_no_authority() {
     assert!(!constraints(&der(&signed.cert_pem)).is_some_and(|(ca, _)| ca));
 }
 
+/// What a client that is not ours asks a server for.
+#[test]
+fn managers_alone_carry_the_name_of_managers() {
+    let cluster = Cluster::new(1);
+    let is_named = |pem: &str| {
+        let der = der(pem);
+        let (_, cert) = X509Certificate::from_der(&der).unwrap();
+        let names = cert.subject_alternative_name().unwrap().unwrap();
+        names.value.general_names.iter().any(|name| matches!(name, GeneralName::DNSName(name) if *name == MANAGER_NAME))
+    };
+    for role in [Role::Manager, Role::Worker] {
+        let signed = cluster.issuer.sign_node(&cluster.profile(2, role), &key()).unwrap();
+        assert_eq!(is_named(&signed.cert_pem), role == Role::Manager);
+    }
+}
+
+#[test]
+fn a_certificate_is_recorded_as_it_is_shown() {
+    let cluster = Cluster::new(1);
+    let signed = cluster.issuer.sign_node(&cluster.profile(2, Role::Worker), &key()).unwrap();
+    assert_eq!(identity_of_pem(&signed.cert_pem).unwrap().pin, Some(signed.pin));
+    assert_eq!(signed.issuer, root_id_of_pem(&cluster.root.cert_pem).unwrap());
+    let another = cluster.issuer.sign_node(&cluster.profile(2, Role::Worker), &key()).unwrap();
+    assert!(another.pin.fingerprint != signed.pin.fingerprint && another.pin.key != signed.pin.key);
+}
+
 #[test]
 fn users_and_operators_are_told_apart() {
     let cluster = Cluster::new(1);

@@ -32,8 +32,10 @@ fn credentials_and_memory_survive_a_restart_and_are_private() {
     let creds = cluster.node(2, Role::Worker);
     let node = LocalNode {
         managers: vec!["127.0.0.1:4400".to_owned()],
+        name: Some("web-1".parse().unwrap()),
         held_seat: Some(RaftId(4)),
         ended: Some(Ended { reason: RefusalReason::Removed, message: "gone".to_owned(), at: now() }),
+        admission_closed: true,
     };
     store.save_credentials(&creds).unwrap();
     store.save_node(&node).unwrap();

@@ -27,6 +27,7 @@ impl RaftCore {
                 return Err(CoreFault(text));
             }
             self.bytes_since_snapshot += entry_bytes(&entry);
+            self.size.applied(entry_bytes(&entry));
             let outcome =
                 match content(&entry).map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))? {
                     None => {
@@ -45,6 +46,7 @@ impl RaftCore {
                 };
             let seat = self.seat.as_mut().expect("entries come from a seat");
             seat.raw.mut_store().set_applied(at);
+            self.consider_digest();
             self.proposals.applied(at, &outcome, &mut self.out.answers);
         }
         self.seat.as_mut().expect("entries come from a seat").raw.advance_apply_to(self.tables.revision.0);

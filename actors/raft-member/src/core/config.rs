@@ -63,8 +63,19 @@ pub struct RaftConfig {
     /// The tail kept behind a snapshot, so that a follower that missed a moment needs no snapshot.
     pub keep_entries: u64,
     pub keep_bytes: u64,
-    /// A snapshot that is neither delivered nor reported lost for this long counts as lost.
+    /// The tail follows the rate of writes: what was written in this time stays, within `keep_bytes`.
+    pub keep_time: Duration,
+    /// While a snapshot is on its way, and until its receiver has caught up, the log behind it stays, up to this many
+    /// bytes or twice those of the snapshot. Memory is what it costs.
+    pub transfer_bytes: u64,
+    /// A snapshot of which nothing more arrives for this long counts as lost.
     pub snapshot_limit: Duration,
+    /// The largest snapshot that the members take. The leader refuses writes that would make the state larger than a
+    /// share of it: see `size`.
+    pub max_snapshot_bytes: u64,
+    /// Members compare the digests of their states at every index that this divides. 0: never. All members need the same value.
+    /// A digest encodes the whole state, as a snapshot does: three snapshots' worth of entries keeps it well below their cost.
+    pub digest_every: u64,
     /// The followers learn of a commit from the next append, or from a message of its own after this long. Under load
     /// the next append is there first, which halves the messages; without, a follower's copy is this much older.
     pub commit_news: Duration,
@@ -116,8 +127,12 @@ impl Default for RaftConfig {
             snapshot_entries: 10_000,
             snapshot_bytes: 32 << 20,
             keep_entries: 1_000,
-            keep_bytes: 8 << 20,
+            keep_bytes: 32 << 20,
+            keep_time: Duration::from_secs(30),
+            transfer_bytes: 128 << 20,
             snapshot_limit: Duration::from_secs(60),
+            max_snapshot_bytes: 256 << 20,
+            digest_every: 32_768,
             commit_news: Duration::from_millis(2),
             publish_every: Duration::from_millis(100),
             #[cfg(feature = "sabotage")]

@@ -1,11 +1,15 @@
 //! Ticks, the leader-loss hint, and handing leadership over.
 
-use muster_messages::protocol::ProposeError;
-use muster_messages::{CommandRefusal, Moment, NodeId, RaftId, Term};
-use raft::{INVALID_ID, SnapshotStatus, StateRole};
+use std::collections::BTreeSet;
 
+use muster_messages::protocol::{ProposeError, SnapshotOutcome};
+use muster_messages::{CommandRefusal, Moment, NodeId, RaftId, Term};
+use raft::{INVALID_ID, StateRole};
+
+use super::log::conf_state;
 use super::packets::Settling;
-use super::{Answer, AskId, Notice, RaftCore, Standing};
+use super::transfers::Matched;
+use super::{Answer, AskId, LogPoint, Notice, RaftCore, Standing};
 
 /// Campaigns that a leader-loss hint asked for.
 pub(super) struct Hint {
@@ -25,6 +29,7 @@ impl RaftCore {
     pub(super) fn tick(&mut self, now: Moment) {
         self.judge_disk(now);
         self.judge_snapshots(now);
+        self.mark_rate(now);
         self.fire_hint(now);
         let settling = self.settling();
         let idle_disk = self.in_flight.is_empty();
@@ -83,7 +88,11 @@ impl RaftCore {
         }
         if is.role != StateRole::Leader || was.term != is.term {
             seat.acked.clear();
-            seat.sending.clear();
+            self.digests.forget_others();
+            let stopped = seat.transfers.clear();
+            self.out.stop_snapshots.extend(stopped);
+            seat.raw.mut_store().set_offer(None);
+            seat.raw.mut_store().pause_snapshots(BTreeSet::new());
         }
         if (was.term, was.leader) != (is.term, is.leader) {
             self.reads.retry_all();
@@ -122,15 +131,29 @@ impl RaftCore {
         }
     }
 
+    /// Ends transfers that stand still or are not needed any more, and lets raft try again where a pause is over.
     fn judge_snapshots(&mut self, now: Moment) {
         let limit = self.config.snapshot_limit;
-        let Some(seat) = self.seat.as_mut().filter(|s| !s.sending.is_empty()) else { return };
-        let lost: Vec<u64> =
-            seat.sending.iter().filter(|(_, since)| now.since(**since) >= limit).map(|(id, _)| *id).collect();
-        for id in lost {
-            seat.sending.remove(&id);
-            seat.raw.report_snapshot(id, SnapshotStatus::Failure);
+        let Some(seat) = self.seat.as_mut().filter(|s| !s.transfers.is_empty()) else { return };
+        let (last, tail) = (seat.raw.raft.raft_log.last_index(), self.config.keep_entries);
+        let prs = seat.raw.raft.prs();
+        let stopped = seat.transfers.settle(|id| {
+            let index = prs.get(id)?.matched;
+            Some(Matched { index, caught_up: index + tail >= last })
+        });
+        for id in seat.transfers.stalled(now, limit) {
+            let why = format!("nothing more of it arrived for {} s", limit.as_secs());
+            self.transfer_ended(now, id, &SnapshotOutcome::Lost(why));
         }
+        let Some(seat) = self.seat.as_mut() else { return };
+        let offer = seat
+            .transfers
+            .job()
+            .map(|job| (LogPoint { index: job.index, term: job.term }, conf_state(&job.voters, &job.learners)));
+        seat.raw.mut_store().set_offer(offer);
+        let paused = seat.transfers.paused(now);
+        seat.raw.mut_store().pause_snapshots(paused);
+        self.out.stop_snapshots.extend(stopped);
     }
 
     /// The leader is gone for certain: forget it at once (with check-quorum a member ignores everybody's pre-vote while

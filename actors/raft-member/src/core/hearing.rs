@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use muster_messages::protocol::SnapshotOutcome;
 use muster_messages::wire::{PacketKind, RaftPacket, SnapshotHead};
 use muster_messages::{Moment, NodeId, RaftId, Revision};
 use muster_store::snapshot::SnapshotFault;
@@ -38,6 +39,7 @@ impl RaftCore {
         }
         self.may_speak(node, packet.from)?;
         self.take_seat(now, &packet)?;
+        self.notice_loss(&packet);
         let settling = self.settling();
         packets::acceptable(&packet, &self.seat.as_ref().expect("take_seat leaves a seat").raw, settling)?;
         let received = match (packet.kind, data) {
@@ -45,17 +47,28 @@ impl RaftCore {
             _ => None,
         };
         self.note_heard(packet.from, Heard { node, at: now });
+        if packet.kind == PacketKind::StateDigest {
+            return self.hear_digest(now, &packet);
+        }
         let seat = self.seat.as_mut().expect("take_seat leaves a seat");
         let (from, kind, index, log_term) = (packet.from.0, packet.kind, packet.index, packet.log_term);
         let acknowledges = packet.term == seat.raw.raft.term
             && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
-        let call = acknowledges.then(|| self.roll_calls.round_of(seat.id, self.nonce, &packet.context)).flatten();
+        if acknowledges {
+            self.reachability.acknowledge(packet.from, seat.id, self.nonce, &packet.context);
+        }
+        // What is acknowledged stays acknowledged. Such an answer is an old one, or its sender has lost a part of its log: that
+        // one notices by the next heartbeat, and must not be given that part again as if nothing had happened.
+        if kind == PacketKind::AppendResponse && packet.reject && self.rejects_acknowledged(&packet) {
+            return Err("rejected_below_matched");
+        }
+        let seat = self.seat.as_mut().expect("take_seat leaves a seat");
         let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;
         if self.config.sabotaged().vote_again && kind == PacketKind::RequestVote {
             seat.raw.raft.vote = raft::INVALID_ID;
         }
         // An unknown sender's answer is an error to raft and nothing to us: it was removed meanwhile.
-        let _stranger = seat.raw.step(packets::incoming(packet));
+        let _stranger = packets::incoming(packet).map(|message| seat.raw.step(message));
         if acknowledges && seat.raw.raft.state == StateRole::Leader {
             seat.acked.insert(from, now);
             mend_progress(seat, from, &mut self.counters);
@@ -63,9 +76,6 @@ impl RaftCore {
         // Raft keeps the one that it wants, which may be an earlier one that has not left for the disk yet.
         let wanted = seat.raw.raft.snap().map(|s| s.get_metadata().index);
         seat.incoming = received.into_iter().chain(seat.incoming.take()).find(|(head, ..)| Some(head.index) == wanted);
-        if let Some(round) = call {
-            self.roll_calls.answered(RaftId(from), round);
-        }
         self.settle(now);
         if vote_refused {
             self.vote_refused(now);
@@ -77,6 +87,25 @@ impl RaftCore {
             self.told_to_lead(now);
         }
         Ok(())
+    }
+
+    fn rejects_acknowledged(&self, packet: &RaftPacket) -> bool {
+        let Some(seat) = self.seat.as_ref().filter(|s| s.raw.raft.state == StateRole::Leader) else { return false };
+        let matched = seat.raw.raft.prs().get(packet.from.0).map_or(0, |pr| pr.matched);
+        packet.term == seat.raw.raft.term && packet.reject_hint < matched
+    }
+
+    /// A leader tells each member of no more commits than that member has acknowledged in its term. One that is beyond the
+    /// log says that this disk has lost something: to vote, or to acknowledge on, would be to lie.
+    fn notice_loss(&mut self, packet: &RaftPacket) {
+        let Some(seat) = self.seat.as_ref().filter(|_| packet.kind == PacketKind::Heartbeat) else { return };
+        let raft = &seat.raw.raft;
+        let (leads, last) = (packet.term == raft.term && packet.from.0 == raft.leader_id, raft.raft_log.last_index());
+        // An empty copy has lost nothing: a late packet may have given it a seat that its node held before.
+        if leads && last > 0 && packet.commit > last {
+            self.out.lost =
+                Some(format!("the log ends with entry {last}, but entry {} was acknowledged", packet.commit));
+        }
     }
 
     fn note_heard(&mut self, seat: RaftId, by: Heard) {
@@ -140,7 +169,7 @@ impl RaftCore {
         Ok(())
     }
 
-    pub(super) fn session(&mut self, node: NodeId, up: bool) {
+    pub(super) fn session(&mut self, now: Moment, node: NodeId, up: bool) {
         if up {
             self.sessions.insert(node);
         } else {
@@ -153,21 +182,32 @@ impl RaftCore {
         let Some(progress) = seat.raw.raft.mut_prs().get_mut(id) else { return };
         if up {
             // It need not wait for the next heartbeat.
+            seat.transfers.session_began(now, id);
             progress.resume();
+            let paused = seat.transfers.paused(now);
+            seat.raw.mut_store().pause_snapshots(paused);
             seat.raw.raft.send_append(id);
         } else {
             seat.raw.report_unreachable(id);
-            if seat.sending.remove(&id).is_some() {
-                seat.raw.report_snapshot(id, SnapshotStatus::Failure);
-            }
+            self.transfer_ended(now, id, &SnapshotOutcome::Lost("the session ended".to_owned()));
         }
     }
 
-    pub(super) fn snapshot_sent(&mut self, to: RaftId, ok: bool) {
-        if let Some(seat) = self.seat.as_mut()
-            && seat.sending.remove(&to.0).is_some()
-        {
-            seat.raw.report_snapshot(to.0, if ok { SnapshotStatus::Finish } else { SnapshotStatus::Failure });
+    pub(super) fn snapshot_sent(&mut self, now: Moment, to: RaftId, index: u64, outcome: &SnapshotOutcome) {
+        if self.seat.as_ref().is_some_and(|s| s.transfers.is_on_its_way(to.0, index)) {
+            self.transfer_ended(now, to.0, outcome);
         }
+    }
+
+    /// Tells raft. It may ask for another snapshot at once: a pause comes first.
+    pub(super) fn transfer_ended(&mut self, now: Moment, to: u64, outcome: &SnapshotOutcome) {
+        let Some(seat) = self.seat.as_mut().filter(|s| s.transfers.on_its_way(to)) else { return };
+        if let Some(why) = seat.transfers.ended(now, to, outcome) {
+            self.out.notices.push(Notice::SnapshotNotTaken { to: RaftId(to), why });
+        }
+        let paused = seat.transfers.paused(now);
+        seat.raw.mut_store().pause_snapshots(paused);
+        let delivered = *outcome == SnapshotOutcome::Delivered;
+        seat.raw.report_snapshot(to, if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure });
     }
 }

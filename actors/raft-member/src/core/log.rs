@@ -2,7 +2,7 @@
 //!
 //! Keeps  LOG-1  entries are contiguous, from `before.index + 1` to `last()`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
@@ -18,6 +18,10 @@ pub(crate) struct MemLog {
     /// Where the state machine is, and the configuration there: what a snapshot would stand for.
     applied: LogPoint,
     conf: ConfState,
+    /// A snapshot that was made for another member, or for an earlier attempt, and can still be used.
+    offer: Option<(LogPoint, ConfState)>,
+    /// Members that get no snapshot for the moment.
+    snapshots_paused: BTreeSet<u64>,
     /// For the start only.
     hard: HardState,
 }
@@ -40,7 +44,8 @@ impl MemLog {
     ) -> Self {
         let bytes = entries.iter().map(entry_bytes).sum();
         let hard = HardState { term: hard.term, vote: hard.vote, commit: hard.commit, ..HardState::default() };
-        Self { before, entries: entries.into(), bytes, applied, conf, hard }
+        let entries = entries.into();
+        Self { before, entries, bytes, applied, conf, offer: None, snapshots_paused: BTreeSet::new(), hard }
     }
     pub fn first(&self) -> u64 {
         self.before.index + 1
@@ -95,6 +100,39 @@ impl MemLog {
             cut -= 1;
         }
         LogPoint { index: cut, term: self.term_at(cut).unwrap_or(self.before.term) }
+    }
+    /// The first place at or behind `floor` from which on the entries take no more than `bytes`.
+    pub fn place_within(&self, floor: u64, bytes: u64) -> LogPoint {
+        let (mut place, mut left) = (self.before, self.bytes);
+        for entry in &self.entries {
+            if place.index >= floor && left <= bytes {
+                break;
+            }
+            left -= entry_bytes(entry);
+            place = LogPoint { index: entry.index, term: entry.term };
+        }
+        place
+    }
+    /// Whether a member that has everything up to `index` can be brought up to date by entries alone.
+    pub fn reaches_back_to(&self, index: u64) -> bool {
+        self.before.index <= index
+    }
+    /// Raft is given this place for a snapshot, where it can be used, instead of the newest state.
+    pub fn set_offer(&mut self, offer: Option<(LogPoint, ConfState)>) {
+        self.offer = offer;
+    }
+    pub fn pause_snapshots(&mut self, to: BTreeSet<u64>) {
+        self.snapshots_paused = to;
+    }
+    /// The offer, if it is for `to` and what follows it is in the log.
+    fn offer_for(&self, to: u64, at_least: u64) -> Option<&(LogPoint, ConfState)> {
+        let known = |conf: &ConfState| conf.voters.contains(&to) || conf.learners.contains(&to);
+        let fits = |at: LogPoint| at.index >= at_least && self.reaches_back_to(at.index);
+        self.offer.as_ref().filter(|(at, conf)| fits(*at) && known(conf))
+    }
+    /// Whether a snapshot at this place is the one to send to `to`.
+    pub fn offers(&self, to: u64, at: u64) -> bool {
+        self.offer_for(to, 0).is_some_and(|(offer, _)| offer.index == at)
     }
     pub fn cut(&mut self, after: LogPoint) {
         while self.before.index < after.index {
@@ -155,15 +193,18 @@ impl Storage for MemLog {
         Ok(self.last())
     }
     /// Only the head: the core adds the tables when the message leaves.
-    fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<Snapshot> {
-        if self.applied.index < request_index || self.applied.index == 0 {
+    fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
+        let paused = self.snapshots_paused.contains(&to);
+        if paused || self.applied.index < request_index || self.applied.index == 0 {
             return Err(raft::Error::Store(StorageError::SnapshotTemporarilyUnavailable));
         }
+        let offer = self.offer_for(to, request_index);
+        let (at, conf) = offer.map_or((self.applied, &self.conf), |(at, conf)| (*at, conf));
         let mut snapshot = Snapshot::default();
         let meta = snapshot.mut_metadata();
-        meta.index = self.applied.index;
-        meta.term = self.applied.term;
-        meta.set_conf_state(self.conf.clone());
+        meta.index = at.index;
+        meta.term = at.term;
+        meta.set_conf_state(conf.clone());
         Ok(snapshot)
     }
 }

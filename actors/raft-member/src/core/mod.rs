@@ -4,7 +4,7 @@
 //! Hears  `Input`.   Says  `Batch`.
 //! Keeps  DURABLE-1  nothing counts as acknowledged by this member before its disk has it.
 //!        DURABLE-2  no vote, no answer and nothing a leader says in a term leaves before that vote, entry or term is durable.
-//!        PROPOSE-1, PROPOSE-2 (see `proposals`), READ-1 (see `reads`), ROLL-1 (see `roll_call`), LOG-1 (see `log`).
+//!        PROPOSE-1, PROPOSE-2 (see `proposals`), READ-1 (see `reads`), REACH-1 (see `reachability`), LOG-1 (see `log`).
 //!        MEMBER-2   the Raft configuration is what the applied seat changes say; a refused one changes nothing, anywhere.
 //!
 //! # Driving it
@@ -26,6 +26,7 @@
 
 mod applying;
 mod config;
+mod digests;
 mod elections;
 mod entries;
 mod hearing;
@@ -33,11 +34,13 @@ mod log;
 mod outgrown;
 mod packets;
 mod proposals;
+mod reachability;
 mod reads;
-mod roll_call;
+mod size;
 mod standing;
 #[cfg(test)]
 mod tests;
+mod transfers;
 mod turn;
 mod values;
 
@@ -47,7 +50,7 @@ use std::sync::Arc;
 use muster_messages::protocol::{ProposeError, ReadError};
 use muster_messages::wire::{MAX_FRAME, SnapshotHead};
 use muster_messages::{
-    Command, CommandRefusal, Dice, Member, Moment, NodeId, RaftId, Replica, Revision, SeatChange, Tables,
+    Command, CommandRefusal, Dice, Member, Moment, NodeId, RaftId, Replica, Revision, SeatChange, Tables, WallTime,
 };
 use raft::eraftpb::ConfState;
 use raft::{RawNode, StateRole};
@@ -56,6 +59,8 @@ use slog::Logger;
 pub use self::config::RaftConfig;
 #[cfg(feature = "sabotage")]
 pub use self::config::Sabotage;
+pub use self::digests::DigestJob;
+use self::digests::StateDigests;
 use self::elections::{Hint, Transfer};
 #[cfg(test)]
 pub(crate) use self::entries::command_entry;
@@ -64,8 +69,11 @@ use self::log::{MemLog, conf_state, entry_bytes};
 pub use self::outgrown::Outgrown;
 use self::packets::Settling;
 use self::proposals::{Proposals, Queued};
+use self::reachability::ReachabilityChecks;
 use self::reads::Reads;
-use self::roll_call::RollCalls;
+use self::size::StateSize;
+pub use self::transfers::StoppedTransfer;
+use self::transfers::Transfers;
 pub use self::values::*;
 
 /// A proposal without a deadline of its own (a seat change): it ends by being applied or by the loss of leadership.
@@ -95,7 +103,7 @@ pub struct RaftCore {
 
     proposals: Proposals,
     reads: Reads,
-    roll_calls: RollCalls,
+    reachability: ReachabilityChecks,
     transfer: Option<Transfer>,
 
     /// The nodes in session with this one.
@@ -107,8 +115,14 @@ pub struct RaftCore {
     snapshot_index: u64,
     bytes_since_snapshot: u64,
     taking_snapshot: bool,
+    size: StateSize,
+    digests: StateDigests,
+    /// Where the log ended, once a second: how many entries `keep_time` is worth.
+    marks: VecDeque<(Moment, u64)>,
     snapshot_failed: Option<Moment>,
 
+    /// A moment and its wall time: for what people are shown.
+    wall: (Moment, WallTime),
     replica: Arc<Replica>,
     published_at: Option<Moment>,
     told_members: Option<(Vec<Member>, Option<RaftId>)>,
@@ -141,8 +155,7 @@ struct Seat {
     leaderless_since: Moment,
     /// The voters that had not acknowledged anything for an election timeout when this leader stepped down.
     lost_touch: Vec<u64>,
-    /// Snapshots on their way to a peer.
-    sending: BTreeMap<u64, Moment>,
+    transfers: Transfers,
     hint: Option<Hint>,
     /// The commit index as last sent to everybody.
     commit_told: u64,
@@ -184,7 +197,7 @@ impl RaftCore {
     pub fn found(config: RaftConfig, me: NodeId, seed: u64, now: Moment, logger: Logger) -> Result<Self, CoreFault> {
         let id = RaftId(1);
         let tables = Tables { revision: Revision(1), ..Tables::default() };
-        let job = SnapshotJob { index: 1, term: 1, voters: vec![id.0], learners: vec![], tables: tables.clone() };
+        let job = SnapshotJob::new(LogPoint { index: 1, term: 1 }, (vec![id.0], vec![]), tables.clone());
         let (head, data) = job.run();
         let hard = HardMark { term: 1, vote: 0, commit: 1 };
         let snapshot = Some((head.clone(), tables));
@@ -225,14 +238,18 @@ impl RaftCore {
             durable: HardMark::default(),
             proposals: Proposals::default(),
             reads: Reads::default(),
-            roll_calls: RollCalls::default(),
+            reachability: ReachabilityChecks::default(),
             transfer: None,
             sessions: BTreeSet::new(),
             heard: BTreeMap::new(),
             snapshot_index: 0,
             bytes_since_snapshot: 0,
             taking_snapshot: false,
+            size: StateSize::default(),
+            digests: StateDigests::default(),
+            marks: VecDeque::new(),
             snapshot_failed: None,
+            wall: (now, WallTime(0)),
             replica: Arc::default(),
             published_at: None,
             told_members: None,
@@ -253,8 +270,21 @@ impl RaftCore {
         self
     }
 
+    /// What time it is: for what people are shown, never for a decision.
+    #[must_use]
+    pub fn at_wall_time(mut self, now: Moment, wall: WallTime) -> Self {
+        self.wall = (now, wall);
+        self
+    }
+    fn wall_of(&self, at: Moment) -> WallTime {
+        let (now, wall) = self.wall;
+        let (after, before) = (at.since(now), now.since(at));
+        WallTime(wall.plus(after).0 - i64::try_from(before.as_millis()).unwrap_or(0))
+    }
+
     fn sit_down(&mut self, now: Moment, id: RaftId, recovered: Recovered) -> Result<(), CoreFault> {
         let Recovered { mut hard, snapshot, truncated, entries, .. } = recovered;
+        let measured = snapshot.as_ref().map_or(0, |(head, _)| head.bytes);
         let (at, conf, tables) = match snapshot {
             Some((head, tables)) => {
                 (LogPoint { index: head.index, term: head.term }, conf_state(&head.voters, &head.learners), tables)
@@ -273,6 +303,7 @@ impl RaftCore {
             )));
         }
         self.bytes_since_snapshot = entries.iter().map(entry_bytes).sum();
+        self.size = StateSize::measured(measured);
         self.snapshot_index = at.index;
         let removed = tables.removed_raft_ids.contains(&id);
         self.tables = tables;
@@ -296,7 +327,7 @@ impl RaftCore {
             led_since: now,
             leaderless_since: now,
             lost_touch: Vec::new(),
-            sending: BTreeMap::new(),
+            transfers: Transfers::default(),
             hint: None,
             commit_told: 0,
             tell_commit_at: None,
@@ -319,7 +350,9 @@ impl RaftCore {
             Input::Propose { ask, command, deadline } => self.propose(now, ask, &command, deadline),
             Input::ProposeSeat { ask, change } => self.propose_seat(now, ask, &change),
             Input::Read { ask, deadline } => self.read(ask, deadline),
-            Input::RollCall { ask, seats, enough, deadline } => self.call_roll(now, ask, seats, enough, deadline),
+            Input::CheckReachable { ask, members, needed, deadline } => {
+                self.check_reachable(now, ask, (members, needed), deadline);
+            }
             Input::Packets { node, peer_seat, packets } => {
                 for packet in packets {
                     self.hear(now, node, peer_seat, packet, None);
@@ -328,10 +361,16 @@ impl RaftCore {
             Input::SnapshotReceived { node, peer_seat, packet, data } => {
                 self.hear(now, node, peer_seat, *packet, Some(data))
             }
-            Input::SnapshotSent { to, ok } => self.snapshot_sent(to, ok),
+            Input::SnapshotSent { to, index, outcome } => self.snapshot_sent(now, to, index, &outcome),
+            Input::StateDigested { index, digest } => self.state_digested(now, index, digest),
+            Input::SnapshotProgress { to, index } => {
+                if let Some(seat) = self.seat.as_mut() {
+                    seat.transfers.progressed(now, to.0, index);
+                }
+            }
             Input::SnapshotTaken { head } => self.snapshot_taken(now, head),
             Input::Persisted { number } => self.persisted(number),
-            Input::PeerSession { node, up } => self.session(node, up),
+            Input::PeerSession { node, up } => self.session(now, node, up),
             Input::Unreachable { to } => {
                 if let Some(seat) = self.seat.as_mut() {
                     seat.raw.report_unreachable(to.0);
@@ -350,6 +389,12 @@ impl RaftCore {
                 Some(ProposeError::TooLarge { bytes: e.data.len(), limit: self.config.max_command })
             }
             Ok(_) if !self.leads() => Some(self.not_leader(now)),
+            Ok(e)
+                if let Some(full) =
+                    self.size.refuse(&self.config, self.proposals.bytes(), &self.tables, command, &e) =>
+            {
+                Some(full)
+            }
             Ok(_) if deadline <= now => Some(ProposeError::TimedOut),
             Ok(_) if self.proposals.in_flight() >= self.config.max_proposals => Some(ProposeError::Busy),
             Ok(e) if self.proposals.bytes() + e.data.len() > self.config.max_proposal_bytes => Some(ProposeError::Busy),

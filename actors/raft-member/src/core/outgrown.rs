@@ -36,7 +36,7 @@ impl RaftCore {
             }
             Input::TransferLeadership { ask, .. } => Answer::Transferred(ask, Err(self.not_leader(now))),
             Input::Read { ask, .. } => Answer::Read(ask, Err(ReadError::NoLeader)),
-            Input::RollCall { ask, .. } => Answer::RollCalled(ask, Err(self.not_leader(now))),
+            Input::CheckReachable { ask, .. } => Answer::Reachable(ask, Err(self.not_leader(now))),
             Input::Tick => return self.expire(now),
             _ => return,
         };

@@ -40,8 +40,9 @@ fn kind_of(t: MessageType) -> Option<PacketKind> {
     })
 }
 
-fn type_of(kind: PacketKind) -> MessageType {
-    match kind {
+/// `None`: not one of the crate's.
+fn type_of(kind: PacketKind) -> Option<MessageType> {
+    Some(match kind {
         PacketKind::Append => MessageType::MsgAppend,
         PacketKind::AppendResponse => MessageType::MsgAppendResponse,
         PacketKind::RequestVote => MessageType::MsgRequestVote,
@@ -55,7 +56,8 @@ fn type_of(kind: PacketKind) -> MessageType {
         PacketKind::TimeoutNow => MessageType::MsgTimeoutNow,
         PacketKind::ReadIndex => MessageType::MsgReadIndex,
         PacketKind::ReadIndexResponse => MessageType::MsgReadIndexResp,
-    }
+        PacketKind::StateDigest => return None,
+    })
 }
 
 fn entry_out(e: &Entry) -> RaftEntry {
@@ -107,10 +109,38 @@ pub(crate) fn outgoing(m: &Message) -> Option<RaftPacket> {
     })
 }
 
-/// A checked packet as the crate's message.
-pub(crate) fn incoming(p: RaftPacket) -> Message {
+/// The digest of a state, or the leader's word that it is wrong. See `digests`.
+pub(crate) fn state_digest(
+    from: RaftId,
+    to: RaftId,
+    term: u64,
+    index: u64,
+    digest: [u8; 32],
+    wrong: bool,
+) -> RaftPacket {
+    RaftPacket {
+        kind: PacketKind::StateDigest,
+        from,
+        to,
+        term,
+        log_term: 0,
+        index,
+        commit: 0,
+        commit_term: 0,
+        entries: Vec::new(),
+        snapshot: None,
+        request_snapshot: 0,
+        reject: wrong,
+        reject_hint: 0,
+        context: digest.to_vec(),
+        priority: 0,
+    }
+}
+
+/// A checked packet as the crate's message, if it is one of the crate's.
+pub(crate) fn incoming(p: RaftPacket) -> Option<Message> {
     let mut m = Message::default();
-    m.set_msg_type(type_of(p.kind));
+    m.set_msg_type(type_of(p.kind)?);
     m.from = p.from.0;
     m.to = p.to.0;
     m.term = p.term;
@@ -131,7 +161,7 @@ pub(crate) fn incoming(p: RaftPacket) -> Message {
         meta.set_conf_state(conf_state(&head.voters, &head.learners));
         m.set_snapshot(snapshot);
     }
-    m
+    Some(m)
 }
 
 /// What may come from a leader that gives this node a seat.
@@ -150,6 +180,7 @@ pub(crate) fn well_formed(p: &RaftPacket) -> Result<(), Dropped> {
         PacketKind::ReadIndex | PacketKind::ReadIndexResponse => {
             p.entries.len() == 1 && p.entries[0].data.len() <= MAX_CONTEXT && p.entries[0].index < SANE
         }
+        PacketKind::StateDigest => p.entries.is_empty() && p.context.len() == 32,
         PacketKind::TransferLeader => return Err("not_from_a_peer"),
         _ => p.entries.is_empty(),
     };

@@ -112,21 +112,15 @@ impl Proposals {
             }
         }
     }
-    /// Ends what waited too long. `late` says why while we lead, `lost` once we do not.
-    pub fn expire(
-        &mut self,
-        now: Moment,
-        late: impl Fn() -> ProposeError,
-        lost: impl Fn() -> ProposeError,
-        out: &mut Vec<Answer>,
-    ) {
+    /// Ends what waited too long. `late` says why of what never entered the log.
+    pub fn expire(&mut self, now: Moment, late: impl Fn() -> ProposeError, out: &mut Vec<Answer>) {
         if self.pending.iter().any(|p| p.deadline <= now) {
             let (ended, left) =
                 std::mem::take(&mut self.pending).into_iter().partition::<Vec<_>, _>(|p| p.deadline <= now);
             self.pending = left.into();
             for p in ended {
                 self.pending_bytes -= p.bytes;
-                self.end(&p, Err(late()), out);
+                self.end(&p, Err(ProposeError::UnknownOutcome), out);
             }
         }
         if self.queued.iter().any(|q| q.deadline <= now) {
@@ -139,25 +133,20 @@ impl Proposals {
                 out.push(Answer::Proposed(q.ask, Err(late())));
             }
         }
-        self.expire_orphans(|o| o.until <= now, lost, out);
+        self.expire_orphans(|o| o.until <= now, out);
     }
     /// The log was replaced: what became of ours cannot be seen any more.
     pub fn forget(&mut self, out: &mut Vec<Answer>) {
         self.orphan(Moment(0));
-        self.expire_orphans(|_| true, || ProposeError::UnknownOutcome, out);
+        self.expire_orphans(|_| true, out);
     }
 
-    fn expire_orphans(
-        &mut self,
-        gone: impl Fn(&Orphan) -> bool,
-        lost: impl Fn() -> ProposeError,
-        out: &mut Vec<Answer>,
-    ) {
+    fn expire_orphans(&mut self, gone: impl Fn(&Orphan) -> bool, out: &mut Vec<Answer>) {
         if self.orphans.iter().any(&gone) {
             let (ended, left) = std::mem::take(&mut self.orphans).into_iter().partition::<Vec<_>, _>(gone);
             self.orphans = left;
             for o in ended {
-                self.end(&o.pending, Err(lost()), out);
+                self.end(&o.pending, Err(ProposeError::UnknownOutcome), out);
             }
         }
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use muster_messages::protocol::{ProposeError, ReadError};
-use muster_messages::{Moment, NodeId, PeerProgress, RaftId, RaftRole, RaftStatus, Replica, Revision, Term};
+use muster_messages::{
+    Moment, NodeId, PeerProblem, PeerProgress, RaftId, RaftRole, RaftStatus, Replica, Revision, Term,
+};
 use raft::{INVALID_ID, ProgressState, StateRole};
 
 use super::{Answer, RaftCore};
@@ -85,8 +87,21 @@ impl RaftCore {
                 seat.acked.get(&id).map(|at| now.since(*at))
             },
             in_snapshot: pr.state == ProgressState::Snapshot,
+            problem: self.problem_of(id),
         };
         sorted.into_iter().map(peer).collect()
+    }
+
+    /// Why a member that answers cannot follow.
+    fn problem_of(&self, id: u64) -> Option<PeerProblem> {
+        let seat = self.seat.as_ref()?;
+        let diverged = self.divergence_of(id);
+        diverged.or_else(|| seat.transfers.problem(|at| self.wall_of(at), id))
+    }
+
+    /// Whether a member that answers follows the leader as well.
+    pub(super) fn can_follow(&self, id: RaftId) -> bool {
+        self.seat.as_ref().is_some_and(|s| !s.transfers.has_problem(id.0) && !self.digests.is_diverged(id.0))
     }
 
     /// Without a leader: the other voters that have said nothing for three election timeouts, because within two each has campaigned
@@ -115,7 +130,7 @@ impl RaftCore {
             let heard = || seat.acked.get(&id).copied().unwrap_or(seat.led_since);
             let in_session = || self.node_of(RaftId(id)).is_some_and(|n| self.sessions.contains(&n));
             let speaks = || in_session() && !silent.contains(&id);
-            id == seat.id.0 || if leads { now.since(heard()) < fresh } else { speaks() }
+            id == seat.id.0 || if leads { now.since(heard()) < fresh && self.can_follow(RaftId(id)) } else { speaks() }
         };
         let missing: Vec<u64> = voters.iter().copied().filter(|id| !in_reach(*id)).collect();
         let quorum = (voters.len() - missing.len()) * 2 > voters.len();
@@ -143,10 +158,9 @@ impl RaftCore {
         }
         let (quorum, missing) = self.missing_voters(now);
         let leaderless = self.leader().is_none();
-        let no_quorum = || ProposeError::NoQuorum { missing: missing.clone() };
-        let late = || if quorum { ProposeError::TimedOut } else { no_quorum() };
-        let lost = || if leaderless && !quorum { no_quorum() } else { ProposeError::UnknownOutcome };
-        self.proposals.expire(now, late, lost, &mut self.out.answers);
+        // Only what never entered the log is refused for the lack of a quorum: the rest may be committed by another leader.
+        let late = || if quorum { ProposeError::TimedOut } else { ProposeError::NoQuorum { missing: missing.clone() } };
+        self.proposals.expire(now, late, &mut self.out.answers);
         let why = match (leaderless, quorum) {
             (_, false) if leaderless || self.leads() => ReadError::NoQuorum { missing },
             (true, _) => ReadError::NoLeader,
@@ -163,8 +177,10 @@ fn same_essence(a: &RaftStatus, b: &RaftStatus) -> bool {
     own(a) == own(b) && a.silent == b.silent && peers(a).eq(peers(b))
 }
 
-fn peers(s: &RaftStatus) -> impl Iterator<Item = (RaftId, bool, bool, bool, bool)> {
+fn peers(s: &RaftStatus) -> impl Iterator<Item = (RaftId, bool, bool, bool, bool, bool)> {
     // A learner that has caught up is waited for: it becomes a voter at once, not with the next regular publication.
     let caught_up = |p: &PeerProgress| !p.voter && p.matched >= s.commit.0;
-    s.progress.iter().map(move |p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p)))
+    s.progress
+        .iter()
+        .map(move |p| (p.raft_id, p.voter, p.in_snapshot, p.acked_ago.is_some(), caught_up(p), p.problem.is_some()))
 }

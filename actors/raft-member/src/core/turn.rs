@@ -7,13 +7,14 @@ use muster_messages::protocol::ProposeError;
 use muster_messages::wire::SnapshotHead;
 use muster_messages::{Moment, RaftId, Revision};
 use raft::eraftpb::{Message, MessageType};
-use raft::{INVALID_ID, Ready, SnapshotStatus, StateRole};
+use raft::{GetEntriesContext, INVALID_ID, Ready, SnapshotStatus, StateRole, Storage as _};
 
 use super::log::{conf_state, entry_bytes};
 use super::packets::{self, Settling};
+use super::transfers::Matched;
 use super::{
     Answer, Batch, Compaction, CoreFault, Durable, HardMark, InFlight, Installing, LogPoint, Notice, Outbound,
-    OutboundSnapshot, Outgrown, RaftCore, SnapshotJob,
+    OutboundSnapshot, Outgrown, RaftCore, SnapshotJob, StateSize,
 };
 
 /// Rounds of raft's `Ready` in one turn; what is left over comes in the next one, so that inputs are heard between.
@@ -22,6 +23,8 @@ const MAX_ROUNDS: usize = 16;
 /// After a snapshot that could not be written. One is due with every entry then, and encoding it takes a core: a full
 /// disk must not cost more than space.
 const SNAPSHOT_AGAIN: Duration = Duration::from_secs(10);
+/// The rate of writes is averaged over `keep_time`: thirty marks of it are enough.
+const RATE_MARK_EVERY: Duration = Duration::from_secs(1);
 
 impl RaftCore {
     /// Does what the inputs since the last turn call for.
@@ -31,7 +34,7 @@ impl RaftCore {
         if self.outgrown().is_none() {
             self.tell_commit(now);
             self.start_reads(now);
-            self.ask_the_called(now);
+            self.send_reachability_rounds(now);
         }
         // LEVEL-2
         while self.outgrown().is_none() && self.seat.as_ref().is_some_and(|s| s.raw.has_ready()) && rounds < MAX_ROUNDS
@@ -49,7 +52,7 @@ impl RaftCore {
         for ask in self.reads.take_ready(applied) {
             self.out.answers.push(Answer::Read(ask, Ok(Arc::clone(&self.replica))));
         }
-        self.end_roll_calls(now);
+        self.end_reachability_checks(now);
         self.out.again = rounds == MAX_ROUNDS;
         self.plan_commit_news(now);
         self.out.wake_at = self.seat.as_ref().and_then(|s| s.hint.iter().map(|h| h.at).chain(s.tell_commit_at).min());
@@ -206,6 +209,7 @@ impl RaftCore {
             settling = Settling::Snapshot;
             self.snapshot_index = head.index;
             self.bytes_since_snapshot = 0;
+            self.size = StateSize::measured(head.bytes);
             write.install = Some((head, data));
         }
         seat.raw.mut_store().append(&write.entries);
@@ -248,6 +252,7 @@ impl RaftCore {
                 seat.raw.mut_store().set_conf(done.conf);
                 seat.removed = done.tables.removed_raft_ids.contains(&seat.id);
                 self.tables = done.tables;
+                self.digests.forget_all();
                 self.proposals.forget(&mut self.out.answers);
                 self.out.installed = Some(Revision(done.at.index));
                 self.out.notices.push(Notice::Installed { index: done.at.index });
@@ -273,10 +278,13 @@ impl RaftCore {
             let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             match (place, packets::outgoing(&message)) {
                 (Some((node, addr)), Some(mut packet)) if is_snapshot => {
-                    let job = self.snapshot_job();
+                    let job = self.shared_job(to.0);
                     packet.snapshot = Some(job.head(0, [0; 32]));
-                    self.seat.as_mut().expect("messages come from a seat").sending.insert(to.0, now);
+                    let seat = self.seat.as_mut().expect("messages come from a seat");
                     self.out.notices.push(Notice::Sending { to, index: job.index });
+                    if let Some(why) = seat.transfers.begin(now, to.0, node, job.index) {
+                        self.out.notices.push(Notice::SnapshotNotTaken { to, why });
+                    }
                     self.out.send_snapshots.push(OutboundSnapshot { node, addr, packet, job });
                 }
                 (Some((node, addr)), Some(packet)) => outbound.push(Outbound { node, addr, packet }),
@@ -297,24 +305,53 @@ impl RaftCore {
         let log = self.seat.as_ref().expect("a snapshot has a seat").raw.store();
         let (at, conf) = (log.applied(), log.conf());
         assert_eq!(at.index, self.tables.revision.0, "a snapshot holds what was applied at its index");
-        SnapshotJob {
-            index: at.index,
-            term: at.term,
-            voters: conf.voters.clone(),
-            learners: conf.learners.clone(),
-            tables: self.tables.clone(),
+        SnapshotJob::new(at, (conf.voters.clone(), conf.learners.clone()), self.tables.clone())
+    }
+
+    /// The snapshot to send to a member: one that was made before, where it can be used.
+    fn shared_job(&mut self, to: u64) -> SnapshotJob {
+        let seat = self.seat.as_ref().expect("a snapshot has a seat");
+        let usable = seat.transfers.job().filter(|job| seat.raw.store().offers(to, job.index)).cloned();
+        usable.unwrap_or_else(|| {
+            let job = self.snapshot_job();
+            let seat = self.seat.as_mut().expect("a snapshot has a seat");
+            let offer = (LogPoint { index: job.index, term: job.term }, conf_state(&job.voters, &job.learners));
+            seat.raw.mut_store().set_offer(Some(offer));
+            seat.transfers.share(job.clone());
+            job
+        })
+    }
+
+    /// How much of the log behind a snapshot stays: what a follower needs that was away for `keep_time`, within `keep_bytes`.
+    fn kept_entries(&self, last: u64) -> u64 {
+        let written = self.marks.front().map_or(0, |(_, index)| last.saturating_sub(*index));
+        self.config.keep_entries.max(written)
+    }
+
+    /// Once a second.
+    pub(super) fn mark_rate(&mut self, now: Moment) {
+        let Some(seat) = self.seat.as_ref() else { return };
+        if self.marks.back().is_none_or(|(at, _)| now.since(*at) >= RATE_MARK_EVERY) {
+            self.marks.push_back((now, seat.raw.raft.raft_log.last_index()));
+        }
+        while self.marks.front().is_some_and(|(at, _)| now.since(*at) > self.config.keep_time) {
+            self.marks.pop_front();
         }
     }
 
     fn consider_snapshot(&mut self, now: Moment) {
         let Some(seat) = self.seat.as_ref() else { return };
         let since = self.tables.revision.0.saturating_sub(self.snapshot_index);
-        let due = since >= self.config.snapshot_entries
+        // What is refused for want of room is refused by a measured size.
+        let measure = since > 0 && self.size.wants_measure(&self.config);
+        let due = measure
+            || since >= self.config.snapshot_entries
             || (since > 0 && self.bytes_since_snapshot >= self.config.snapshot_bytes);
         let later = self.snapshot_failed.is_some_and(|at| now.since(at) < SNAPSHOT_AGAIN);
         if due && !later && !self.taking_snapshot && seat.installing.is_none() {
             self.taking_snapshot = true;
             self.bytes_since_snapshot = 0;
+            self.size.measuring();
             self.out.take_snapshot = Some(self.snapshot_job());
         }
     }
@@ -325,13 +362,45 @@ impl RaftCore {
             return;
         }
         self.snapshot_failed = head.is_none().then_some(now);
+        if let Some(head) = &head {
+            self.size.measured_now(head.bytes);
+        }
+        let entries = self.seat.as_ref().map_or(0, |s| self.kept_entries(s.raw.raft.raft_log.last_index()));
         let Some(seat) = self.seat.as_mut() else { return };
         let Some(head) = head.filter(|h| h.index > self.snapshot_index && seat.installing.is_none()) else { return };
-        let keep_after = seat.raw.store().cut_for(head.index, self.config.keep_entries, self.config.keep_bytes);
+        let log = seat.raw.store();
+        let prs = seat.raw.raft.prs();
+        let needed = seat.transfers.floor(|id| Some(Matched { index: prs.get(id)?.matched, caught_up: false }));
+        let mut keep_after = log.cut_for(head.index, entries, self.config.keep_bytes);
+        // SNAP-1
+        if let Some(floor) = needed.filter(|floor| *floor < keep_after.index) {
+            keep_after = log.place_within(floor, self.config.transfer_bytes.max(2 * head.bytes)).min(keep_after);
+        }
         seat.raw.mut_store().cut(keep_after);
         self.snapshot_index = head.index;
         let write = Durable { sync: true, compact: Some(Compaction { head, keep_after }), ..self.new_write() };
         self.write(now, write, 0, Settling::Nothing);
+    }
+}
+
+impl RaftCore {
+    /// Everything that was handed to the disk, as a snapshot and one write: for a disk that cannot be trusted any more. `None`: it
+    /// cannot be told, for a received snapshot is on its way to that disk. What is handed to the disk afterwards follows it.
+    pub fn everything(&mut self) -> Option<(SnapshotJob, Durable)> {
+        let seat = self.seat.as_mut().filter(|s| s.installing.is_none())?;
+        let log = seat.raw.store();
+        let (at, last) = (log.applied(), log.last());
+        let whole = |at: LogPoint| log.entries(at.index + 1, last + 1, None, GetEntriesContext::empty(false)).ok();
+        let entries = if at.index < last { whole(at)? } else { Vec::new() };
+        // The new log begins here.
+        seat.raw.mut_store().cut(at);
+        let id = seat.id;
+        self.snapshot_index = at.index;
+        self.bytes_since_snapshot = entries.iter().map(entry_bytes).sum();
+        let number = self.next_write - 1;
+        let write =
+            Durable { number, sync: true, start_over: Some(id), entries, hard: self.hard, ..Durable::default() };
+        Some((self.snapshot_job(), write))
     }
 }
 

@@ -1,9 +1,9 @@
 //! What goes into a member's core and what comes out of it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use muster_messages::protocol::{Applied, ProposeError, ReadError};
+use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
     Command, Member, Moment, NodeId, ObjectChange, RaftId, Replica, Revision, SeatChange, Tables, Term,
@@ -12,7 +12,7 @@ pub use raft::eraftpb::Entry;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Outgrown;
+use super::{DigestJob, Outgrown, StoppedTransfer};
 
 /// Names a parked reply port. The core never sees the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,11 +38,11 @@ pub enum Input {
         ask: AskId,
         deadline: Moment,
     },
-    /// Which of these members are there: answered once `enough` of them are known to be, or at the deadline.
-    RollCall {
+    /// Which of these members respond: answered once `needed` of them have, or at the deadline.
+    CheckReachable {
         ask: AskId,
-        seats: BTreeSet<RaftId>,
-        enough: usize,
+        members: BTreeSet<RaftId>,
+        needed: usize,
         deadline: Moment,
     },
     /// From an authenticated peer; `peer_seat` is the seat that its hello named.
@@ -58,10 +58,21 @@ pub enum Input {
         packet: Box<RaftPacket>,
         data: Vec<u8>,
     },
-    /// A snapshot of ours arrived at `to`, or did not.
+    /// The transfer of the snapshot at `index` to a member ended.
     SnapshotSent {
         to: RaftId,
-        ok: bool,
+        index: u64,
+        outcome: SnapshotOutcome,
+    },
+    /// More of it arrived.
+    SnapshotProgress {
+        to: RaftId,
+        index: u64,
+    },
+    /// The digest of [`Batch::digest_state`]; `None`: it could not be computed.
+    StateDigested {
+        index: u64,
+        digest: Option<[u8; 32]>,
     },
     /// The file of [`Batch::take_snapshot`] is written and synced; `None`: it could not be.
     SnapshotTaken {
@@ -97,10 +108,14 @@ pub struct Batch {
     pub send: Vec<Outbound>,
     /// May leave at once: encode, cut into chunks, then the packet.
     pub send_snapshots: Vec<OutboundSnapshot>,
+    /// These are not needed any more.
+    pub stop_snapshots: Vec<StoppedTransfer>,
     /// To be written in this order; each is answered by `Persisted`, or several by the last one's number.
     pub make_durable: Vec<Durable>,
     /// Encode and write a snapshot file, away from this thread; answered by `SnapshotTaken`.
     pub take_snapshot: Option<SnapshotJob>,
+    /// Encode and digest this state, away from this thread; answered by `StateDigested`.
+    pub digest_state: Option<DigestJob>,
     /// Each ask is answered exactly once.
     pub answers: Vec<Answer>,
     /// The newest level, if it changed.
@@ -115,6 +130,9 @@ pub struct Batch {
     pub wake_at: Option<Moment>,
     /// There is more to do: take another turn after the inputs that wait by now.
     pub again: bool,
+    /// This member's disk has lost entries that it had acknowledged, or its state is not that of the others. Its data must
+    /// not be used again.
+    pub lost: Option<String>,
     /// This build does not speak what the cluster speaks.
     pub outgrown: Option<Outgrown>,
     /// For the log.
@@ -147,9 +165,23 @@ pub struct SnapshotJob {
     pub voters: Vec<u64>,
     pub learners: Vec<u64>,
     pub tables: Tables,
+    /// Shared by the copies of this job, so that the state is encoded once for all of them.
+    pub encoded: Arc<OnceLock<(SnapshotHead, Arc<Vec<u8>>)>>,
 }
 
 impl SnapshotJob {
+    /// The tables at a place of the log, with the voters and learners there.
+    pub fn new(at: LogPoint, (voters, learners): (Vec<u64>, Vec<u64>), tables: Tables) -> Self {
+        Self { index: at.index, term: at.term, voters, learners, tables, encoded: Arc::default() }
+    }
+    /// [`SnapshotJob::run`], once for all copies of this job. Blocks while another copy is encoding.
+    pub fn run_shared(&self) -> (SnapshotHead, Arc<Vec<u8>>) {
+        let run = || {
+            let (head, data) = self.run();
+            (head, Arc::new(data))
+        };
+        self.encoded.get_or_init(run).clone()
+    }
     /// Encodes. Pure; run it where blocking is allowed.
     pub fn run(&self) -> (SnapshotHead, Vec<u8>) {
         let data = muster_store::snapshot::encode(&self.tables);
@@ -229,7 +261,7 @@ pub struct Recovered {
 pub enum Answer {
     Proposed(AskId, Result<Applied, ProposeError>),
     Read(AskId, Result<Arc<Replica>, ReadError>),
-    RollCalled(AskId, Result<BTreeSet<RaftId>, ProposeError>),
+    Reachable(AskId, Result<BTreeSet<RaftId>, ProposeError>),
     Transferred(AskId, Result<NodeId, ProposeError>),
 }
 
@@ -272,6 +304,17 @@ pub enum Notice {
     Sending {
         to: RaftId,
         index: u64,
+    },
+    /// A member's state at this revision is not the leader's.
+    StateDiverged {
+        member: RaftId,
+        node: Option<NodeId>,
+        index: u64,
+    },
+    /// A member needs a snapshot and did not take it. Once per reason.
+    SnapshotNotTaken {
+        to: RaftId,
+        why: String,
     },
 }
 

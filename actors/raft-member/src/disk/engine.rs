@@ -6,16 +6,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_messages::RaftId;
 use muster_messages::wire::{SnapshotHead, decode_stored, encode_stored};
+use raft_engine::env::{DefaultFileSystem, FileSystem};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
 use serde::{Deserialize, Serialize};
 
 use super::acked::Acked;
+use super::doubt::{self, Witness};
 use super::files::{Lock, SnapshotFiles, finish_wipe, make_dir, sync_dir};
 use super::{LogDisk, LogFault};
-use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered};
+use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, SnapshotJob};
 
 const META_GROUP: u64 = 1;
 const META: &[u8] = b"meta";
@@ -47,20 +50,86 @@ impl MessageExt for Entries {
     }
 }
 
-/// A directory, opened. Use it from one thread that opens nothing else (raft-engine caches blocks per thread, by position alone).
-pub(crate) struct EngineDisk {
+/// raft-engine, which panics when a sync fails. Dropping it syncs once more: one that failed is forgotten instead, because a
+/// panic while another one unwinds aborts the process.
+struct Log<F: FileSystem> {
     dir: PathBuf,
-    engine: Engine,
+    /// `None` after a sync that failed.
+    engine: Option<Engine<F>>,
+}
+
+impl<F: FileSystem> Log<F> {
+    fn open(dir: &Path, name: &str, fs: &Arc<F>) -> Result<Self, LogFault> {
+        let config = config(dir, name);
+        // A log that was tampered with may violate what raft-engine asserts.
+        match catch_unwind(AssertUnwindSafe(|| Engine::open_with_file_system(config, Arc::clone(fs)))) {
+            Ok(Ok(engine)) => Ok(Self { dir: dir.to_owned(), engine: Some(engine) }),
+            Ok(Err(raft_engine::Error::Io(e))) => Err(LogFault::io(dir.join(name), e)),
+            Ok(Err(e)) if e.to_string().contains("lock file") => Err(LogFault::io(dir.join(name), e)),
+            Ok(Err(e)) => Err(LogFault::damaged(suspect(dir), e)),
+            // It syncs a new file. That a disk fails says nothing about the data.
+            Err(panic) if names_an_io_error(&*panic) => Err(LogFault::io(dir.join(name), "a file could not be synced")),
+            Err(_) => Err(LogFault::damaged(suspect(dir), "it contradicts itself")),
+        }
+    }
+    fn engine(&self) -> Result<&Engine<F>, LogFault> {
+        self.engine.as_ref().ok_or_else(|| doubt::unsynced(&self.dir))
+    }
+    /// Whatever may sync. `Unsynced` after a panic: the directory is marked, and the engine is forgotten.
+    fn syncing<T>(&mut self, act: impl FnOnce(&Engine<F>) -> raft_engine::Result<T>) -> Result<(), LogFault> {
+        let engine = self.engine()?;
+        match catch_unwind(AssertUnwindSafe(|| act(engine).map(drop))) {
+            Ok(done) => done.map_err(|e| LogFault::io(&self.dir, e)),
+            Err(_) => {
+                std::mem::forget(self.engine.take());
+                doubt::mark_doubtful(&self.dir);
+                Err(doubt::unsynced(&self.dir))
+            }
+        }
+    }
+    fn write(&mut self, batch: &mut LogBatch, sync: bool) -> Result<(), LogFault> {
+        self.syncing(|engine| engine.write(batch, sync))
+    }
+}
+
+impl<F: FileSystem> Drop for Log<F> {
+    /// What was not to be synced may still fail to be.
+    fn drop(&mut self) {
+        if self.engine.is_some() {
+            let _forgotten_if_it_fails = self.syncing(|engine| engine.sync());
+        }
+    }
+}
+
+/// Whether a panic of raft-engine came from an error of the operating system that it does not expect.
+fn names_an_io_error(panic: &(dyn std::any::Any + Send)) -> bool {
+    panic.downcast_ref::<String>().is_some_and(|text| text.contains("Os { code"))
+}
+
+/// A directory, opened. Use it from one thread that opens nothing else (raft-engine caches blocks per thread, by position alone).
+pub(crate) struct EngineDisk<F: FileSystem = DefaultFileSystem> {
+    dir: PathBuf,
+    log: Log<F>,
     acked: Acked,
+    /// Where a second record of what was acknowledged is kept.
+    identity: Option<PathBuf>,
+    witness: Option<Witness>,
     snapshots: SnapshotFiles,
     meta: Meta,
     syncs: u64,
     _lock: Lock,
 }
 
-fn config(dir: &Path) -> Config {
+/// Where the log is, and where it is written anew.
+const LOG: &str = "log";
+const ANEW: &str = "log.anew";
+const OLD: &str = "log.doubtful";
+/// Of entries that are written anew, in one batch.
+const BATCH_BYTES: usize = 4 << 20;
+
+fn config(dir: &Path, name: &str) -> Config {
     Config {
-        dir: dir.join("log").to_string_lossy().into_owned(),
+        dir: dir.join(name).to_string_lossy().into_owned(),
         // The numbers in `acked` tell a torn tail from lost acknowledged data; `AbsoluteConsistency` would refuse to
         // start after every kill, because files are allocated ahead and end in zeros.
         recovery_mode: RecoveryMode::TolerateTailCorruption,
@@ -78,24 +147,88 @@ fn config(dir: &Path) -> Config {
 
 impl EngineDisk {
     pub fn open(dir: &Path) -> Result<Self, LogFault> {
+        Self::open_in(dir, &Arc::new(DefaultFileSystem))
+    }
+}
+
+impl<F: FileSystem> EngineDisk<F> {
+    /// Opens a directory whose log is kept in this file system. One that is in doubt is written anew first.
+    pub fn open_in(dir: &Path, fs: &Arc<F>) -> Result<Self, LogFault> {
         make_dir(dir)?;
         let lock = Lock::take(dir)?;
         finish_wipe(dir)?;
-        let acked = Acked::open(dir)?;
-        let config = config(dir);
-        // A log that was tampered with may violate what raft-engine asserts.
-        let engine = match catch_unwind(AssertUnwindSafe(|| Engine::open(config))) {
-            Ok(Ok(engine)) => engine,
-            Ok(Err(raft_engine::Error::Io(e))) => return Err(LogFault::io(dir.join("log"), e)),
-            Ok(Err(e)) => return Err(LogFault::damaged(suspect(dir), e)),
-            Err(_) => return Err(LogFault::damaged(suspect(dir), "it contradicts itself")),
+        if let Some(lost) = doubt::lost(dir) {
+            return Err(lost);
+        }
+        if !doubt::is_doubtful(dir) {
+            return Self::open_log(dir, fs, lock);
+        }
+        replace_log(dir)?; // a crash came between the two steps of it
+        // An engine of this process that was forgotten still has it. That this directory has one owner is ensured by our own lock.
+        let _not_there = std::fs::remove_file(dir.join(LOG).join("LOCK"));
+        let disk = Self::open_log(dir, fs, lock)?;
+        let entries = disk.read_entries()?;
+        let Self { meta, log, acked, _lock: lock, .. } = disk;
+        drop(log);
+        write_anew(dir, fs, &Meta { number: meta.number.max(acked.number()) + 1, ..meta }, &entries)?;
+        tracing::warn!(dir = %dir.display(), "the log was written anew, because an earlier write could not be synced");
+        Self::open_log(dir, fs, lock)
+    }
+
+    /// Opens a directory in which a sync failed, for a member that knows what was in it: `write` is all of it. Blocks.
+    pub fn renew(dir: &Path, fs: &Arc<F>, job: &SnapshotJob, write: &Durable) -> Result<Self, LogFault> {
+        let lock = Lock::take(dir)?;
+        let (head, data) = job.run();
+        SnapshotFiles::in_dir(dir).store(&head, &data)?;
+        let meta = Meta {
+            number: Acked::open(dir)?.number() + 1,
+            generation: 0,
+            seat: write.start_over,
+            hard: write.hard,
+            truncated: LogPoint { index: head.index, term: head.term },
+            snapshot: Some(head),
         };
+        write_anew(dir, fs, &meta, &write.entries)?;
+        tracing::warn!(dir = %dir.display(), "a write could not be synced; the log was written anew into other files");
+        let disk = Self::open_log(dir, fs, lock)?;
+        disk.snapshots.forget_before(job.index);
+        Ok(disk)
+    }
+
+    fn open_log(dir: &Path, fs: &Arc<F>, lock: Lock) -> Result<Self, LogFault> {
+        let acked = Acked::open(dir)?;
+        let log = Log::open(dir, LOG, fs)?;
         sync_dir(dir).map_err(|e| LogFault::io(dir, e))?;
         let snapshots = SnapshotFiles::in_dir(dir);
+        let (meta, witness, identity) = (Meta::default(), None, Witness::beside(dir));
         let mut disk =
-            Self { dir: dir.to_owned(), engine, acked, snapshots, meta: Meta::default(), syncs: 0, _lock: lock };
+            Self { dir: dir.to_owned(), log, acked, identity, witness, snapshots, meta, syncs: 0, _lock: lock };
         disk.meta = disk.read_meta()?;
+        disk.ask_witness()?;
         Ok(disk)
+    }
+
+    /// The number beside the identity: another opinion, for a directory that was put back from an older copy.
+    fn ask_witness(&mut self) -> Result<(), LogFault> {
+        let (Some(identity), Some(seat)) = (&self.identity, self.meta.seat) else { return Ok(()) };
+        let Some(witness) = Witness::open(identity, seat) else { return Ok(()) };
+        let (found, acked) = (self.meta.number, witness.number());
+        if acked > found {
+            let file = witness.path().display();
+            let why = format!("the log ends with write {found}, but {file} says that write {acked} was acknowledged");
+            return Err(self.damaged(why));
+        }
+        self.witness = Some(witness);
+        Ok(())
+    }
+
+    /// A new seat has a new witness.
+    fn tell_witness(&mut self) -> Result<(), LogFault> {
+        let (Some(identity), Some(seat)) = (&self.identity, self.meta.seat) else { return Ok(()) };
+        if self.witness.as_ref().is_none_or(|w| w.seat() != seat) {
+            self.witness = Witness::open(identity, seat);
+        }
+        self.witness.as_mut().map_or(Ok(()), |witness| witness.record(self.meta.number))
     }
 
     fn damaged(&self, why: impl ToString) -> LogFault {
@@ -103,11 +236,15 @@ impl EngineDisk {
     }
 
     fn read_meta(&self) -> Result<Meta, LogFault> {
-        let meta = match self.engine.get(META_GROUP, META) {
+        let meta: Meta = match self.log.engine()?.get(META_GROUP, META) {
             Some(bytes) => decode_stored(&bytes).map_err(|e| self.damaged(e))?,
             None => Meta::default(),
         };
         let (found, acked) = (meta.number, self.acked.number());
+        if found > 0 && self.acked.is_new() {
+            let why = format!("no record of what was acknowledged, beside a log of {found} writes");
+            return Err(LogFault::damaged(self.acked.path(), why));
+        }
         if found < acked {
             return Err(self.damaged(format!("the log ends with write {found}, but write {acked} was acknowledged")));
         }
@@ -116,13 +253,14 @@ impl EngineDisk {
 
     fn read_entries(&self) -> Result<Vec<Entry>, LogFault> {
         let (group, begin) = (self.meta.entries_group(), self.meta.truncated.index + 1);
-        let Some(last) = self.engine.last_index(group).filter(|last| *last >= begin) else { return Ok(Vec::new()) };
-        let first = self.engine.first_index(group).unwrap_or(last);
+        let engine = self.log.engine()?;
+        let Some(last) = engine.last_index(group).filter(|last| *last >= begin) else { return Ok(Vec::new()) };
+        let first = engine.first_index(group).unwrap_or(last);
         if first > begin {
             return Err(self.damaged(format!("the log begins at entry {first}, the snapshot needs {begin}")));
         }
         let mut entries = Vec::new();
-        let fetched = self.engine.fetch_entries_to::<Entries>(group, begin, last + 1, None, &mut entries);
+        let fetched = engine.fetch_entries_to::<Entries>(group, begin, last + 1, None, &mut entries);
         fetched.map_err(|e| self.damaged(e))?;
         let mut term = self.meta.truncated.term;
         for (entry, index) in entries.iter().zip(begin..) {
@@ -166,6 +304,9 @@ impl EngineDisk {
     /// Called when there is nothing to do, and now and then.
     pub fn rest(&mut self) -> Result<(), LogFault> {
         self.syncs += u64::from(self.acked.sync()?);
+        if let Some(witness) = &mut self.witness {
+            self.syncs += u64::from(witness.sync()?);
+        }
         Ok(())
     }
 
@@ -176,7 +317,7 @@ impl EngineDisk {
     }
 }
 
-impl LogDisk for EngineDisk {
+impl<F: FileSystem> LogDisk for EngineDisk<F> {
     fn recover(&mut self) -> Result<Recovered, LogFault> {
         let entries = self.read_entries()?;
         let Meta { seat, hard, snapshot, truncated, .. } = self.meta.clone();
@@ -218,26 +359,72 @@ impl LogDisk for EngineDisk {
         let meta = encode_stored(&self.meta).map_err(|e| LogFault::io(&self.dir, e))?;
         batch.put(META_GROUP, META.to_vec(), meta).map_err(|e| LogFault::io(&self.dir, e))?;
         let sync = writes.iter().any(|w| w.sync);
-        self.engine.write(&mut batch, sync).map_err(|e| LogFault::io(&self.dir, e))?;
+        self.log.write(&mut batch, sync)?;
         if sync {
             self.syncs += 1;
             self.acked.record(self.meta.number)?;
+            self.tell_witness()?;
         }
         let newer = self.meta.snapshot.as_ref().map(|head| head.index).filter(|index| Some(*index) != base);
         if let Some(index) = newer {
             self.snapshots.forget_before(index);
         }
         if newer.is_some() || self.meta.number.is_multiple_of(PURGE_EVERY) {
-            self.engine.purge_expired_files().map_err(|e| LogFault::io(&self.dir, e))?;
+            self.log.syncing(|engine| engine.purge_expired_files())?;
         }
         Ok(())
     }
 }
 
-impl Drop for EngineDisk {
-    fn drop(&mut self) {
-        // An owner that goes in peace leaves nothing to a loss of power. If it fails, the file is merely older.
-        let _older = self.acked.sync();
+/// Writes a log into new files, and puts them into the place of the old ones. Crash-safe: until the old directory is renamed it
+/// is the log, from then on the new one is.
+fn write_anew<F: FileSystem>(dir: &Path, fs: &Arc<F>, meta: &Meta, entries: &[Entry]) -> Result<(), LogFault> {
+    let io = |e| LogFault::io(dir.join(ANEW), e);
+    remove_all(&dir.join(ANEW)).map_err(io)?;
+    let mut log = Log::open(dir, ANEW, fs)?;
+    let mut rest = entries;
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let fits = rest.iter().take_while(|e| {
+            bytes += e.data.len() + e.context.len();
+            bytes <= BATCH_BYTES
+        });
+        let (now, later) = rest.split_at(fits.count().max(1));
+        let mut batch = LogBatch::default();
+        batch.add_entries::<Entries>(meta.entries_group(), now).map_err(|e| LogFault::io(dir, e))?;
+        log.write(&mut batch, true)?;
+        rest = later;
+    }
+    let mut batch = LogBatch::default();
+    let encoded = encode_stored(meta).map_err(|e| LogFault::io(dir, e))?;
+    batch.put(META_GROUP, META.to_vec(), encoded).map_err(|e| LogFault::io(dir, e))?;
+    log.write(&mut batch, true)?;
+    drop(log);
+    sync_dir(&dir.join(ANEW)).map_err(io)?;
+    remove_all(&dir.join(OLD)).map_err(io)?;
+    std::fs::rename(dir.join(LOG), dir.join(OLD)).map_err(io)?;
+    replace_log(dir)
+}
+
+/// The second half of writing a log anew, if the first one was done.
+fn replace_log(dir: &Path) -> Result<(), LogFault> {
+    let replace = || -> std::io::Result<()> {
+        if !dir.join(LOG).exists() && dir.join(ANEW).exists() {
+            sync_dir(dir)?;
+            std::fs::rename(dir.join(ANEW), dir.join(LOG))?;
+            sync_dir(dir)?;
+            remove_all(&dir.join(OLD))?;
+            doubt::clear_doubt(dir)?;
+        }
+        Ok(())
+    };
+    replace().map_err(|e| LogFault::io(dir.join(LOG), e))
+}
+
+fn remove_all(dir: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
     }
 }
 

@@ -13,8 +13,20 @@
 //! it is refused. `acked` itself is synced only now and then (it costs no second sync per write): after a loss of power
 //! it may be a few seconds old, and then rot in exactly those seconds' records would pass as a torn tail.
 //! Rot anywhere else is found by raft-engine's checksums, by gaps in the log, or by the snapshot's digest.
+//! The number is also kept beside the node's identity (`witness`), for a directory that was put back from an older copy.
+//!
+//! # A sync that fails
+//! The pages that it was for may be marked clean although they are not on the disk: nothing that was written to that file can
+//! be trusted any more, even if the next sync succeeds. The mark `doubtful` records this for the next open of the directory. The
+//! member that runs has everything in memory: it writes the log anew, into new files, and continues. A member that opens a
+//! directory with the mark does the same with what it reads.
+//!
+//! # A loss that others see
+//! A leader that counts on entries which this log does not have shows that the disk has lost them. The mark `lost` makes the
+//! directory count as damaged: the node asks for a new seat.
 
 mod acked;
+mod doubt;
 mod engine;
 mod files;
 mod image;
@@ -53,6 +65,8 @@ pub enum FaultKind {
     Newer,
     /// Reading or writing failed, or somebody else has it open. Says nothing about the data.
     Io,
+    /// A sync failed: see [`self`], "A sync that fails".
+    Unsynced,
 }
 
 impl LogFault {
@@ -111,7 +125,7 @@ pub fn state(dir: &Path) -> DirState {
         Err(fault) => match fault.kind {
             FaultKind::Damaged => DirState::Damaged(fault),
             FaultKind::Newer => DirState::Newer(fault),
-            FaultKind::Io => DirState::Unreadable(fault),
+            FaultKind::Io | FaultKind::Unsynced => DirState::Unreadable(fault),
         },
     }
 }
@@ -125,7 +139,17 @@ pub fn read(dir: &Path) -> Result<Recovered, LogFault> {
 pub fn write(dir: &Path, write: Durable) -> Result<(), LogFault> {
     let path = dir.to_owned();
     let work = std::thread::spawn(move || EngineDisk::open(&path)?.write(&[write]));
-    work.join().unwrap_or_else(|_| Err(LogFault::io(dir, "a write could not be synced")))
+    work.join().unwrap_or_else(|_| Err(doubt::unsynced(dir)))
+}
+
+/// The data has lost something that was acknowledged: from now on it counts as damaged. Blocks. A member may run in it.
+pub fn mark_lost(dir: &Path, why: &str) -> Result<(), LogFault> {
+    doubt::mark_lost(dir, why)
+}
+
+/// Why the data counts as damaged, if a mark says so.
+pub fn lost(dir: &Path) -> Option<LogFault> {
+    doubt::lost(dir)
 }
 
 /// Forgets everything in a directory, while no member runs in it. Blocks. Interrupted, it is finished by whoever opens it next.

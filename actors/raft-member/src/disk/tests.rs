@@ -1,9 +1,14 @@
 use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 use muster_messages::{FIRST_INCARNATION, RaftId, Revision, Tables};
+
+use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission};
 
 use super::engine::EngineDisk;
 use super::*;
@@ -14,13 +19,11 @@ fn entry(index: u64, term: u64, size: usize) -> Entry {
 }
 
 fn job(index: u64, term: u64) -> SnapshotJob {
-    SnapshotJob {
-        index,
-        term,
-        voters: vec![1],
-        learners: vec![],
-        tables: Tables { revision: Revision(index), ..Tables::default() },
-    }
+    SnapshotJob::new(
+        LogPoint { index, term },
+        (vec![1], vec![]),
+        Tables { revision: Revision(index), ..Tables::default() },
+    )
 }
 
 fn founded() -> Durable {
@@ -246,7 +249,7 @@ fn a_damaged_snapshot_is_named() {
 fn the_data_of_a_newer_build_is_told_from_damaged_data() {
     let (_temp, dir) = Temp::new();
     let (mut head, mut data) = job(1, 1).run();
-    data[1] = 2; // the variant behind the newest one
+    data[1] = 3; // the variant behind the newest one
     head.digest = digest(&data);
     write(&dir, vec![Durable { install: Some((head, Arc::new(data))), ..founded() }, append(2, 10, 2, 5)]);
     assert!(matches!(state(&dir), DirState::Newer(LogFault { why, .. }) if why.contains("a newer build wrote")));
@@ -336,4 +339,216 @@ fn writes_that_queue_up_together_cost_one_sync() {
     disk.rest().unwrap();
     disk.rest().unwrap();
     assert_eq!(disk.syncs() - written, 1, "the number beside the log, once");
+}
+
+type Fd = <DefaultFileSystem as FileSystem>::Handle;
+
+/// The real one, whose syncs fail while it is told so.
+#[derive(Default)]
+struct FailingFs {
+    fails: Arc<AtomicBool>,
+}
+struct FailingFile {
+    fd: Arc<Fd>,
+    fails: Arc<AtomicBool>,
+}
+
+impl FailingFs {
+    fn fails(&self, fails: bool) {
+        self.fails.store(fails, Ordering::SeqCst);
+    }
+    fn file(&self, fd: io::Result<Fd>) -> io::Result<FailingFile> {
+        Ok(FailingFile { fd: Arc::new(fd?), fails: Arc::clone(&self.fails) })
+    }
+}
+
+impl Handle for FailingFile {
+    fn truncate(&self, offset: usize) -> io::Result<()> {
+        self.fd.truncate(offset)
+    }
+    fn file_size(&self) -> io::Result<usize> {
+        self.fd.file_size()
+    }
+    fn sync(&self) -> io::Result<()> {
+        if self.fails.load(Ordering::SeqCst) { Err(io::Error::from_raw_os_error(5)) } else { self.fd.sync() }
+    }
+}
+
+impl FileSystem for FailingFs {
+    type Handle = FailingFile;
+    type Reader = <DefaultFileSystem as FileSystem>::Reader;
+    type Writer = <DefaultFileSystem as FileSystem>::Writer;
+
+    fn create<P: AsRef<Path>>(&self, path: P) -> io::Result<FailingFile> {
+        self.file(DefaultFileSystem.create(path))
+    }
+    fn open<P: AsRef<Path>>(&self, path: P, permission: Permission) -> io::Result<FailingFile> {
+        self.file(DefaultFileSystem.open(path, permission))
+    }
+    fn delete<P: AsRef<Path>>(&self, path: P) -> io::Result<()> {
+        DefaultFileSystem.delete(path)
+    }
+    fn rename<P: AsRef<Path>>(&self, from: P, to: P) -> io::Result<()> {
+        DefaultFileSystem.rename(from, to)
+    }
+    fn new_reader(&self, file: Arc<FailingFile>) -> io::Result<Self::Reader> {
+        DefaultFileSystem.new_reader(Arc::clone(&file.fd))
+    }
+    fn new_writer(&self, file: Arc<FailingFile>) -> io::Result<Self::Writer> {
+        DefaultFileSystem.new_writer(Arc::clone(&file.fd))
+    }
+}
+
+fn files_of_the_log(dir: &Path) -> Vec<u64> {
+    let files = fs::read_dir(dir.join("log")).unwrap().map(|e| e.unwrap().path());
+    let mut inodes: Vec<u64> = files
+        .filter(|f| f.extension().is_some_and(|e| e == "raftlog"))
+        .map(|f| fs::metadata(f).unwrap().ino())
+        .collect();
+    inodes.sort();
+    inodes
+}
+
+/// F9. The process lives, however often a sync fails; what is in doubt is written anew before it is used again.
+#[test]
+fn what_a_failed_sync_left_is_written_anew() {
+    let (_temp, dir) = Temp::new();
+    let fs = Arc::new(FailingFs::default());
+    let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
+    disk.recover().unwrap();
+    disk.write(&[founded(), append(2, 10, 2, 5)]).unwrap();
+    fs.fails(true);
+    for _ in 0..2 {
+        assert_eq!(disk.write(&[append(11, 12, 2, 6)]).unwrap_err().kind, FaultKind::Unsynced);
+    }
+    fs.fails(false);
+    assert_eq!(
+        disk.write(&[append(11, 12, 2, 6)]).unwrap_err().kind,
+        FaultKind::Unsynced,
+        "the next sync says nothing"
+    );
+    fs.fails(true);
+    drop(disk);
+    let before = files_of_the_log(&dir);
+    let fault = EngineDisk::open_in(&dir, &fs).err().unwrap();
+    assert_ne!(fault.kind, FaultKind::Damaged, "{fault}");
+    fs.fails(false);
+    let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
+    let entries = disk.recover().unwrap().entries.len();
+    assert!(entries == 9 || entries == 11, "what was acknowledged, and perhaps what was not: {entries}");
+    let after = files_of_the_log(&dir);
+    assert!(after.iter().all(|file| !before.contains(file)), "{before:?} {after:?}");
+    let last = 1 + entries as u64;
+    disk.write(&[append(last + 1, last + 2, 2, 6)]).unwrap();
+    drop(disk);
+    assert_eq!(recover(&dir).unwrap().entries.len(), entries + 2);
+    assert_eq!(files_of_the_log(&dir)[..1], after[..1], "once is enough");
+}
+
+/// F9. A crash in the middle of writing it anew.
+#[test]
+fn a_log_half_written_anew_is_finished_at_the_next_start() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    fs::write(dir.join("doubtful"), "").unwrap();
+    fs::create_dir(dir.join("log.anew")).unwrap(); // begun
+    assert_eq!(recover(&dir).unwrap().entries.len(), 9);
+    fs::write(dir.join("doubtful"), "").unwrap();
+    fs::rename(dir.join("log"), dir.join("log.anew")).unwrap(); // written, and not yet in its place
+    assert_eq!(recover(&dir).unwrap().entries.len(), 9);
+    assert!(!dir.join("doubtful").exists() && !dir.join("log.anew").exists() && !dir.join("log.doubtful").exists());
+}
+
+/// F9. The member that runs knows everything that it handed to the disk.
+#[test]
+fn a_running_member_writes_its_log_anew_after_a_failed_sync() {
+    let (_temp, dir) = Temp::new();
+    let fs = Arc::new(FailingFs::default());
+    let (disk, _) = DiskThread::open_in(&dir, &fs).unwrap();
+    write_with(&disk, vec![founded(), append(2, 10, 2, 5)]);
+    let (told, hears) = mpsc::channel();
+    disk.listen(Box::new(move |report| told.send(report).unwrap()));
+    fs.fails(true);
+    disk.write(vec![Durable { number: 3, ..append(11, 12, 2, 6) }]).unwrap();
+    let Report::Failed(fault) = hears.recv().unwrap() else { panic!("it cannot be durable") };
+    assert_eq!(fault.kind, FaultKind::Unsynced);
+    fs.fails(false);
+    let all = Durable { number: 3, start_over: Some(RaftId(1)), ..append(6, 12, 2, 6) };
+    let renewed = DiskThread::renew(&dir, &fs, job(5, 2), all).unwrap();
+    let (told, hears) = mpsc::channel();
+    renewed.listen(Box::new(move |report| told.send(report).unwrap()));
+    renewed.write(vec![Durable { number: 4, ..append(13, 13, 2, 6) }]).unwrap();
+    while renewed.persisted() < 4 {
+        assert!(matches!(hears.recv().unwrap(), Report::Persisted));
+    }
+    drop(renewed);
+    let found = recover(&dir).unwrap();
+    assert_eq!((found.seat, found.truncated.index, found.entries.len()), (Some(RaftId(1)), 5, 8));
+    assert_eq!(found.hard.vote, 1);
+}
+
+/// F10.
+#[test]
+fn a_log_without_the_record_of_what_was_acknowledged_is_damaged() {
+    for empty in [false, true] {
+        let (_temp, dir) = Temp::new();
+        write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+        let acked = dir.join("acked");
+        if empty {
+            fs::write(&acked, "").unwrap();
+        } else {
+            fs::remove_file(&acked).unwrap();
+        }
+        assert!(matches!(state(&dir), DirState::Damaged(LogFault { file, .. }) if file == acked));
+    }
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_dir(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// F10. The directory is put back to an older copy, with all that it says of itself.
+#[test]
+fn an_older_copy_of_the_directory_is_damage_beside_the_identity() {
+    let (temp, dir) = Temp::new();
+    let identity = temp._dir.path().join("identity");
+    fs::create_dir(&identity).unwrap();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    let older = temp._dir.path().join("older");
+    copy_dir(&dir, &older);
+    write(&dir, vec![append(11, 30, 2, 20)]);
+    let put_back = || {
+        fs::remove_dir_all(&dir).unwrap();
+        copy_dir(&older, &dir);
+    };
+    put_back();
+    let fault = recover(&dir).unwrap_err();
+    assert!(fault.kind == FaultKind::Damaged && fault.why.contains("raft-acked"), "{fault}");
+    // A new seat in an empty directory counts from the beginning.
+    fs::remove_dir_all(&dir).unwrap();
+    write(&dir, vec![Durable { start_over: Some(RaftId(9)), ..founded() }, append(2, 3, 2, 2)]);
+    assert_eq!(recover(&dir).unwrap().seat, Some(RaftId(9)));
+    // Without its identity beside it a copy is as good as any.
+    let alone = tempfile::tempdir().unwrap();
+    copy_dir(&older, &alone.path().join("raft"));
+    assert_eq!(recover(&alone.path().join("raft")).unwrap().entries.len(), 9);
+}
+
+/// F10.
+#[test]
+fn data_that_others_found_wanting_is_damaged() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    mark_lost(&dir, "entry 12 was acknowledged").unwrap();
+    assert!(matches!(state(&dir), DirState::Damaged(LogFault { why, .. }) if why == "entry 12 was acknowledged"));
+    wipe(&dir).unwrap();
+    assert_eq!(state(&dir), DirState::Absent);
 }

@@ -2,18 +2,20 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use muster_kernel::Beside;
+use raft_engine::env::{DefaultFileSystem, FileSystem};
 use tokio::runtime::Handle;
 
+use super::doubt;
 use super::engine::EngineDisk;
 use super::{LogDisk, LogFault};
-use crate::core::{Durable, Recovered};
+use crate::core::{Durable, Recovered, SnapshotJob};
 
 /// After this long without work, what was acknowledged is noted for a loss of power, too.
 const REST_AFTER: Duration = Duration::from_millis(500);
@@ -54,39 +56,88 @@ pub(crate) struct DiskThread {
 struct Counts {
     persisted: AtomicU64,
     syncs: AtomicU64,
+    /// Why the thread ended.
+    failed: Mutex<Option<LogFault>>,
 }
 
 impl DiskThread {
     /// Opens the directory on a thread of its own and waits for what it holds. Blocks.
     pub fn open(dir: &Path) -> Result<(Self, Recovered), LogFault> {
-        let (jobs, inbox) = mpsc::channel();
+        Self::open_in(dir, &Arc::new(DefaultFileSystem))
+    }
+
+    /// The same in another file system.
+    pub fn open_in<F>(dir: &Path, fs: &Arc<F>) -> Result<(Self, Recovered), LogFault>
+    where
+        F: FileSystem + 'static,
+    {
         let (opened, answer) = mpsc::sync_channel(1);
+        let (path, fs) = (dir.to_owned(), Arc::clone(fs));
+        let open =
+            move || EngineDisk::open_in(&path, &fs).and_then(|mut disk| disk.recover().map(|found| (disk, found)));
+        let disk = Self::spawn(dir, 0, move || match open() {
+            Ok((disk, found)) => opened.send(Ok(found)).ok().map(|()| Ok(disk)),
+            Err(fault) => {
+                let _gave_up = opened.send(Err(fault));
+                None
+            }
+        })?;
+        let recovered =
+            answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it made the reader panic")))?;
+        Ok((disk, recovered))
+    }
+
+    /// After a failure that [`LogFault`] calls `Unsynced`: writes everything anew, into new files, on a thread of its own, and goes
+    /// on from there. Does not block: `Persisted` says when all of `write` is durable. What is queued meanwhile comes after it.
+    pub fn renew<F>(dir: &Path, fs: &Arc<F>, job: SnapshotJob, write: Durable) -> Result<Self, LogFault>
+    where
+        F: FileSystem + 'static,
+    {
+        let (path, fs, number) = (dir.to_owned(), Arc::clone(fs), write.number);
+        Self::spawn(dir, number, move || Some(EngineDisk::renew(&path, &fs, &job, &write)))
+    }
+
+    /// `number`: of the last write that is durable once the disk is open. `None` from `open`: its caller no longer waits.
+    fn spawn<F>(
+        dir: &Path,
+        number: u64,
+        open: impl FnOnce() -> Option<Result<EngineDisk<F>, LogFault>> + Send + 'static,
+    ) -> Result<Self, LogFault>
+    where
+        F: FileSystem + 'static,
+    {
+        let (jobs, inbox) = mpsc::channel();
         let counts = Arc::<Counts>::default();
         let (path, counted) = (dir.to_owned(), Arc::clone(&counts));
         let runtime = Handle::try_current();
         let run = move || {
             // A panic or an error of this thread is one of its actor's runtime: that is where tests listen.
             let _entered = runtime.as_ref().ok().map(Handle::enter);
-            let open = EngineDisk::open(&path).and_then(|mut disk| disk.recover().map(|found| (disk, found)));
-            let (disk, found) = match open {
-                Ok(open) => open,
-                Err(fault) => return drop(opened.send(Err(fault))),
-            };
-            if opened.send(Ok(found)).is_ok() {
-                let mut listener = None;
-                // raft-engine panics when a sync fails, because what the disk then holds is unknown.
-                let served = catch_unwind(AssertUnwindSafe(|| serve(disk, &inbox, &counted, &mut listener)));
-                let fault = served.unwrap_or_else(|_| Err(LogFault::io(path, "a write could not be synced"))).err();
-                if let (Some(fault), Some(tell)) = (fault, listener) {
-                    tell(Report::Failed(fault));
+            let mut listener = None;
+            let served = catch_unwind(AssertUnwindSafe(|| match open() {
+                None => Ok(()),
+                Some(disk) => {
+                    let disk = disk?;
+                    counted.persisted.store(number, Ordering::Release);
+                    serve(disk, number > 0, &inbox, &counted, &mut listener)
                 }
+            }));
+            let fault = served.unwrap_or_else(|_| {
+                doubt::mark_doubtful(&path);
+                Err(doubt::unsynced(&path))
+            });
+            let Err(fault) = fault else { return };
+            *counted.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
+            // It may not have been looked at yet.
+            let late =
+                inbox.try_iter().filter_map(|job| if let Job::Listen(new) = job { Some(new) } else { None }).last();
+            if let Some(tell) = late.or(listener) {
+                tell(Report::Failed(fault));
             }
         };
         let started = thread::Builder::new().name("raft-disk".to_owned()).spawn(run);
         started.map_err(|e| LogFault::io(dir, e))?;
-        let recovered =
-            answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it made the reader panic")))?;
-        Ok((Self { jobs, counts }, recovered))
+        Ok(Self { jobs, counts })
     }
     /// Whom it tells. `Report`s before this are not repeated, but `persisted` counts them.
     pub fn listen(&self, listener: Listener) {
@@ -102,7 +153,10 @@ impl DiskThread {
     }
     /// Queues writes.
     pub fn write(&self, writes: Vec<Durable>) -> Result<(), LogFault> {
-        self.jobs.send(Job::Write(writes)).map_err(|_| LogFault::io("raft", "the disk's thread is gone"))
+        self.jobs.send(Job::Write(writes)).map_err(|_| {
+            let failed = self.counts.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            failed.unwrap_or_else(|| LogFault::io("raft", "the disk's thread is gone"))
+        })
     }
     /// The number of the last write that is durable.
     pub fn persisted(&self) -> u64 {
@@ -115,8 +169,9 @@ impl DiskThread {
 }
 
 /// Writes whatever has queued up as one batch with one sync, until the other end is dropped.
-fn serve(
-    mut disk: EngineDisk,
+fn serve<F: FileSystem>(
+    mut disk: EngineDisk<F>,
+    mut news: bool,
     inbox: &Receiver<Job>,
     counts: &Counts,
     listener: &mut Option<Listener>,
@@ -144,6 +199,11 @@ fn serve(
                 Job::Show(beside) => shown = Some(beside),
                 Job::HangWhile(file) => hangs_while = Some(file),
             }
+        }
+        // The directory was written anew before anybody listened.
+        if let Some(tell) = listener.as_ref().filter(|_| news) {
+            news = false;
+            tell(Report::Persisted);
         }
         let Some(number) = writes.last().map(|w| w.number) else { continue };
         let at_it = shown.as_ref().map(|shown| shown.begin("write"));

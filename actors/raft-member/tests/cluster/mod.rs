@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use muster_kernel::{Address, Backoff, Spec};
-use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, RaftTransport};
+use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, RaftTransport, SnapshotOutcome};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
     Change, ClusterId, ClusterRecord, Command, Incarnation, Liveness, Member, Membership, Name, NodeId, NodeRecord,
@@ -83,14 +83,16 @@ impl RaftTransport for Wire {
     }
     fn send_snapshot(&self, to: NodeId, _addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket) {
         assert_eq!(head.bytes, data.len() as u64);
-        let (seat, peer_seat) = (packet.to, Some(packet.from));
+        let (seat, peer_seat, index) = (packet.to, Some(packet.from), head.index);
         let data = data.as_ref().clone();
         let ok = self.deliver(
             to,
             RaftMemberMsg::SnapshotReceived { node: self.from, peer_seat, packet: Box::new(packet), data },
         );
-        let _down = self.own.tell(RaftMemberMsg::SnapshotSent { to: seat, ok }.into());
+        let outcome = if ok { SnapshotOutcome::Delivered } else { SnapshotOutcome::Lost("it is down".to_owned()) };
+        let _down = self.own.tell(RaftMemberMsg::SnapshotSent { to: seat, index, outcome }.into());
     }
+    fn stop_snapshot(&self, _to: NodeId, _index: u64) {}
     fn members(&self, _members: Vec<Member>, _own_seat: Option<RaftId>) {}
 }
 

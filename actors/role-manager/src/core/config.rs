@@ -38,8 +38,8 @@ pub struct Config {
 pub struct Sabotage {
     /// Breaks ROLE-3: no membership change is held back for quorum.
     pub skip_quorum_gate: bool,
-    /// Breaks ROLE-3: no roll is called before a membership change.
-    pub believe_old_news: bool,
+    /// Breaks ROLE-3: a recent acknowledgement counts as proof that a voter is alive.
+    pub trust_recent_acks: bool,
     /// Breaks WISH-1: a wish is answered when it is proposed.
     pub answer_before_written: bool,
 }
@@ -70,9 +70,9 @@ impl Config {
         #[cfg(not(feature = "sabotage"))]
         false
     }
-    pub(crate) fn believes_old_news(&self) -> bool {
+    pub(crate) fn trusts_recent_acks(&self) -> bool {
         #[cfg(feature = "sabotage")]
-        return self.sabotage.believe_old_news;
+        return self.sabotage.trust_recent_acks;
         #[cfg(not(feature = "sabotage"))]
         false
     }

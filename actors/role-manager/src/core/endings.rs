@@ -10,7 +10,7 @@ use super::{
 
 impl RoleManager {
     /// An applied step ends when the state that contains it is seen: until then the facts are older than the step.
-    pub(super) fn end_seen_steps(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn end_seen_steps(&mut self, now: Now, out: &mut Vec<Effect>) {
         let seen = self.seen.tables.revision;
         let done: Vec<StepId> = (self.kept.outbox.0.iter())
             .filter(|(_, o)| o.applied.is_some_and(|at| at <= seen))
@@ -19,12 +19,25 @@ impl RoleManager {
         for step in done {
             let Some(outgoing) = self.kept.outbox.0.remove(&step) else { continue };
             self.dirty.insert(outgoing.node);
+            self.back_off(now, &outgoing);
             let changed = matches!(&outgoing.sent, Sent::Wish { command, .. } if !command.changes.is_empty());
             let Some(wished) = self.wishes.sent.remove(&step) else { continue };
             match wished.wish {
                 Wish::Role(_) => out.push(Effect::Answer(wished.ask, Answer::Role(Ok(changed)))),
                 Wish::Remove { .. } => self.follow(wished, out),
             }
+        }
+    }
+
+    /// A write that was applied and left its node as it was would be planned again at once, and again after that. The first one
+    /// may be the repetition of a write that was applied before a crash, so it costs no time.
+    fn back_off(&mut self, now: Now, outgoing: &Outgoing) {
+        let (Sent::Write(_), Some(applied)) = (&outgoing.sent, outgoing.applied) else { return };
+        let unchanged = self.seen.tables.nodes.get(&outgoing.node).is_some_and(|record| record.revision < applied);
+        if !unchanged {
+            self.fruitless.remove(&outgoing.node);
+        } else if !self.fruitless.insert(outgoing.node) {
+            self.held.insert(outgoing.node, Held { until: now.at + self.config.retry, wait: None });
         }
     }
 
@@ -113,19 +126,17 @@ impl RoleManager {
                     .with_details(&serde_json::json!({ "missing": names }))
                     .retry_after(self.config.ask_again)
             }
-            StepOutcome::TimedOut => ErrorBody::new(
-                ErrorCode::TimedOut,
-                "not applied in time; it may still be: retry with the same request id",
-            ),
             StepOutcome::Crowded => {
                 ErrorBody::new(ErrorCode::TooManyRequests, "too many proposals in flight").retry_after(soon)
             }
             StepOutcome::NotLeader => not_leading().retry_after(soon),
-            StepOutcome::Applied(_) | StepOutcome::MembershipBusy | StepOutcome::Unknown => ErrorBody::new(
-                ErrorCode::UnknownOutcome,
-                "leadership was lost while it was in flight; retry with the same request id",
-            )
-            .retry_after(soon),
+            StepOutcome::Applied(_) | StepOutcome::MembershipBusy | StepOutcome::TimedOut | StepOutcome::Unknown => {
+                ErrorBody::new(
+                    ErrorCode::UnknownOutcome,
+                    "not confirmed while this manager led; it may still happen: look before you repeat it",
+                )
+                .retry_after(soon)
+            }
         }
     }
 }

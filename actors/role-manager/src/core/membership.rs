@@ -8,8 +8,8 @@ use super::plan::{Next, Wait};
 use super::quorum::{Electorate, Gate};
 use super::{Effect, Held, Moment, Now, RoleManager, Sent, plan, queues};
 
-/// What the last roll call found counts whenever it was called: it is kept for the step in which it ended.
-const ANY: Moment = Moment(0);
+/// A membership change is decided in the step that delivers the check's result, so the result is never too old for it.
+const AT_ANY_TIME: Moment = Moment(0);
 
 impl RoleManager {
     /// Starts the next membership change whose gate is open. One that is held back for quorum lets others pass and
@@ -34,10 +34,10 @@ impl RoleManager {
                     due = Some(node);
                     break;
                 }
-                Gate::Unconfirmed { seats, enough } => return self.call_roll(now, Some(node), (seats, enough), out),
+                Gate::Unconfirmed(required) => return self.check_reachable(now, Some(node), required, out),
                 Gate::Undecided => {}
-                // A roll call has just found so, and the next one would soon.
-                Gate::Closed(obstacle) if self.roll_calls.found.is_some() => {
+                // A check has just ended. The next one would end like it.
+                Gate::Closed(obstacle) if self.reachability.checked.is_some() => {
                     let wait = Some(Wait::new(obstacle.reason, obstacle.message));
                     self.held.insert(node, Held { until: now.at + self.config.ask_again, wait });
                 }
@@ -63,8 +63,8 @@ impl RoleManager {
         self.send(now, node, sent, out);
     }
 
-    /// A change that was turned down as busy is the next one, as long as it is wanted: judged again, for much may have happened
-    /// meanwhile.
+    /// A change that was rejected because another one was in flight is the next one, if it is still needed. It is decided on
+    /// again: the voters may have changed.
     fn decide_again(&mut self, now: Now) {
         let Some((step, outgoing)) = self.kept.outbox.membership() else { return };
         let (Some(again_at), Sent::Seat(change)) = (outgoing.again_at, &outgoing.sent) else { return };
@@ -111,15 +111,15 @@ impl RoleManager {
         let name = queues::name_of(&self.seen.tables, node);
         match kind {
             SeatChangeKind::AddLearner { .. } | SeatChangeKind::SetAddress { .. } => electorate.can_commit(),
-            SeatChangeKind::PromoteLearner { raft_id, .. } => electorate.can_gain(raft_id, name.as_str(), ANY),
+            SeatChangeKind::PromoteLearner { raft_id, .. } => electorate.can_gain(raft_id, name.as_str(), AT_ANY_TIME),
             SeatChangeKind::Remove { raft_id } => {
                 let voter = self.seen.tables.members.get(&raft_id).is_some_and(|m| m.voter);
                 let returns = self.plans.get(&node).is_some_and(|p| p.wants == Wants::Manager);
                 if voter && returns {
-                    electorate.can_spare(node, name.as_str(), ANY)
+                    electorate.can_spare(node, name.as_str(), AT_ANY_TIME)
                 } else if voter {
                     let leaving = BTreeSet::from([node]);
-                    electorate.can_lose(&leaving, node, name.as_str(), ANY)
+                    electorate.can_lose(&leaving, node, name.as_str(), AT_ANY_TIME)
                 } else {
                     electorate.can_commit()
                 }
@@ -153,7 +153,7 @@ impl RoleManager {
         if let Some(own) = under_way.filter(|o| o.node == node) {
             return self.progress_of(own, &plan.wait, now);
         }
-        let other = under_way.map(|o| o.node).or(self.roll_calls.change()).filter(|other| *other != node);
+        let other = under_way.map(|o| o.node).or(self.reachability.change()).filter(|other| *other != node);
         match (self.gate(node, electorate), other) {
             (Gate::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
             (_, _) if held.is_some() => held.unwrap_or_else(|| plan.wait.clone()),

@@ -1,15 +1,16 @@
 //! Who votes, who answered lately, and what a change would leave of the quorum.
 //!
-//! A voter answers if it acknowledged something within one election timeout: older news says nothing about whether
-//! it would take part in the next commit or election. The leader itself always answers. That is enough to refuse by; before
-//! somebody goes or comes, a majority of the voters of afterwards must have answered a roll call as well.
+//! A voter answers if it acknowledged something within one election timeout: an older acknowledgement does not show that
+//! it would take part in the next commit or election. The leader itself always answers. Recent acknowledgements suffice to
+//! refuse a change. To allow one that removes or adds a voter, a majority of the resulting voters must pass a reachability
+//! check as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, Role, WaitReason};
 use serde_json::json;
 
-use super::roll_call::Found;
+use super::reachability::{Checked, Required};
 use super::{Config, Moment, Now};
 
 /// One voter as the leader knows it.
@@ -29,10 +30,10 @@ pub struct Electorate {
     voters: BTreeMap<RaftId, Voter>,
     /// A leader younger than an election timeout has not heard everybody yet: silence proves nothing.
     fresh: bool,
-    /// What a roll call has just found.
-    found: Option<Found>,
+    /// The reachability check that has just ended.
+    checked: Option<Checked>,
     skips_gate: bool,
-    believes_old_news: bool,
+    trusts_recent_acks: bool,
 }
 
 /// Whether a membership change may happen.
@@ -41,11 +42,8 @@ pub enum Gate {
     Open,
     /// Not yet known: the leader is too young to take silence for absence.
     Undecided,
-    /// As far as it is known, but `enough` of these must answer once more.
-    Unconfirmed {
-        seats: BTreeSet<RaftId>,
-        enough: usize,
-    },
+    /// Allowed by recent acknowledgements. These must respond first.
+    Unconfirmed(Required),
     Closed(Obstacle),
 }
 
@@ -92,7 +90,7 @@ impl Electorate {
         seen_at: Now,
         now: Now,
         fresh_until: Option<Moment>,
-        found: Option<Found>,
+        checked: Option<Checked>,
         config: &Config,
     ) -> Self {
         let age = now.at.since(seen_at.at);
@@ -100,7 +98,8 @@ impl Electorate {
         for member in replica.tables.members.values().filter(|m| m.voter) {
             let progress = (replica.raft.progress.iter()).find(|p| p.raft_id == member.raft_id);
             let own = replica.raft.raft_id == Some(member.raft_id);
-            let acked = progress.and_then(|p| p.acked_ago);
+            // One that answers and cannot follow commits nothing.
+            let acked = progress.filter(|p| p.problem.is_none()).and_then(|p| p.acked_ago);
             let record = replica.tables.nodes.get(&member.node);
             let stays = record
                 .is_some_and(|r| r.desired_role == Role::Manager && r.role == Role::Manager && r.removing.is_none());
@@ -114,8 +113,8 @@ impl Electorate {
             voters.insert(member.raft_id, voter);
         }
         let fresh = fresh_until.is_some_and(|until| now.at < until);
-        let (skips_gate, believes_old_news) = (config.skips_quorum_gate(), config.believes_old_news());
-        Self { voters, fresh, found, skips_gate, believes_old_news }
+        let (skips_gate, trusts_recent_acks) = (config.skips_quorum_gate(), config.trusts_recent_acks());
+        Self { voters, fresh, checked, skips_gate, trusts_recent_acks }
     }
 
     /// Voters that answer and stay managers, best heir first: the most caught-up one.
@@ -137,8 +136,8 @@ impl Electorate {
         }
         let message = format!(
             "no membership change can be agreed on: {needed} of {} managers must answer and {answering} \
-             {}; missing: {}; bring one of them back first, or, if they are gone for good, stop this manager and start it with \
-             `musterd --force-new-cluster` to go on without them",
+             {}; missing: {}; retry while they restart, or bring one of them back; only if they are gone for good, stop \
+             this manager and start it with `musterd --force-new-cluster` to continue without them",
             self.voters.len(),
             if answering == 1 { "does" } else { "do" },
             list(&missing),
@@ -152,8 +151,8 @@ impl Electorate {
     }
 
     /// May `leaving` lose their seats? Judged against the current and the resulting configuration.
-    /// `whose` is the node this is about; the others are gone already. `since`: what a roll call found counts if it was called
-    /// at this moment or later.
+    /// `whose` is the node this is about; the others are gone already. A reachability check is valid if it was
+    /// requested at `since` or later.
     pub fn can_lose(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, since: Moment) -> Gate {
         self.can_do_without(leaving, whose, name, true, since)
     }
@@ -241,27 +240,31 @@ impl Electorate {
         self.confirmed(&after, since, refuse)
     }
 
-    /// Whether a majority of the voters of afterwards has answered a roll call since then.
+    /// Whether a majority of the resulting voters passed a reachability check that was requested at `since` or later.
     fn confirmed(
         &self,
         after: &BTreeMap<RaftId, &str>,
         since: Moment,
         refuse: impl FnOnce(usize, Vec<String>) -> Gate,
     ) -> Gate {
-        let enough = majority(after.len());
-        if self.skips_gate || self.believes_old_news {
+        if self.skips_gate || self.trusts_recent_acks {
             return Gate::Open;
         }
-        let called = self.found.as_ref().filter(|found| since <= found.since);
-        let is_absent = |id: &RaftId| called.is_none_or(|found| !found.present.contains(id));
+        let needed = majority(after.len());
+        let unconfirmed = || Gate::Unconfirmed(Required { members: after.keys().copied().collect(), needed });
+        let Some(checked) = self.checked.as_ref().filter(|checked| since <= checked.since) else {
+            return unconfirmed();
+        };
+        let is_missing = |id: &RaftId| !checked.reachable.contains(id);
         let missing: Vec<String> =
-            after.iter().filter(|(id, _)| is_absent(id)).map(|(_, name)| (*name).to_owned()).collect();
-        if after.len() - missing.len() >= enough {
-            return Gate::Open;
-        }
-        match called {
-            Some(found) if found.seats.iter().eq(after.keys()) => refuse(after.len() - missing.len(), missing),
-            _ => Gate::Unconfirmed { seats: after.keys().copied().collect(), enough },
+            after.iter().filter(|(id, _)| is_missing(id)).map(|(_, name)| (*name).to_owned()).collect();
+        let reachable = after.len() - missing.len();
+        if reachable >= needed {
+            Gate::Open
+        } else if checked.members.iter().eq(after.keys()) {
+            refuse(reachable, missing)
+        } else {
+            unconfirmed() // the check was for another set of voters
         }
     }
 

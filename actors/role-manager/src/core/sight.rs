@@ -30,15 +30,16 @@ impl RoleManager {
     /// a leader that decides has applied an entry of its own term.
     pub(super) fn take_over(&mut self, now: Now, term: Term, out: &mut Vec<Effect>) {
         if self.kept.term != term {
-            let queues = std::mem::take(&mut self.kept.queues);
-            self.kept = Checkpoint { term, queues, ..Checkpoint::default() };
+            // Step numbers continue: the result of an earlier term's step must not end a step of this one.
+            let (queues, steps) = (std::mem::take(&mut self.kept.queues), self.kept.steps);
+            self.kept = Checkpoint { term, queues, steps, ..Checkpoint::default() };
         }
         for (step, outgoing) in &mut self.kept.outbox.0 {
             if outgoing.applied.is_some() || outgoing.again_at.is_some() {
                 continue;
             }
             match outgoing.sent {
-                // What was heard of the voters is as old as the incarnation before. If it was proposed, the next one is busy.
+                // Its reachability check belongs to the previous incarnation. If it was proposed, the next proposal is busy.
                 Sent::Seat(_) => outgoing.again_at = Some(now.at),
                 _ => out.push(outgoing.effect(*step)),
             }
@@ -46,7 +47,7 @@ impl RoleManager {
         self.started = true;
         self.plans.clear();
         self.held.clear();
-        self.roll_calls = Default::default();
+        self.reachability = Default::default();
         self.wishes.fresh_until = Some(now.at + self.config.election_timeout);
         let tables = &self.seen.tables;
         let everybody = tables.nodes.keys().copied().chain(tables.members.values().map(|m| m.node));

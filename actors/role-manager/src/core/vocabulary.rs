@@ -52,8 +52,8 @@ pub enum Input {
     Committed { step: StepId, outcome: StepOutcome },
     /// A dial-back ended.
     Probed { step: StepId, result: Result<(), ErrorBody> },
-    /// A roll call ended: who answered. Nothing: it could not be called.
-    RollCalled { step: StepId, present: Option<BTreeSet<RaftId>> },
+    /// A reachability check ended. `None`: the raft member did not run it.
+    ReachabilityChecked { step: StepId, reachable: Option<BTreeSet<RaftId>> },
     /// An offer of leadership ended: another leads, or it failed.
     Transferred { step: StepId, taken: bool },
     /// The moment asked for with [`Effect::WakeAt`] has come. Early or repeated: harmless.
@@ -97,11 +97,11 @@ pub enum Effect {
         addr: String,
         node: NodeId,
     },
-    /// Ask which of these members are there now: done once `enough` have answered, or after that time. Always ended.
-    CallRoll {
+    /// Ask the raft member which of these members respond now. It ends when `needed` have, or after `within`; it always ends.
+    CheckReachable {
         step: StepId,
-        seats: BTreeSet<RaftId>,
-        enough: usize,
+        members: BTreeSet<RaftId>,
+        needed: usize,
         within: Duration,
     },
     TransferLeadership {

@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use muster_messages::{
-    Change, Command, ErrorBody, ErrorCode, Guard, Liveness, NodeId, NodeRecord, Principal, RaftId, Removal, RequestId,
-    Role, Tables,
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Liveness, NodeId, NodeRecord, Principal, Removal,
+    RequestId, Role, Tables, removal_digest, request_digest,
 };
 
 use super::quorum::{Electorate, Gate};
+use super::reachability::Required;
 use super::{Answer, AskId, Effect, Moment, Now, RoleManager, Sent, StepId, not_leading, refuse};
 
 /// What somebody wants of a node.
@@ -31,6 +32,18 @@ pub struct Wished {
     pub request: RequestId,
 }
 
+impl Wished {
+    /// What was requested, told from everything else that the same id could be used for.
+    pub(crate) fn digest(&self) -> u64 {
+        let role = match self.wish {
+            Wish::Remove { force } => return removal_digest(self.node, force),
+            Wish::Role(Role::Manager) => "manager",
+            Wish::Role(Role::Worker) => "worker",
+        };
+        request_digest(&[b"role", role.as_bytes(), self.node.as_str().as_bytes()])
+    }
+}
+
 /// What becomes of a wish.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
@@ -48,11 +61,8 @@ pub(crate) enum Verdict {
     Follow,
     /// The leader is too young to refuse.
     Later,
-    /// A majority of these must answer first.
-    CallRoll {
-        seats: BTreeSet<RaftId>,
-        enough: usize,
-    },
+    /// A majority of the remaining voters must respond first.
+    CheckReachable(Required),
 }
 
 /// What a wish is judged by.
@@ -69,7 +79,7 @@ pub(crate) struct Court<'a> {
 /// Open wishes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Wishes {
-    /// Not judged yet, in the order they came, and since when.
+    /// Not decided yet: when each arrived, in that order.
     pub parked: VecDeque<(Moment, Wished)>,
     /// Proposed.
     pub sent: BTreeMap<StepId, Wished>,
@@ -105,10 +115,10 @@ impl RoleManager {
                     behind.insert(node);
                     later.push_back((since, wished));
                 }
-                Verdict::CallRoll { seats, enough } => {
+                Verdict::CheckReachable(required) => {
                     behind.insert(node);
                     later.push_back((since, wished));
-                    self.call_roll(now, None, (seats, enough), out);
+                    self.check_reachable(now, None, required, out);
                 }
                 Verdict::Write { command, leaves } => {
                     let step = self.send(now, node, Sent::Wish { command, leaves }, out);
@@ -163,7 +173,7 @@ impl RoleManager {
         for (_, wished) in std::mem::take(&mut self.wishes.parked) {
             out.push(refuse(&wished, not_leading()));
         }
-        self.roll_calls = Default::default();
+        self.reachability = Default::default();
         for ask in std::mem::take(&mut self.wishes.removals).into_values().flatten() {
             out.push(Effect::Answer(ask, Answer::Removed(Err(not_leading()))));
         }
@@ -174,7 +184,7 @@ impl RoleManager {
 }
 
 impl Court<'_> {
-    /// Judges a wish against the newest applied state, and against what has been heard of voters since it came.
+    /// Decides on a request by the newest applied state, and by the reachability of voters after `since`, when it arrived.
     pub fn judge(&self, wished: &Wished, since: Moment) -> Verdict {
         if let Some(verdict) = self.remembered(wished) {
             return verdict;
@@ -191,8 +201,11 @@ impl Court<'_> {
 
     /// The same request was applied before: its retry gets the first outcome.
     fn remembered(&self, wished: &Wished) -> Option<Verdict> {
-        let outcome = self.tables.outcomes.get(&wished.request)?;
-        Some(match (outcome.refused.as_deref(), wished.wish) {
+        let outcome = self.tables.outcome_of(&wished.by, wished.request)?;
+        if outcome.digest.is_some_and(|digest| digest != wished.digest()) {
+            return Some(Verdict::Refused(CommandRefusal::RequestReused(Box::new(wished.request)).into()));
+        }
+        Some(match (outcome.refused, wished.wish) {
             (Some(refusal), _) => Verdict::Refused(refusal.clone().into()),
             (None, Wish::Remove { .. }) if self.tables.nodes.contains_key(&wished.node) => Verdict::Follow,
             (None, _) => Verdict::Done { changed: true },
@@ -221,7 +234,7 @@ impl Court<'_> {
             match self.may_leave(record, since) {
                 Gate::Open => {}
                 Gate::Undecided => return Verdict::Later,
-                Gate::Unconfirmed { seats, enough } => return Verdict::CallRoll { seats, enough },
+                Gate::Unconfirmed(required) => return Verdict::CheckReachable(required),
                 Gate::Closed(obstacle) => return Verdict::Refused(obstacle.to_error()),
             }
             command = command.guard(Guard::OtherManagers { besides: node, at_least: 1 });
@@ -259,7 +272,7 @@ impl Court<'_> {
             match self.may_leave(record, since) {
                 Gate::Open => {}
                 Gate::Undecided => return Verdict::Later,
-                Gate::Unconfirmed { seats, enough } => return Verdict::CallRoll { seats, enough },
+                Gate::Unconfirmed(required) => return Verdict::CheckReachable(required),
                 Gate::Closed(obstacle) => return Verdict::Refused(obstacle.to_error()),
             }
             command = command
@@ -272,10 +285,11 @@ impl Court<'_> {
     }
 
     fn command(&self, wished: &Wished, reason: &str) -> Command {
-        Command::idempotent(self.now.wall, wished.by.clone(), reason)
-            .with_request(wished.request)
-            .guard(Guard::NodeExists(wished.node))
-            .guard(Guard::Removing { node: wished.node, removing: false })
+        let mut command = Command::idempotent(self.now.wall, wished.by.clone(), reason).with_request(wished.request);
+        if self.tables.remembers_callers() {
+            command = command.guard(Guard::Request { digest: wished.digest() });
+        }
+        command.guard(Guard::NodeExists(wished.node)).guard(Guard::Removing { node: wished.node, removing: false })
     }
 
     /// May this manager go, counting everybody who is leaving already? A node without a seat takes no vote with it.

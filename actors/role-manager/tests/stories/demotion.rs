@@ -195,14 +195,16 @@ fn leadership_is_offered_to_the_most_caught_up_voter_and_that_is_visible() {
                 matched: 10 + n,
                 acked_ago: Some(TICK),
                 in_snapshot: false,
+                problem: None,
             })
             .collect(),
         ..RaftStatus::default()
     };
     let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft });
     core.step(world.now, Input::Seen(replica), &mut effects);
-    let (step, seats) = effects.iter().find_map(called).expect("those who would be left are asked first");
-    core.step(world.now, Input::RollCalled { step, present: Some(seats) }, &mut effects);
+    let check = effects.iter().find_map(reachability_check);
+    let (step, members) = check.expect("the remaining voters are checked first");
+    core.step(world.now, Input::ReachabilityChecked { step, reachable: Some(members) }, &mut effects);
     assert!(
         effects.iter().any(|e| matches!(e, Effect::TransferLeadership { to, .. } if *to == id(3))),
         "the most caught-up one: {effects:?}"

@@ -81,7 +81,7 @@ impl Stage {
                         let heir = if *offers == 1 { Err(ProposeError::TimedOut) } else { Ok(to.expect("it names one")) };
                         let _gone = reply.send(heir);
                     }
-                    RaftMemberMsg::RollCall { seats, reply, .. } => drop(reply.send(Ok(seats))),
+                    RaftMemberMsg::CheckReachable { members, reply, .. } => drop(reply.send(Ok(members))),
                     other => panic!("nothing else is wanted: {}", muster_messages::protocol::Named::name(&other)),
                 }
                 self.universe.point(PATH, fuse);

@@ -54,6 +54,7 @@ impl Stage {
             matched: at.0,
             acked_ago: Some(Duration::ZERO),
             in_snapshot: false,
+            problem: None,
         };
         let raft = RaftStatus {
             raft_id: Some(RaftId(1)),
@@ -78,14 +79,14 @@ impl Stage {
         let _gone = reply.send(result.map(|()| Applied { revision: at }).map_err(ProposeError::Refused));
         *command
     }
-    /// Everybody who is asked for is there.
-    async fn answer_roll_call(&mut self) {
+    /// Answers that every member responds.
+    async fn answer_reachability_check(&mut self) {
         let pick = |msg| match msg {
-            RaftMemberMsg::RollCall { seats, reply, .. } => Some((seats, reply)),
+            RaftMemberMsg::CheckReachable { members, reply, .. } => Some((members, reply)),
             _ => None,
         };
-        let (seats, reply) = self.raft.expect("a roll call", pick).await;
-        let _gone = reply.send(Ok(seats));
+        let (members, reply) = self.raft.expect("a reachability check", pick).await;
+        let _gone = reply.send(Ok(members));
     }
     async fn hear_command(&mut self, what: &str) -> (Box<Command>, Reply<Result<Applied, ProposeError>>) {
         let pick = |msg| match msg {
@@ -139,13 +140,13 @@ type WishResult = Result<Result<WishAccepted, ErrorBody>, AskError>;
 async fn a_demotion_is_told_from_wish_to_worker() {
     let mut stage = Stage::set(3, 0).await;
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
-    stage.answer_roll_call().await;
+    stage.answer_reachability_check().await;
     let command = stage.apply_command().await;
     assert_eq!((command.request, command.reason.as_str()), (RequestId(9), "demote"));
     assert_eq!(ask.await.unwrap(), Ok(Ok(WishAccepted { changed: true })));
     let view = stage.view.borrow().clone();
     assert_eq!(view.pending[0].wants, Wants::Worker, "published before it is answered");
-    stage.answer_roll_call().await;
+    stage.answer_reachability_check().await;
     let (change, reply) = stage.hear_seat().await;
     let applied = stage.apply_seat(&change);
     let _gone = reply.send(Ok(applied));
@@ -165,10 +166,10 @@ async fn a_crash_with_work_pending_loses_neither_queue() {
     for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
         let mut stage = Stage::set(4, 1).await;
         let ask = tokio::spawn(stage.set_role(4, Role::Worker, 9));
-        stage.answer_roll_call().await;
+        stage.answer_reachability_check().await;
         stage.apply_command().await;
         assert!(ask.await.unwrap().is_ok());
-        stage.answer_roll_call().await;
+        stage.answer_reachability_check().await;
         let roles = stage.roles.clone();
         let removal = tokio::spawn(async move {
             let make = |reply| {
@@ -192,13 +193,13 @@ async fn a_crash_with_work_pending_loses_neither_queue() {
         assert_eq!(view["pending_reconciliation"][0]["node"], id(4).to_string());
         assert_eq!(view["pending_removal"][0], id(5).to_string());
 
-        // The write comes again under its old request id; the seat change, which is still in flight, once the roll was called again.
+        // The write is repeated under its old request id. The seat change, which is still in flight, is repeated after a new check.
         let mut again = (None, None);
         while again.0.is_none() || again.1.is_none() {
             match stage.raft.next("both steps").await {
                 RaftMemberMsg::Propose { command, reply, .. } => again.0 = Some((command, reply)),
                 RaftMemberMsg::ProposeSeat { change, reply } => again.1 = Some((change, reply)),
-                RaftMemberMsg::RollCall { seats, reply, .. } => drop(reply.send(Ok(seats))),
+                RaftMemberMsg::CheckReachable { members, reply, .. } => drop(reply.send(Ok(members))),
                 _ => panic!("nothing else is wanted"),
             }
         }
@@ -251,7 +252,7 @@ async fn a_seat_is_given_after_the_dial_back() {
     let _gone = reply.send(Ok(applied));
     assert_eq!(knock.await.unwrap(), Ok(Ok(SeatReply::Seated { raft_id: RaftId(4) })));
     stage.show();
-    stage.answer_roll_call().await;
+    stage.answer_reachability_check().await;
     let (change, reply) = stage.hear_seat().await;
     assert!(matches!(change.kind, SeatChangeKind::PromoteLearner { .. }));
     let applied = stage.apply_seat(&change);
@@ -264,14 +265,14 @@ async fn a_seat_is_given_after_the_dial_back() {
 async fn a_raft_member_that_went_away_leaves_the_outcome_unknown() {
     let mut stage = Stage::set(3, 0).await;
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
-    drop(stage.raft.next("a roll call that nobody answers: it is called again").await);
-    stage.answer_roll_call().await;
+    drop(stage.raft.next("a reachability check without an answer, which is repeated").await);
+    stage.answer_reachability_check().await;
     drop(stage.raft.next("the wish").await);
     let error = ask.await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.code, ErrorCode::UnknownOutcome);
     // The retry carries the same request id.
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
-    stage.answer_roll_call().await;
+    stage.answer_reachability_check().await;
     assert_eq!(stage.apply_command().await.request, RequestId(9));
     assert_eq!(ask.await.unwrap(), Ok(Ok(WishAccepted { changed: true })));
     stage.universe.finish().await;
@@ -281,7 +282,7 @@ async fn a_raft_member_that_went_away_leaves_the_outcome_unknown() {
 async fn what_was_published_goes_with_the_role_manager() {
     let mut stage = Stage::set(3, 0).await;
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
-    stage.answer_roll_call().await;
+    stage.answer_reachability_check().await;
     stage.apply_command().await;
     assert!(ask.await.unwrap().is_ok());
     assert!(!stage.view.borrow().pending.is_empty());

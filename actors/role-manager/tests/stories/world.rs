@@ -21,10 +21,10 @@ pub fn id(n: u64) -> NodeId {
     NodeId::from_entropy(u128::from(n))
 }
 
-/// The roll call in an effect.
-pub fn called(effect: &Effect) -> Option<(StepId, BTreeSet<RaftId>)> {
+/// The reachability check that an effect requests.
+pub fn reachability_check(effect: &Effect) -> Option<(StepId, BTreeSet<RaftId>)> {
     match effect {
-        Effect::CallRoll { step, seats, .. } => Some((*step, seats.clone())),
+        Effect::CheckReachable { step, members, .. } => Some((*step, members.clone())),
         _ => None,
     }
 }
@@ -91,10 +91,13 @@ pub struct World {
     pub log: Vec<String>,
     /// The first promise broken.
     pub broken: Option<String>,
-    /// Who was there when the roll was called last.
-    present: BTreeSet<RaftId>,
-    /// Roll calls that too few answered, until their time is over.
-    short_calls: Vec<(Moment, StepId)>,
+    /// The result of the last reachability check.
+    reachable: BTreeSet<RaftId>,
+    /// Checks with too few responses end at these times.
+    short_checks: Vec<(Moment, StepId)>,
+    /// The role manager's own writes are answered as applied, and change nothing.
+    pub swallow_writes: bool,
+    pub swallowed: usize,
 }
 
 impl World {
@@ -144,8 +147,10 @@ impl World {
             lawless: false,
             log: Vec::new(),
             broken: None,
-            present: BTreeSet::new(),
-            short_calls: Vec::new(),
+            reachable: BTreeSet::new(),
+            short_checks: Vec::new(),
+            swallow_writes: false,
+            swallowed: 0,
         }
     }
 

@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::wire::{SessionDigest, SessionFact};
 use muster_messages::{
-    Change, Command, Liveness, Moment, NodeDoubts, NodeId, NodeRecord, Principal, Revision, Tables, WallTime,
+    CertificateState, Change, Command, IDENTITY_LEVEL, Liveness, Moment, NodeDoubts, NodeId, NodeRecord, Principal,
+    Revision, Tables, WallTime,
 };
 
 use self::duplicates::Duplicates;
@@ -104,6 +105,8 @@ pub struct Dispatcher {
     /// The process whose labels were taken over: an operator's later change of them stays.
     labelled: BTreeMap<NodeId, u64>,
     labels_left_out: u64,
+    /// Nodes whose newest session has lost its connection, since when.
+    no_contact: BTreeMap<NodeId, WallTime>,
 }
 
 impl Dispatcher {
@@ -124,6 +127,7 @@ impl Dispatcher {
             duplicates: Duplicates::default(),
             labelled: BTreeMap::new(),
             labels_left_out: 0,
+            no_contact: BTreeMap::new(),
         }
     }
 
@@ -152,7 +156,11 @@ impl Dispatcher {
 
     /// What people should be told with what is recorded.
     pub fn doubts(&self) -> NodeDoubts {
-        NodeDoubts { unconfirmed: self.grace.keys().copied().collect(), duplicates: self.duplicates.shown() }
+        NodeDoubts {
+            unconfirmed: self.grace.keys().copied().collect(),
+            duplicates: self.duplicates.shown(),
+            no_contact: self.no_contact.clone(),
+        }
     }
     /// For the view: host, sequence, sessions, when heard.
     pub fn hosts(&self) -> impl Iterator<Item = (NodeId, u64, usize, Moment)> + '_ {
@@ -277,7 +285,7 @@ impl Dispatcher {
                 if self.is_under_way(node) {
                     continue; // it is looked at again when that has ended
                 }
-                let wanted = self.look(now, node);
+                let wanted = self.look(now, wall, node);
                 if !wanted.is_empty() {
                     nodes.push(node);
                     changes.extend(wanted);
@@ -296,7 +304,7 @@ impl Dispatcher {
                 return;
             }
             self.alone.remove(&node);
-            let wanted = self.look(now, node);
+            let wanted = self.look(now, wall, node);
             if !wanted.is_empty() {
                 self.send(wall, vec![node], wanted, out);
             }
@@ -319,7 +327,13 @@ impl Dispatcher {
     }
 
     /// What should be written of one node, given what its hosts say. Level-triggered: the record against the facts.
-    fn look(&mut self, now: Moment, node: NodeId) -> Vec<Change> {
+    fn look(&mut self, now: Moment, wall: WallTime, node: NodeId) -> Vec<Change> {
+        let newest = self.newest_ready(node).map(|fact| fact.liveness);
+        if newest == Some(Liveness::Unknown) && self.tables.nodes.contains_key(&node) {
+            self.no_contact.entry(node).or_insert(wall);
+        } else {
+            self.no_contact.remove(&node);
+        }
         let record = self.tables.nodes.get(&node).cloned();
         let Some(record) = record.filter(|_| !self.tables.blocklist.contains_key(&node)) else {
             self.grace.remove(&node); // DISP-5
@@ -340,8 +354,13 @@ impl Dispatcher {
 
     fn ready(&mut self, record: &NodeRecord, fact: &SessionFact) -> Vec<Change> {
         let mut changes = set(record, Liveness::Ready);
+        changes.extend(self.renewed(record, fact));
         if self.duplicates.is_shown(record.id) {
             return changes; // DISP-7
+        }
+        if self.tables.feature_level() >= IDENTITY_LEVEL {
+            changes.extend(self.report(record, fact));
+            return changes;
         }
         let name = self.free_name(record, fact);
         let labels = self.labels(record, fact);
@@ -357,6 +376,14 @@ impl Dispatcher {
         changes
     }
 
+    /// A node whose certificates were revoked is seen with its new one: from here on the old one is of no use to it.
+    fn renewed(&self, record: &NodeRecord, fact: &SessionFact) -> Option<Change> {
+        let row = self.tables.certificates.get(&record.id)?;
+        let newest = record.certificate.as_ref().filter(|newest| newest.state != CertificateState::Rotate)?;
+        let seen = Change::CertificateSeen { node: record.id, serial: fact.serial.clone() };
+        (row.revoking && newest.serial == fact.serial).then_some(seen)
+    }
+
     /// DISP-3, DISP-4: nobody speaks of it. Down and unknown stay what they are.
     fn silent(&mut self, now: Moment, record: &NodeRecord) -> Vec<Change> {
         if record.liveness != Liveness::Ready {
@@ -367,11 +394,11 @@ impl Dispatcher {
         if now < until { Vec::new() } else { set(record, Liveness::Down) }
     }
 
-    /// DISP-2. By `since`, then by host, so that every look sees the same one.
+    /// DISP-2. One with a connection before one without, then by `since`, so that every look sees the same one.
     fn newest_ready(&self, node: NodeId) -> Option<&SessionFact> {
         let facts = self.hosts.values().filter_map(|h| h.sessions.get(&node));
-        let ready = facts.filter(|s| s.fact.liveness == Liveness::Ready);
-        ready.map(|s| &s.fact).max_by_key(|f| (f.since, f.instance))
+        let ready = facts.filter(|s| s.fact.liveness != Liveness::Down);
+        ready.map(|s| &s.fact).max_by_key(|f| (f.liveness == Liveness::Ready, f.since, f.instance))
     }
     fn is_said_down(&self, node: NodeId) -> bool {
         let mut sights = self.hosts.values().filter_map(|h| h.sessions.get(&node));

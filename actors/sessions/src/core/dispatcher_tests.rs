@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::{Blocked, Name, Role};
+use muster_messages::{
+    Blocked, ClusterId, ClusterRecord, Generation, IDENTITY_LEVEL, Incarnation, Name, ReportedNode, Role, Secret,
+};
 
 use super::super::testing::{fact, node};
 use super::*;
@@ -92,6 +94,17 @@ impl World {
         for change in &command.changes {
             let (id, edit): (NodeId, Edit) = match change.clone() {
                 Change::SetLiveness { node, liveness } => (node, Box::new(move |r| r.liveness = liveness)),
+                Change::Report { node, name, addr, release, labels } if next.feature_level() >= IDENTITY_LEVEL => {
+                    let reported = ReportedNode { name, named_at: WallTime(0), labels };
+                    next.reported.insert(node, Arc::new(reported));
+                    (
+                        node,
+                        Box::new(move |r| {
+                            r.addr = addr.clone();
+                            r.release = release.clone();
+                        }),
+                    )
+                }
                 Change::Report { node, name, addr, release, labels } => (
                     node,
                     Box::new(move |r| {
@@ -440,4 +453,59 @@ fn nothing_is_woken_for_what_is_under_way() {
     }
     assert_eq!(w.out.len(), 1, "the grace has passed: down is proposed");
     assert_eq!(w.dispatcher.wake_at(w.now), None);
+}
+
+/// At the level at which reports have a table of their own.
+fn identified(nodes: impl IntoIterator<Item = (u128, Liveness)>) -> World {
+    let mut w = World::new(nodes);
+    w.tables.cluster = Some(Arc::new(ClusterRecord {
+        id: ClusterId::from_entropy(7),
+        name: Name::sanitized("c"),
+        incarnation: Incarnation(1),
+        feature_level: IDENTITY_LEVEL,
+        root_cert_pem: String::new(),
+        root_key_pem: Secret::new("key"),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    }));
+    w.tables.revision = w.tables.revision.next();
+    w.publish();
+    w
+}
+
+#[test]
+fn at_level_three_a_report_is_recorded_once_and_renames_nobody() {
+    let mut w = identified([(1, Ready)]);
+    let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
+    let said = SessionFact { name: "db-1".parse().unwrap(), labels: labels.clone(), ..ready(1) };
+    w.digest(100, true, vec![said.clone()]);
+    let (record, reported) = (&w.tables.nodes[&node(1)], &w.tables.reported[&node(1)]);
+    assert_eq!((record.name.as_str(), reported.name.as_str(), &reported.labels), ("n1", "db-1", &labels));
+    let commands = w.commands;
+    w.run(30, &[(100, vec![said.clone()])]);
+    assert_eq!(w.commands, commands, "once");
+    // The same process with other labels, as after a change of leader: what counts is what it says now.
+    w.digest(100, false, vec![SessionFact { labels: BTreeMap::new(), ..said }]);
+    assert!(w.tables.reported[&node(1)].labels.is_empty());
+    assert_eq!(w.tables.nodes[&node(1)].generation, Generation(1));
+}
+
+#[test]
+fn a_lost_connection_is_shown_at_once_and_changes_no_state() {
+    let mut w = identified([(1, Ready)]);
+    let shown = |w: &World| w.dispatcher.doubts().no_contact.contains_key(&node(1));
+    w.digest(100, true, vec![ready(1)]);
+    assert!(!shown(&w));
+    let lost = SessionFact { liveness: Unknown, ..ready(1) };
+    w.digest(100, false, vec![lost.clone()]);
+    let commands = w.commands;
+    w.run(10, &[(100, vec![lost.clone()])]);
+    assert!(shown(&w) && w.liveness(1) == Ready && w.commands == commands);
+    // It is back with another host.
+    w.digest(101, true, vec![ready(1)]);
+    assert!(!shown(&w));
+    w.digest(101, true, vec![]);
+    assert!(shown(&w), "the first host is all that speaks of it");
+    w.digest(100, false, vec![down(1)]);
+    assert!(!shown(&w) && w.liveness(1) == Down);
 }

@@ -8,12 +8,14 @@
 //!                   them nothing, and they would look down to everybody else. It sends them away at the rate at which
 //!                   others can take them. One that has not followed a leader yet, because it has just started, takes
 //!                   none from the first moment on, and says to come back soon.
+//!        SESSION-11  a host that had no leader calls no node down before the node had `down_after` to come back since there
+//!                    is a leader again: the host sent the nodes away itself, so that their silence says nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_messages::wire::{Refusal, SessionDigest, SessionFact};
-use muster_messages::{Moment, NodeId, RefusalReason, Term, millis};
+use muster_messages::{Liveness, Moment, NodeId, RefusalReason, Term, millis};
 
 use super::bucket::Bucket;
 use super::digest::Digests;
@@ -81,6 +83,9 @@ pub struct Host {
     leaderless_since: Moment,
     /// Whether it has ever known a leader.
     followed: bool,
+    /// SESSION-11. Nodes not yet reported to the leader: they look down, and their heartbeats could not arrive.
+    unheard: BTreeMap<NodeId, SessionFact>,
+    believe_silence_at: Moment,
     refused: u64,
     swept: Moment,
 }
@@ -99,6 +104,8 @@ impl Host {
             leader: None,
             leaderless_since: now,
             followed: false,
+            unheard: BTreeMap::new(),
+            believe_silence_at: Moment(0),
             refused: 0,
             swept: now,
             config,
@@ -118,7 +125,8 @@ impl Host {
 
     pub fn wake_at(&mut self, now: Moment) -> Option<Moment> {
         if self.leader.is_some() {
-            return self.digests.wake_at();
+            let believe = (!self.unheard.is_empty()).then_some(self.believe_silence_at);
+            return self.digests.wake_at().into_iter().chain(believe).min();
         }
         let given_up = self.leaderless_since + self.config.leaderless_after;
         if now < given_up {
@@ -194,7 +202,26 @@ impl Host {
         if let Some(fact) = &mut fact {
             fact.turns = self.instances.turns(node);
         }
+        self.tell(now, node, fact);
+    }
+
+    /// SESSION-11.
+    fn tell(&mut self, now: Moment, node: NodeId, fact: Option<SessionFact>) {
+        self.unheard.remove(&node);
+        let is_down = |fact: &SessionFact| fact.liveness == Liveness::Down;
+        let fact = match fact {
+            Some(fact) if is_down(&fact) && (self.leaderless(now) || now < self.believe_silence_at) => {
+                self.unheard.insert(node, fact);
+                None
+            }
+            fact => fact,
+        };
         self.digests.set(node, fact);
+    }
+
+    /// Facts of before the leader was lost stay: the leader has heard them then.
+    fn leader_is_back(&mut self, now: Moment) {
+        self.believe_silence_at = now + self.config.down_after();
     }
 
     fn leader(&mut self, now: Moment, term: Term, leader: Option<NodeId>) {
@@ -203,6 +230,9 @@ impl Host {
             return;
         }
         if leader.is_some() {
+            if self.followed && self.leaderless(now) {
+                self.leader_is_back(now);
+            }
             self.digests.leader_changed();
             self.moving.clear();
             self.followed = true;
@@ -219,6 +249,11 @@ impl Host {
                 let fact = self.digests.facts().get(&node).cloned();
                 self.digests.set(node, fact.map(|fact| SessionFact { turns: Vec::new(), ..fact }));
                 out.push(Effect::Over(node));
+            }
+        }
+        if self.leader.is_some() && now >= self.believe_silence_at {
+            for (node, fact) in std::mem::take(&mut self.unheard) {
+                self.digests.set(node, Some(fact));
             }
         }
         if self.leader.is_some() {
@@ -343,6 +378,40 @@ mod tests {
             assert!(gone <= 1000 + (ms - 5_100) / 2 + 2, "{gone} after {ms} ms");
         }
         assert_eq!((gone, host.connected()), (3000, 0));
+    }
+
+    /// SESSION-11. All agents were sent away, and the host has heard nothing of them for longer than a node is silent.
+    #[test]
+    fn nodes_that_could_not_be_heard_are_not_called_down() {
+        let mut host = host();
+        let silent = |n: u128| Input::Reported {
+            node: node(n),
+            fact: Some(Box::new(SessionFact { liveness: Liveness::Down, ..fact(n) })),
+            connected: false,
+        };
+        let mut out = vec![];
+        for n in 1..=3 {
+            report(&mut host, at(1), n, 1);
+        }
+        host.step(at(50), silent(3), &mut out); // while there was a leader: it is down
+        host.step(at(100), Input::Leader { term: Term(1), leader: None }, &mut out);
+        host.step(at(30_000), silent(1), &mut out);
+        let back = 31_000;
+        out.clear();
+        host.step(at(back), Input::Leader { term: Term(2), leader: Some(node(101)) }, &mut out);
+        host.step(at(back + 1_000), silent(2), &mut out);
+        let down = |host: &Host| -> Vec<NodeId> {
+            let facts = host.digests.facts().values();
+            facts.filter(|f| f.liveness == Liveness::Down).map(|f| f.node).collect()
+        };
+        assert_eq!(down(&host), [node(3)]);
+        report(&mut host, at(back + 3_000), 2, 1);
+        let late = back + millis(host.config.down_after());
+        assert_eq!(host.wake_at(at(back + 3_000)).map(|at| at <= Moment(late * 1000)), Some(true));
+        host.step(at(late), Input::Woke, &mut out);
+        let mut both = vec![node(1), node(3)];
+        both.sort();
+        assert_eq!(down(&host), both, "it had time to come back, and did not");
     }
 
     #[test]

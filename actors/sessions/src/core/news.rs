@@ -13,6 +13,8 @@ pub struct Shared {
     pub incarnation: Incarnation,
     pub managers: Vec<String>,
     pub root_pem: String,
+    /// Not for the agents: what this host may tell the leader.
+    pub feature_level: u32,
 }
 
 impl Shared {
@@ -34,6 +36,7 @@ impl Shared {
             incarnation: cluster.map(|c| c.incarnation).unwrap_or_default(),
             managers,
             root_pem: cluster.map(|c| c.root_cert_pem.clone()).unwrap_or_default(),
+            feature_level: tables.feature_level(),
         }
     }
 }

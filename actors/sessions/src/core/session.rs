@@ -8,7 +8,7 @@
 //!        SESSION-3  a node without a record in a copy that has applied its certificate's grant is told so, and its
 //!                   connection closed, at once: a session must not outlive the node.
 //!        SESSION-4  a node is down only after its heartbeats were missed, or when it said that it stops; a connection
-//!                   that broke is not a node that is down.
+//!                   that broke is not a node that is down. The leader is told at once that there is no contact.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,10 @@ use muster_messages::wire::{
     AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, BYE_SHUTDOWN, HostFrame, PeerCall,
     Refusal, SeatRequest, SessionFact,
 };
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Liveness, Moment, NodeId, RefusalReason, WallTime};
+use muster_messages::{
+    CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, WallTime,
+    check_labels, check_text, printable,
+};
 
 use super::news::{News, Standing};
 use crate::config::SessionsConfig;
@@ -152,9 +155,10 @@ pub struct AgentSession {
     next_question: u64,
 }
 
-/// What a hello may hold. More is a broken or hostile agent.
-const MAX_LABELS: usize = 64;
+/// Bytes of an address or a release in a hello. More is a broken or hostile agent.
 const MAX_TEXT: usize = 256;
+/// Characters that are kept of what an agent gives as a reason.
+const MAX_REASON: usize = 1024;
 
 impl AgentSession {
     pub fn new(node: NodeId, config: Arc<SessionsConfig>) -> Self {
@@ -284,6 +288,7 @@ impl AgentSession {
             }
             (AgentFrame::Ask { id, ask }, Phase::Live { .. }) => self.relay(conn, id, ask, out),
             (AgentFrame::Answer { id, result }, Phase::Live { .. }) => {
+                let result = result.map_err(|e| ErrorBody { message: printable(&e.message, MAX_REASON), ..e });
                 if let Some(question) = self.questions.remove(&id) {
                     out.push(Effect::AnswerAsk { ask: question.ask, result });
                 }
@@ -291,7 +296,7 @@ impl AgentSession {
             (AgentFrame::Bye { reason }, _) => {
                 out.push(Effect::Close { conn });
                 let stops = reason == BYE_SHUTDOWN;
-                self.away(reason, out);
+                self.away(printable(&reason, MAX_REASON), out);
                 if stops && self.fact.is_some() {
                     self.down(now, wall, "it was stopped", out);
                 }
@@ -340,11 +345,14 @@ impl AgentSession {
                 csr_pem,
             },
             AgentAsk::Seat(request) => {
-                let advertise = reachable(&request.advertise, peer.remote.ip());
-                let request = SeatRequest { advertise, ..request };
+                let advertise = reachable(&printable(&request.advertise, MAX_TEXT), peer.remote.ip());
+                let lacks = request.lacks.map(|lacks| printable(&lacks, MAX_REASON));
+                let request = SeatRequest { advertise, lacks, ..request };
                 PeerCall::Seat { node: self.node, request }
             }
-            AgentAsk::Lacking { request, lacks } => PeerCall::Lacking { node: self.node, request, lacks },
+            AgentAsk::Lacking { request, lacks } => {
+                PeerCall::Lacking { node: self.node, request, lacks: printable(&lacks, MAX_REASON) }
+            }
         };
         self.asks += 1;
         out.push(Effect::CallLeader { conn, id, call: Box::new(call) });
@@ -363,7 +371,8 @@ impl AgentSession {
                 ErrorBody::new(ErrorCode::TooManyRequests, "too many questions to this node wait already")
                     .retry_after(Duration::from_millis(200))
             }
-            _ => away_error(self.node),
+            // Another manager may host the node by now: the caller asks the others.
+            _ => ErrorBody::new(ErrorCode::NotFound, format!("node {} has no session on this manager", self.node)),
         };
         out.push(Effect::AnswerAsk { ask, result: Err(refusal) });
     }
@@ -408,7 +417,19 @@ impl AgentSession {
     }
 
     fn report(&self, out: &mut Vec<Effect>) {
-        out.push(Effect::Report { fact: self.fact.clone(), connected: self.conn().is_some() });
+        let mut fact = self.fact.clone();
+        if let Some(fact) = &mut fact
+            && self.without_contact()
+        {
+            fact.liveness = Liveness::Unknown;
+        }
+        out.push(Effect::Report { fact, connected: self.conn().is_some() });
+    }
+
+    /// Its connection is gone, and it is not down yet. Leaders below feature level 3 would take it for a node without a host.
+    fn without_contact(&self) -> bool {
+        let level = self.news.as_ref().map_or(0, |news| news.shared.feature_level);
+        level >= IDENTITY_LEVEL && self.down_at.is_none() && self.conn().is_none()
     }
 
     /// The only place that acts on time and on the node's standing.
@@ -507,19 +528,9 @@ fn acceptable(hello: &AgentHello) -> Result<(), String> {
         let theirs = hello.protocol;
         return Err(format!("agent protocol {theirs}, this manager speaks {AGENT_PROTOCOL}"));
     }
-    let long = |text: &String| text.len() > MAX_TEXT;
-    let labels = &hello.labels;
-    let texts = || [&hello.advertise, &hello.release].into_iter().chain(labels.iter().flat_map(|(k, v)| [k, v]));
-    if texts().any(long) {
-        return Err(format!("a text of more than {MAX_TEXT} bytes"));
-    }
-    if texts().any(|text| text.chars().any(char::is_control)) {
-        return Err("a text with control characters, which would reach terminals and logs".to_owned());
-    }
-    if labels.len() > MAX_LABELS {
-        return Err(format!("{} labels, the limit is {MAX_LABELS}", labels.len()));
-    }
-    Ok(())
+    check_text("the address", &hello.advertise, MAX_TEXT)?;
+    check_text("the release", &hello.release, MAX_TEXT)?;
+    check_labels(&hello.labels)
 }
 
 /// The address that others should dial: an unspecified host is replaced by the one that was seen.
@@ -540,11 +551,6 @@ pub fn reachable(advertise: &str, seen: IpAddr) -> String {
 
 fn refusal(reason: RefusalReason, message: impl Into<String>) -> Refusal {
     Refusal { reason, message: message.into(), managers: Vec::new(), retry_after_ms: None }
-}
-
-fn away_error(node: NodeId) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Unreachable, format!("node {node} has no session at the moment"))
-        .retry_after(Duration::from_millis(500))
 }
 
 fn unanswered(node: NodeId) -> ErrorBody {

@@ -39,6 +39,7 @@ impl World {
             granted: Some(Revision(5)),
             incarnation: Incarnation(1),
             not_after: WallTime(i64::MAX),
+            pin: None,
         };
         let remote = "192.0.2.7:50123".parse().unwrap();
         self.step(Input::Connected { conn: self.conn, identity: Box::new(identity), remote });
@@ -318,7 +319,7 @@ fn a_question_to_a_node_ends_with_its_answer_its_deadline_or_its_session() {
         w.said(|e| matches!(e, Effect::AnswerAsk { ask, result: Err(e) } if *ask == AskId(id) && e.code == code))
     };
     ask(&mut w, 1);
-    assert!(failed(&w, 1, ErrorCode::Unreachable));
+    assert!(failed(&w, 1, ErrorCode::NotFound), "for another manager to answer");
     w.open();
     ask(&mut w, 2);
     w.frame(AgentFrame::Answer { id: 1, result: Ok("{}".to_owned()) });
@@ -329,6 +330,9 @@ fn a_question_to_a_node_ends_with_its_answer_its_deadline_or_its_session() {
     ask(&mut w, 4);
     w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
     assert!(failed(&w, 4, ErrorCode::Unreachable));
+    // The node is not down yet, and may be in session with another manager already.
+    ask(&mut w, 5);
+    assert!(failed(&w, 5, ErrorCode::NotFound));
 }
 
 #[test]
@@ -383,4 +387,38 @@ fn a_hello_beyond_measure_is_refused() {
         assert_eq!(w.ended(), Some(RefusalReason::Protocol), "{hello:?}");
         assert_eq!(w.session.fact(), None);
     }
+}
+
+/// The node is down 16 s after its process was killed; that its connection broke is known at once.
+#[test]
+fn a_broken_connection_is_reported_before_the_node_is_down() {
+    let mut w = World::new();
+    w.open();
+    let shared = Shared { feature_level: IDENTITY_LEVEL, ..Shared::default() };
+    let standing = known(Role::Worker, 5, Liveness::Ready);
+    w.step(Input::News(Box::new(News { revision: Revision(9), standing, shared: Arc::new(shared) })));
+    let reported = |w: &World| {
+        w.out.iter().rev().find_map(|e| match e {
+            Effect::Report { fact, .. } => fact.as_ref().map(|fact| fact.liveness),
+            _ => None,
+        })
+    };
+    w.out.clear();
+    w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
+    assert_eq!((reported(&w), w.liveness()), (Some(Liveness::Unknown), Some(Liveness::Ready)));
+    w.run_for(Duration::from_secs(20));
+    assert_eq!(reported(&w), Some(Liveness::Down));
+}
+
+#[test]
+fn reasons_of_agents_reach_nobody_with_control_characters() {
+    let mut w = World::new();
+    w.open();
+    w.out.clear();
+    w.frame(AgentFrame::Bye { reason: "gone\u{1b}[2J\n".to_owned() });
+    let why = w.out.iter().find_map(|e| match e {
+        Effect::Note(Note::Closed { why }) => Some(why.clone()),
+        _ => None,
+    });
+    assert_eq!(why.as_deref(), Some("gone\u{fffd}[2J\u{fffd}"));
 }

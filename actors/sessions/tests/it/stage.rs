@@ -218,7 +218,7 @@ impl Dial for Pipes {
             let connection = Connection::detached(theirs, Service::Agent, Some(identity), remote);
             sink.send(connection).await.map_err(|_| refused())?;
             let ours: BoxStream = Box::pin(ours);
-            Ok(Dialled { stream: Framed::new(ours), host: node(100) })
+            Ok(Dialled { stream: Framed::new(ours), host: node(100), incarnation: Incarnation(1) })
         })
     }
 }

@@ -31,6 +31,7 @@ pub(super) fn found(
     tables.next_raft_id = RaftId(2);
     let words = format!("founded {} as {}", cluster.name, cluster.id);
     tables.cluster = Some(Arc::new(ClusterRecord { revision: stamp.at, ..cluster.clone() }));
+    nodes::separate_report(tables, founder.id);
     stamp.log(tables, EventKind::Cluster, None, None, Some(words));
     for token in tokens {
         put_token(tables, stamp, token);
@@ -80,6 +81,10 @@ pub(super) fn delete_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &str) {
 
 pub(super) fn put_user(tables: &mut Tables, stamp: &Stamp<'_>, user: &User) {
     let new = User { revision: stamp.at, ..user.clone() };
+    // A pin is of one certificate: the next change of the same command writes the new one's.
+    if tables.user_pins.get(&user.name).is_some_and(|pin| pin.serial != user.serial) {
+        tables.user_pins.remove(&user.name);
+    }
     let old = tables.users.insert(new.name.clone(), new);
     let (was, is) = (old.as_ref().map(user_words), Some(user_words(user)));
     stamp.log(tables, EventKind::User, None, was, is);
@@ -93,7 +98,9 @@ pub(super) fn delete_user(tables: &mut Tables, stamp: &Stamp<'_>, name: &Name) {
         let theirs = tables.access_tokens.values().filter(|token| token.user == *name).map(|token| token.id.clone());
         for id in theirs.collect::<Vec<_>>() {
             tables.access_tokens.remove(&id);
+            tables.token_rights.remove(&id);
         }
+        tables.user_pins.remove(name);
     }
 }
 

@@ -8,10 +8,12 @@
 //! for those who serve; who was away when it was restricted, and is back, is none of them.
 
 use muster_messages::{
-    ClusterRecord, DefinitionKey, Hold, LEVEL_RECONCILER, Liveness, MANAGERS_SCOPE, RECONCILERS_LEVEL, level_release,
+    ClusterRecord, DefinitionKey, Event, Hold, IDENTITY_LEVEL, LEVEL_RECONCILER, Liveness, MANAGERS_SCOPE,
+    RECONCILERS_LEVEL, level_release,
 };
 
 use super::*;
+use crate::apply::MAX_OUTCOMES;
 use crate::guards::{believed, not_found};
 
 /// Nodes that a refusal names.
@@ -31,12 +33,33 @@ pub(super) fn raise(tables: &mut Tables, stamp: &Stamp<'_>, level: u32) -> Resul
             led(tables, level)?;
             voted(tables, level)?;
         }
+        if old < IDENTITY_LEVEL && IDENTITY_LEVEL <= level {
+            begin_identity_level(tables);
+        }
         tables.cluster =
             Some(Arc::new(ClusterRecord { feature_level: level, revision: stamp.at, ..cluster.as_ref().clone() }));
         let words = |level| Some(format!("feature level {level}"));
         stamp.log(tables, EventKind::Cluster, None, words(old), words(level));
     }
     Ok(())
+}
+
+/// Derives from the state of level 2 what level 3 has in tables of its own. Every member does the same with the same entry.
+/// Labels stay in the records: which of them a node had reported was not kept, so all count as the operator's.
+/// Outcomes of level 2 stay where they are and are forgotten one by one; see `requests`.
+fn begin_identity_level(tables: &mut Tables) {
+    let (leases, others) = std::mem::take(&mut tables.events)
+        .into_iter()
+        .partition(|event: &Arc<Event>| matches!(event.kind, EventKind::Lease | EventKind::Liveness));
+    (tables.frequent_events, tables.events) = (leases, others);
+    for token in tables.access_tokens.values().cloned().collect::<Vec<_>>() {
+        objects::give_rights(tables, &token);
+    }
+    // A full table of level 2 has forgotten others.
+    if tables.outcomes.len() == MAX_OUTCOMES {
+        tables.requests.floor = tables.outcome_order.front().copied().unwrap_or_default();
+    }
+    certificates::begin(tables);
 }
 
 /// LEVEL-1. A pause is asked for last: what is begun is ended elsewhere, but here it could not be undone.

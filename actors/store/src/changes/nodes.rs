@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::{CertificateRecord, CertificateState, Liveness, RaftId, Removal};
+use muster_messages::{
+    CertificateRecord, CertificateState, IDENTITY_LEVEL, Liveness, RaftId, Removal, ReportedNode, fitting_labels,
+    labels_fit,
+};
 
 use super::*;
 
@@ -27,7 +30,21 @@ pub(super) fn insert(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord
     let after = format!("{} {}", record.role, record.name);
     let id = record.id;
     tables.nodes.insert(id, Arc::new(record));
+    separate_report(tables, id);
     stamp.log(tables, EventKind::Node, Some(id), None, Some(after));
+}
+
+/// The labels of a new record are what its node said of itself: they are no operator's.
+pub(super) fn separate_report(tables: &mut Tables, id: NodeId) {
+    if tables.feature_level() < IDENTITY_LEVEL {
+        return;
+    }
+    if let Some(record) = tables.nodes.get_mut(&id) {
+        let record = Arc::make_mut(record);
+        let labels = fitting_labels(&std::mem::take(&mut record.labels));
+        let reported = ReportedNode { name: record.name.clone(), named_at: record.created_at, labels };
+        tables.reported.insert(id, Arc::new(reported));
+    }
 }
 
 pub(super) fn desire(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Role) -> Result<(), CommandRefusal> {
@@ -93,6 +110,8 @@ pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Resu
     if !sabotaged(Sabotage::SkipNodeGuard) {
         no_seat(tables, id)?;
     }
+    tables.reported.remove(&id);
+    tables.certificates.remove(&id);
     if let Some(record) = tables.nodes.remove(&id) {
         let was = Some(format!("{} {}", record.role, record.name));
         stamp.log(tables, EventKind::Node, Some(id), was, None);
@@ -108,24 +127,49 @@ pub(super) fn label(
     add: &BTreeMap<String, String>,
     remove: &[String],
 ) -> Result<(), CommandRefusal> {
+    let level = tables.feature_level();
     let labels = &node(tables, id)?.labels;
     let sets = add.iter().any(|(k, v)| labels.get(k) != Some(v));
     let unsets = (remove.iter()).any(|k| !add.contains_key(k) && labels.contains_key(k));
     if !sets && !unsets {
         return Ok(());
     }
+    let mut labels = labels.clone();
+    labels.retain(|k, _| !remove.contains(k));
+    labels.extend(add.clone());
+    // LABEL-1. A node that has more of them from before may lose some.
+    if level >= IDENTITY_LEVEL && sets {
+        labels_fit(&labels).map_err(|why| CommandRefusal::TooManyLabels { node: id, why })?;
+    }
     edit(tables, stamp, id, |r| {
-        r.labels.retain(|k, _| !remove.contains(k));
-        r.labels.extend(add.clone());
+        r.labels = labels;
         r.generation = r.generation.next();
     });
     Ok(())
 }
 
+/// NAME-1, and no name that is the beginning of another node's id: a person would mean that one.
+pub(super) fn rename(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, name: &Name) -> Result<(), CommandRefusal> {
+    let old = node(tables, id)?.name.clone();
+    if old == *name {
+        return Ok(());
+    }
+    if let Some(other) = tables.mistaken_for(name, Some(id)) {
+        return Err(CommandRefusal::NameTaken { name: name.clone(), node: other });
+    }
+    edit(tables, stamp, id, |r| {
+        r.name = name.clone();
+        r.generation = r.generation.next();
+    });
+    let words = |name: &Name| Some(format!("named {name}"));
+    stamp.log(tables, EventKind::Node, Some(id), words(&old), words(name));
+    Ok(())
+}
+
 type Reported<'a> = (&'a Name, &'a str, &'a str, &'a BTreeMap<String, String>);
 
-/// Takes over what the node says of itself. A name that another node holds is not taken over (two machines with
-/// the same hostname both go on, under the names they were admitted with). Labels are added to the operator's.
+/// Takes over what the node says of itself. Its name is recorded beside the operator's, and its labels replace those that it
+/// reported before: a node could otherwise take the name of a machine to come, and keep labels without limit.
 pub(super) fn report(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
@@ -133,6 +177,16 @@ pub(super) fn report(
     (name, addr, release, labels): Reported<'_>,
 ) -> Result<(), CommandRefusal> {
     let old = node(tables, id)?;
+    if tables.feature_level() >= IDENTITY_LEVEL {
+        let before = tables.reported.get(&id);
+        let named_at = before.filter(|before| before.name == *name).map_or(stamp.wall, |before| before.named_at);
+        let reported = ReportedNode { name: name.clone(), named_at, labels: fitting_labels(labels) };
+        let news = before.is_none_or(|before| **before != reported);
+        if news {
+            tables.reported.insert(id, Arc::new(reported));
+        }
+        return reached(tables, stamp, id, news, (addr, release));
+    }
     let renamed = old.name != *name && name_free(tables, name, Some(id)).is_ok();
     let relabelled = labels.iter().any(|(k, v)| old.labels.get(k) != Some(v));
     if !renamed && !relabelled && old.addr == addr && old.release == release {
@@ -150,7 +204,33 @@ pub(super) fn report(
     });
     let is = words(node(tables, id)?);
     if was != is {
-        stamp.log(tables, EventKind::Node, Some(id), Some(was), Some(is));
+        stamp.log_frequent(tables, EventKind::Node, Some(id), Some(was), Some(is));
+    }
+    Ok(())
+}
+
+/// Where a node is and what it runs. `news`: it reported something else of itself beside that.
+fn reached(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    news: bool,
+    (addr, release): (&str, &str),
+) -> Result<(), CommandRefusal> {
+    let old = node(tables, id)?;
+    let moved = old.addr != addr || old.release != release;
+    if !moved && !news {
+        return Ok(());
+    }
+    let words = |r: &NodeRecord| Some(format!("{} at {}, release {}", r.name, r.addr, r.release));
+    let was = words(old);
+    edit(tables, stamp, id, |r| {
+        r.addr = addr.to_owned();
+        r.release = release.to_owned();
+    });
+    if moved {
+        let is = words(node(tables, id)?);
+        stamp.log_frequent(tables, EventKind::Node, Some(id), was, is);
     }
     Ok(())
 }
@@ -175,7 +255,7 @@ pub(super) fn live(
         Liveness::Down => "down",
     };
     let (was, is) = (Some(words(old).to_owned()), Some(words(liveness).to_owned()));
-    stamp.log(tables, EventKind::Liveness, Some(id), was, is);
+    stamp.log_frequent(tables, EventKind::Liveness, Some(id), was, is);
     Ok(())
 }
 
@@ -191,7 +271,7 @@ pub(super) fn duplicate(
         [] => "one process uses its identity".to_owned(),
         several => several.join(" and "),
     };
-    stamp.log(tables, EventKind::Node, Some(id), None, Some(after));
+    stamp.log_frequent(tables, EventKind::Node, Some(id), None, Some(after));
     Ok(())
 }
 
@@ -209,6 +289,7 @@ pub(super) fn certify(
     if old.as_ref() == Some(certificate) {
         return Ok(());
     }
+    certificates::recorded(tables, id, certificate);
     edit(tables, stamp, id, |r| {
         r.last_not_after = r.last_not_after.max(certificate.not_after);
         r.certificate = Some(certificate.clone());

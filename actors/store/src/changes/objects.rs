@@ -7,7 +7,7 @@
 
 use muster_messages::{
     AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, Lease, LeaseSpec, MicroTime, Object,
-    ObjectBody, ObjectKey, ObjectMeta, RUNNERS_NAMESPACE, SessionId, Uid, in_short,
+    ObjectBody, ObjectKey, ObjectMeta, RUNNERS_NAMESPACE, SessionId, TokenRights, Uid, in_short,
 };
 
 use super::*;
@@ -69,7 +69,8 @@ pub(super) fn update(
 /// The holder's field, as [`FieldManager::fields`](muster_messages::FieldManager) names it.
 const HOLDER: &str = "spec.holderIdentity";
 
-/// HELD-1, and the guard that the operator chose.
+/// HELD-1, and the guard that the operator chose. What depends on a write's body is judged when it is planned: see
+/// `plan/guard.rs` of muster-kubernetes.
 fn allowed(
     tables: &Tables,
     key: &ObjectKey,
@@ -254,7 +255,7 @@ fn passed(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey, was: Option<&
     };
     let (was, is) = (was.and_then(words), words(is));
     if was != is {
-        stamp.log(tables, EventKind::Lease, None, was, is);
+        stamp.log_frequent(tables, EventKind::Lease, None, was, is);
     }
 }
 
@@ -287,13 +288,25 @@ pub(super) fn put_access_token(
         return Err(crate::guards::not_found("user", &token.user));
     }
     let old = tables.access_tokens.insert(token.id.clone(), token.clone());
+    if tables.remembers_callers() {
+        give_rights(tables, token);
+    }
     stamp.log(tables, EventKind::User, None, old.as_ref().map(token_words), Some(token_words(token)));
     Ok(())
 }
 
 pub(super) fn delete_access_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &str) {
+    tables.token_rights.remove(id);
     if let Some(old) = tables.access_tokens.remove(id) {
         stamp.log(tables, EventKind::User, None, Some(token_words(&old)), None);
+    }
+}
+
+/// RIGHTS-1. What its user may do now is all that the token will ever allow.
+pub(super) fn give_rights(tables: &mut Tables, token: &AccessToken) {
+    if let Some(user) = tables.users.get(&token.user) {
+        let rights = TokenRights { admin: user.admin, namespaces: user.namespaces.clone() };
+        tables.token_rights.insert(token.id.clone(), rights);
     }
 }
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use crate::world::*;
 
 #[derive(Clone, Debug)]
-enum Entry {
+pub enum Entry {
     Nothing,
     Command(Command),
     Seat(SeatChange),
@@ -136,9 +136,30 @@ fn seat() -> impl Strategy<Value = SeatChangeKind> {
     ]
 }
 
-fn entry() -> impl Strategy<Value = Entry> {
-    let command = (0..20u128, prop::collection::vec(guard(), 0..2), prop::collection::vec(change(), 0..4))
-        .prop_map(|(request, guards, changes)| Command { request: RequestId(request), guards, ..command(changes) });
+/// The feature level of the cluster before anything happens to it.
+#[derive(Clone, Debug)]
+struct Start(u32);
+
+impl Start {
+    fn tables(&self) -> Tables {
+        World::founded_at(self.0).tables
+    }
+}
+
+fn start() -> impl Strategy<Value = Start> {
+    prop_oneof![Just(Start(1)), Just(Start(IDENTITY_LEVEL))]
+}
+
+pub fn entry() -> impl Strategy<Value = Entry> {
+    let by = prop_oneof![Just(Principal::Operator), Just(Principal::User(name("ann")))];
+    let asked = proptest::option::of((0..2u64).prop_map(|digest| Guard::Request { digest }));
+    let guards = (asked, prop::collection::vec(guard(), 0..2));
+    let command = (0..20u128, by, guards, prop::collection::vec(change(), 0..4)).prop_map(
+        |(request, by, (asked, guards), changes)| {
+            let guards = asked.into_iter().chain(guards).collect();
+            Command { request: RequestId(request), by, guards, ..command(changes) }
+        },
+    );
     let seat = seat().prop_map(|kind| SeatChange { at: T0, by: Principal::Operator, kind });
     prop_oneof![
         1 => Just(Entry::Nothing),
@@ -149,7 +170,7 @@ fn entry() -> impl Strategy<Value = Entry> {
 
 /// Half of the seats ask for the id that the counter would give and for a node that holds the seat, or hardly any
 /// would pass.
-fn aimed(tables: &Tables, change: &SeatChange) -> SeatChange {
+pub fn aimed(tables: &Tables, change: &SeatChange) -> SeatChange {
     let mut change = change.clone();
     match &mut change.kind {
         SeatChangeKind::AddLearner { raft_id, .. } if raft_id.0 > 3 => {
@@ -206,8 +227,8 @@ proptest! {
 
     /// MEMBER-1, RAFTID-1, BLOCK-1, CERT-1 and the rest, over whole histories.
     #[test]
-    fn invariants_hold_after_every_entry(entries in prop::collection::vec(entry(), 1..120)) {
-        let mut tables = World::founded().tables;
+    fn invariants_hold_after_every_entry(start in start(), entries in prop::collection::vec(entry(), 1..120)) {
+        let mut tables = start.tables();
         let mut handed_out = BTreeSet::from([RaftId(1)]);
         for entry in &entries {
             let before = tables.clone();
@@ -223,10 +244,11 @@ proptest! {
     /// APPLY-1, also across a snapshot taken anywhere.
     #[test]
     fn two_members_that_apply_the_same_log_are_equal(
+        start in start(),
         entries in prop::collection::vec(entry(), 1..80),
         cut in any::<prop::sample::Index>(),
     ) {
-        let mut one = World::founded().tables;
+        let mut one = start.tables();
         let mut other = one.clone();
         let cut = cut.index(entries.len());
         for (n, entry) in entries.iter().enumerate() {
@@ -241,8 +263,8 @@ proptest! {
 
     /// APPLY-2.
     #[test]
-    fn a_refusal_leaves_a_revision_and_an_outcome(entries in prop::collection::vec(entry(), 1..80)) {
-        let mut tables = World::founded().tables;
+    fn a_refusal_leaves_a_revision_and_an_outcome(start in start(), entries in prop::collection::vec(entry(), 1..80)) {
+        let mut tables = start.tables();
         for entry in &entries {
             let before = tables.clone();
             let result = step(&mut tables, entry);
@@ -252,6 +274,7 @@ proptest! {
                     revision: tables.revision,
                     outcomes: tables.outcomes.clone(),
                     outcome_order: tables.outcome_order.clone(),
+                    requests: tables.requests.clone(),
                     ..before
                 };
                 prop_assert_eq!(&tables, &same);
@@ -261,8 +284,8 @@ proptest! {
 
     /// APPLY-3: the log as it is, and the log with every command proposed twice, tell the same story.
     #[test]
-    fn a_retried_request_counts_once(entries in prop::collection::vec(entry(), 1..60)) {
-        let mut tables = World::founded().tables;
+    fn a_retried_request_counts_once(start in start(), entries in prop::collection::vec(entry(), 1..60)) {
+        let mut tables = start.tables();
         for entry in &entries {
             let first = step(&mut tables, entry);
             if let Entry::Command(command) = entry && command.request != RequestId(0) {
@@ -293,8 +316,8 @@ proptest! {
 
     /// FENCE-1 and HELD-1, over whole histories: a lease that was deleted is remembered here, not there.
     #[test]
-    fn tokens_grow_and_sessions_keep_what_they_hold(entries in prop::collection::vec(entry(), 1..160)) {
-        let mut tables = World::founded().tables;
+    fn tokens_grow_and_sessions_keep_what_they_hold(start in start(), entries in prop::collection::vec(entry(), 1..160)) {
+        let mut tables = start.tables();
         let mut newest = std::collections::BTreeMap::new();
         for entry in &entries {
             let before = tables.clone();
@@ -317,10 +340,11 @@ proptest! {
     /// WATCH-1 and WATCH-2, from any revision.
     #[test]
     fn a_watcher_ends_with_the_newest_state(
+        start in start(),
         entries in prop::collection::vec(entry(), 1..80),
         from in any::<prop::sample::Index>(),
     ) {
-        let mut tables = World::founded().tables;
+        let mut tables = start.tables();
         let mut history = History::default();
         history.begin_at(tables.revision);
         let mut states = vec![tables.clone()];

@@ -104,9 +104,14 @@ impl World {
 
     /// Node 1 founded it and sits in seat 1.
     pub fn founded() -> Self {
+        Self::founded_at(1)
+    }
+
+    /// The same at this feature level.
+    pub fn founded_at(feature_level: u32) -> Self {
         let mut world = Self::empty();
-        let found =
-            Change::Found { cluster: Box::new(cluster()), founder: Box::new(node(1, Role::Manager)), tokens: vec![] };
+        let cluster = Box::new(ClusterRecord { feature_level, ..cluster() });
+        let found = Change::Found { cluster, founder: Box::new(node(1, Role::Manager)), tokens: vec![] };
         world.must(command([found]));
         world
     }
@@ -142,6 +147,7 @@ impl World {
             revision: before.revision.next(),
             outcomes: self.tables.outcomes.clone(),
             outcome_order: self.tables.outcome_order.clone(),
+            requests: self.tables.requests.clone(),
             ..before
         };
         assert_eq!(self.tables, expected);

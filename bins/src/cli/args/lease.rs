@@ -37,7 +37,13 @@ pub enum LeaseCommand {
         duration: Option<Duration>,
     },
     /// Delete a lease; its fencing tokens are never used again
-    Delete { name: String },
+    Delete {
+        name: String,
+        /// Also if a running session holds it (`muster elect`). Its command is ended as after a loss, and the name stays taken
+        /// until the lease would have run out: waits for that
+        #[arg(long)]
+        force: bool,
+    },
     /// How much holders are protected from clients that take a lease while it lives
     #[command(subcommand)]
     Guard(GuardCommand),
@@ -59,9 +65,9 @@ pub enum GuardCommand {
 pub enum GuardArg {
     /// Whatever a write's own preconditions allow
     Off,
-    /// Writes without a precondition (a patch without resourceVersion) take nobody's lease
+    /// A write that names neither a resourceVersion nor the present holder does not take, renew or empty another's live lease
     Blind,
-    /// No write takes a live holder's lease
+    /// No write takes a live holder's lease, and none deletes it without a precondition
     All,
     /// What the wider setting says; `blind` where there is none
     Default,
@@ -103,4 +109,7 @@ pub struct KubeconfigArgs {
     /// How long the token in it lives
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "90d")]
     pub ttl: Duration,
+    /// Write it here, readable by you alone [default: stdout]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<std::path::PathBuf>,
 }

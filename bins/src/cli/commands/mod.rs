@@ -13,14 +13,18 @@ mod token;
 pub(super) mod user;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use muster_client::{Client, Outcome, parse};
 use muster_messages::NodeView;
 use muster_messages::wire::{ListOf, Request};
 
-use super::args::{Cli, Command, FreshArg};
+use super::args::{Cli, Command, FreshArg, RecoveryCommand};
 use super::output::Out;
 use super::{bench, dev, discover, elect, render, wait_ready};
+
+/// How long the nodes' names may take: a manager without quorum answers from its copy after 1.5 s.
+const NAMES_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a command that asks a daemon works with.
 pub(super) struct Asking {
@@ -29,6 +33,34 @@ pub(super) struct Asking {
 }
 
 impl Asking {
+    /// What people call the nodes, by id. A daemon that cannot tell has its ids shown.
+    async fn names(&mut self) -> render::Names {
+        if self.out.is_json() || self.out.quiet {
+            return render::Names::new();
+        }
+        // A cluster in trouble is looked into all the same, by its ids.
+        let nodes = tokio::time::timeout(NAMES_TIMEOUT, self.client.list(ListOf::Nodes, false)).await;
+        let nodes = nodes.ok().and_then(Result::ok).unwrap_or_default();
+        let items = nodes["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let named = items.iter().filter_map(|node| Some((node["id"].as_str()?, node["name"].as_str()?)));
+        named.map(|(id, name)| (id.to_owned(), name.to_owned())).collect()
+    }
+
+    /// [`Asking::show`], with nodes by their names for people.
+    async fn show_named(
+        &mut self,
+        request: Request,
+        brief: impl FnOnce(&serde_json::Value) -> String,
+        table: impl FnOnce(&serde_json::Value) -> String,
+    ) -> Outcome<u8> {
+        let text = self.client.call(request).await?;
+        let document: serde_json::Value = parse(&text)?;
+        let mut named = document.clone();
+        render::with_names(&mut named, &self.names().await);
+        self.out.document(&text, || brief(&document), || table(&named));
+        Ok(0)
+    }
+
     /// Asks and prints: the document, or what the functions make of it.
     async fn show(
         &mut self,
@@ -66,7 +98,14 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::WaitReady(args) => return wait_ready::run(args, out, &cli.global).await,
         _ => {}
     }
-    let client = discover::client(&cli.global).await?;
+    let mut client = discover::client(&cli.global).await?;
+    if !out.is_json() && !out.quiet {
+        client = client.when_slow(|target| {
+            crate::stderr::say(format_args!(
+                "still waiting for an answer from {target}; the managers may be electing a leader"
+            ));
+        });
+    }
     let mut asking = Asking { client, out };
     match cli.command {
         Command::Status(fresh) => status(&mut asking, fresh).await,
@@ -85,6 +124,13 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Object(command) => reconciler::object(&mut asking, command).await,
         Command::Events(args) => events::run(&mut asking, args).await,
         Command::Backup { file } => backup::run(&asking, &file).await,
+        Command::Recovery(RecoveryCommand::Open) => {
+            let sentence = |d: &serde_json::Value| match d["changed"].as_bool() {
+                Some(false) => "the cluster is already open".to_owned(),
+                _ => "the cluster is open: nodes, joins and users are admitted".to_owned(),
+            };
+            asking.show(Request::OpenAdmission, sentence, sentence).await
+        }
         Command::Dev(_) | Command::Bench(_) | Command::Elect(_) | Command::WaitReady(_) => {
             unreachable!("these returned above")
         }

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{Generation, Role};
+use muster_messages::{ErrorCode, Generation, NodeView, Role, StatusView};
 use serde_json::{Value, json};
 
 use super::Asking;
 use crate::cli::args::{NodeCommand, RoleChange};
-use crate::cli::output::cell;
+use crate::cli::output::{cell, printable};
 use crate::cli::render;
 use crate::cli::tally::Tally;
 use crate::cli::waiting::wait_until_settled;
@@ -25,8 +25,15 @@ pub async fn run(asking: &mut Asking, command: NodeCommand) -> Outcome<u8> {
         NodeCommand::Promote(change) => set_role(asking, change, Role::Manager).await,
         NodeCommand::Demote(change) => set_role(asking, change, Role::Worker).await,
         NodeCommand::Rm { nodes, force } => {
-            let done = |d: &Value| format!("{} removed", cell(&d["node"]));
+            let done = |d: &Value| format!("{} was removed", known_as(d));
             each(asking, nodes, done, |node| Request::NodeRemove { node, force }).await
+        }
+        NodeCommand::Rename { node, name } => {
+            let sentence = |d: &Value| match d["changed"].as_bool() {
+                Some(false) => format!("{} has that name already", cell(&d["name"])),
+                _ => format!("{} ({}) is now called {}", cell(&d["before"]), cell(&d["node"]), cell(&d["name"])),
+            };
+            asking.show(Request::NodeRename { node, name }, |_| String::new(), sentence).await
         }
         NodeCommand::Update { node, label_add, label_rm, generation } => {
             let add: BTreeMap<String, String> = label_add.into_iter().collect();
@@ -82,8 +89,23 @@ fn print_done(asking: &Asking, several: bool, mut done: Vec<Value>, sentence: im
     asking.out.document(&document.to_string(), String::new, || sentences);
 }
 
+/// A node with what distinguishes it from others: `n4 (<id>, 127.0.0.1:4404, member since 2024-…)`.
+fn known_as(document: &Value) -> String {
+    let (id, addr, since) = (cell(&document["node"]), &document["addr"], &document["member_since"]);
+    let addr = addr.as_str().map_or_else(String::new, |addr| format!(", {}", printable(addr)));
+    let since = since.as_str().map_or_else(String::new, |_| format!(", member since {}", render::when(since)));
+    format!("{} ({id}{addr}{since})", cell(&document["name"]))
+}
+
 async fn set_role(asking: &mut Asking, change: RoleChange, role: Role) -> Outcome<u8> {
-    let RoleChange { nodes, wait } = change;
+    if let Some(time) = change.misplaced_time() {
+        let text = format!("{time:?} is a time and not a node: write --wait={time} (a node of that name: give its id)");
+        return Err(Failure::new(ErrorCode::Invalid, text));
+    }
+    let RoleChange { mut nodes, wait } = change;
+    if role == Role::Worker && nodes.len() > 1 {
+        own_node_last(asking, &mut nodes).await;
+    }
     let (several, mut tally, mut done, mut waiting) = (nodes.len() > 1, Tally::default(), Vec::new(), Vec::new());
     let until = wait.map(|wait| Instant::now() + wait);
     for node in nodes {
@@ -112,14 +134,50 @@ async fn set_role(asking: &mut Asking, change: RoleChange, role: Role) -> Outcom
     Ok(tally.exit())
 }
 
+/// The socket of a node that is a worker by then may not ask for the others: its own part comes last.
+async fn own_node_last(asking: &mut Asking, nodes: &mut [String]) {
+    let Ok(status) = asking.client.ask::<StatusView>(Request::Status { fresh: false }).await else { return };
+    let mut own = Vec::with_capacity(nodes.len());
+    for node in nodes.iter() {
+        let request = Request::NodeInspect { node: node.clone(), fresh: false };
+        own.push(asking.client.ask::<NodeView>(request).await.is_ok_and(|seen| seen.id == status.this.id));
+    }
+    if let Some(at) = own.iter().position(|own| *own) {
+        nodes[at..].rotate_left(1);
+    }
+}
+
 fn accepted(document: &Value, role: Role) -> String {
-    let name = cell(&document["name"]);
+    let name = known_as(document);
     match (document["changed"].as_bool(), document["settled"].as_bool()) {
         (_, Some(true)) => format!("{name} is a {role}"),
         _ if document["pending"].is_string() => {
             format!("{name} will be a {role} when it returns ({})", cell(&document["pending"]))
         }
-        (Some(false), _) => format!("{name} was to be a {role} already"),
+        (Some(false), _) if document["role"].as_str().is_some_and(|now| now != role.to_string()) => {
+            format!("{name} is on its way to being a {role} already")
+        }
+        (Some(false), _) => format!("{name} is a {role} already"),
         _ => format!("{name} will be a {role}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_name_the_node_by_more_than_its_name() {
+        let answer = |changed: bool, role: &str| {
+            json!({"node": "0000000000000000000000001", "name": "n4", "addr": "10.0.0.4:4400",
+                "member_since": "2024-01-01T00:00:00.5Z", "role": role, "desired_role": "manager", "changed": changed})
+        };
+        let known = "n4 (0000000000000000000000001, 10.0.0.4:4400, member since 2024-01-01T00:00:00Z)";
+        let says = |changed, role| accepted(&answer(changed, role), Role::Manager);
+        assert_eq!(says(true, "worker"), format!("{known} will be a manager"));
+        assert_eq!(says(false, "manager"), format!("{known} is a manager already"));
+        assert_eq!(says(false, "worker"), format!("{known} is on its way to being a manager already"));
+        let old = json!({"node": "1", "name": "n4", "changed": true});
+        assert_eq!(accepted(&old, Role::Worker), "n4 (1) will be a worker", "of an earlier release");
     }
 }

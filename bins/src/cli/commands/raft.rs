@@ -13,14 +13,14 @@ pub async fn run(asking: &mut Asking, command: RaftCommand) -> Outcome<u8> {
     match command {
         RaftCommand::Status(fresh) => {
             let request = Request::RaftStatus { fresh: fresh.fresh };
-            asking.show(request, |d| cell(&d["leader"]), render::raft).await
+            asking.show_named(request, |d| cell(&d["leader"]), render::raft).await
         }
         RaftCommand::TransferLeader { node } => {
             let sentence = |d: &Value| match d["leader"].as_str() {
                 Some(leader) => format!("{leader} leads"),
                 None => "leadership was handed over".to_owned(),
             };
-            asking.show(Request::TransferLeader { to: node }, |d| cell(&d["leader"]), sentence).await
+            asking.show_named(Request::TransferLeader { to: node }, |d| cell(&d["leader"]), sentence).await
         }
     }
 }

@@ -12,7 +12,13 @@ use crate::cli::render;
 pub async fn cert(asking: &mut Asking, command: CertCommand) -> Outcome<u8> {
     match command {
         CertCommand::Ls => asking.show_list(ListOf::Certificates, true, "node", render::certs).await,
-        CertCommand::Rotate { nodes } => {
+        CertCommand::Rotate { nodes, revoke: true } => {
+            let sentence = |d: &serde_json::Value| {
+                format!("{} will renew its certificate; the ones before are refused once it has", cell(&d["node"]))
+            };
+            each(asking, nodes, sentence, |node| Request::CertRevoke { node }).await
+        }
+        CertCommand::Rotate { nodes, revoke: false } => {
             let sentence = |d: &serde_json::Value| {
                 let name = if d["name"].is_null() { &d["node"] } else { &d["name"] };
                 format!("{} will renew its certificate", cell(name))

@@ -1,5 +1,8 @@
 //! `muster user …`: identity files. The key is made here and never travels.
 
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_client::{Client, Failure, Identity, Outcome, parse};
@@ -11,7 +14,7 @@ use serde_json::{Value, json};
 use super::Asking;
 use crate::cli::args::UserCommand;
 use crate::cli::duration::millis;
-use crate::cli::output::print;
+use crate::cli::output::{try_print, unwritten};
 use crate::cli::render;
 
 pub async fn run(asking: &mut Asking, command: UserCommand) -> Outcome<u8> {
@@ -28,17 +31,69 @@ pub async fn run(asking: &mut Asking, command: UserCommand) -> Outcome<u8> {
                 let message = format!("{} exists already; name another file with --out", path.display());
                 return Err(Failure::refused("file_exists", message));
             }
+            // Before the user is made: a user whose key is nowhere can only be revoked.
+            let place = if to_stdout { None } else { Some(Place::reserve(&path)?) };
             let wanted = NewUser { name, admin, namespaces: namespace, ttl_ms: ttl.map(millis) };
             let (identity, document) = create(&mut asking.client, wanted).await?;
-            if to_stdout {
-                print(&identity.to_json());
-            } else {
-                identity.write(&path)?;
+            let written = match &place {
+                Some(_) => identity.write(&path),
+                None => try_print(&identity.to_json()).map_err(|error| unwritten(&error)),
+            };
+            if let Err(failure) = written {
+                return Err(undo(asking, &identity.name, failure).await);
+            }
+            if let Some(place) = place {
+                place.keep();
                 report(asking, &identity, document, &path);
             }
             Ok(0)
         }
     }
+}
+
+/// The file that an identity will be in: made before the user is, so that it can be. Gone when dropped, unless it is kept.
+struct Place<'a>(Option<&'a Path>);
+
+impl<'a> Place<'a> {
+    fn reserve(path: &'a Path) -> Outcome<Self> {
+        let reserve = || {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            // As much as an identity needs, so that a full disk is found out now.
+            file.write_all(&[b' '; 8192])?;
+            file.sync_all()
+        };
+        let failed = |error| Failure::io(format!("cannot write {}; no user was made", path.display()), &error);
+        // The file goes again if it could be made and not filled.
+        let place = Self(Some(path));
+        match reserve() {
+            Ok(()) => Ok(place),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                place.keep();
+                Err(failed(error))
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            let _not_there = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// The key of this user is lost: it is revoked, and the failure says so.
+async fn undo(asking: &mut Asking, name: &Name, mut failure: Failure) -> Failure {
+    failure.message += &match asking.client.call(Request::UserRevoke { name: name.clone() }).await {
+        Ok(_) => format!("; the user {name} was revoked again"),
+        Err(error) => format!("; the key of user {name} was not saved: run `muster user revoke {name}` ({error})"),
+    };
+    failure
 }
 
 fn report(asking: &Asking, identity: &Identity, mut document: Value, path: &Path) {
@@ -81,4 +136,22 @@ pub async fn create(client: &mut Client, user: NewUser) -> Outcome<(Identity, Va
     let text = client.call(request).await?;
     let Signed { cert_pem, root_pem, managers } = parse(&text)?;
     Ok((Identity { name, cert_pem, key_pem, root_pem, managers }, parse(&text)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserved_file_goes_unless_it_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ann.identity.json");
+        drop(Place::reserve(&path).unwrap());
+        assert!(!path.exists());
+        Place::reserve(&path).unwrap().keep();
+        assert!(Place::reserve(&path).is_err() && path.exists(), "what is there is left alone");
+        let failure = Place::reserve(&folder.path().join("no/such/folder")).err().unwrap();
+        assert!(failure.message.contains("no user was made"), "{failure}");
+        assert!(Place::reserve(Path::new("/dev/full")).is_err() && Path::new("/dev/full").exists());
+    }
 }

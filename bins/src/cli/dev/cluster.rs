@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use muster_client::{Client, Failure, Outcome, parse};
-use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, Ready, answers, free_address, pause};
+use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, answers, free_address, pause};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, Role};
+use muster_messages::{ErrorCode, Role, StatusView};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -25,6 +25,9 @@ const TO_JOIN: Duration = Duration::from_secs(600);
 
 /// How often ends are looked for: soon for a person, and too rarely to cost anything in a cluster that runs for days.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often a node that does not get ready is asked why.
+const ASK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The configuration of all nodes, in the cluster's folder.
 const CONFIG: &str = "musterd.toml";
@@ -48,11 +51,11 @@ pub struct LocalCluster {
 impl LocalCluster {
     /// A cluster in `dir`, resumed if one was there. Nothing is started yet.
     pub fn prepare(dir: &Path, state: State, lifetime: Lifetime) -> Outcome<Self> {
-        let config =
-            "# Written by `muster dev`: lets `muster actors crash` work on this cluster.\n[debug]\ncrash = true\n";
+        let config = "# Written by `muster dev`: lets `muster actors crash` and commands of reconcilers work on this cluster.\n\
+            [debug]\ncrash = true\n\n[reconcilers]\ncommands = true\n";
         let failed = |e| Failure::io(format!("cannot use {}", dir.display()), &e);
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        std::fs::write(dir.join(CONFIG), config).map_err(failed)?;
+        let write = || muster_pki::write_atomic(&std::path::absolute(dir.join(CONFIG))?, config.as_bytes());
+        write().map_err(failed)?;
         state.write(dir)?;
         let nodes = state.nodes.iter().map(|node| local_node(dir, node)).collect();
         Ok(Self { dir: dir.to_owned(), lifetime, state, nodes, frozen: None })
@@ -136,11 +139,18 @@ impl LocalCluster {
         }
         let started = self.nodes.iter_mut().enumerate().filter(|(i, _)| indices.contains(i));
         let waits = started.filter_map(|(i, node)| Some((i, node.process().ok()?)));
-        let nodes = &self.state.nodes;
+        let (nodes, dir, resumed) = (&self.state.nodes, &self.dir, matches!(entry, Entry::Resume));
         let report = std::cell::RefCell::new(report);
         let waits = waits.map(async |(i, process)| {
-            let outcome = process.ready().await;
-            if let Ok(Ok(_)) = outcome {
+            let socket = dir.join(&nodes[i].name).join("muster.sock");
+            let outcome = tokio::select! {
+                outcome = process.ready() => outcome.map(|ready| ready.map_or_else(Start::Ended, |_| Start::Ready)),
+                () = told_removed(&socket), if resumed => {
+                    process.stop().await;
+                    Ok(Start::Removed)
+                }
+            };
+            if let Ok(Start::Ready) = outcome {
                 report.borrow_mut()(&nodes[i], begun.elapsed());
             }
             (i, outcome)
@@ -152,16 +162,17 @@ impl LocalCluster {
         self.state.write(&self.dir)
     }
 
-    fn started(&mut self, index: usize, resumed: bool, outcome: Outcome<Result<Ready, ExitStatus>>) -> Outcome {
+    fn started(&mut self, index: usize, resumed: bool, outcome: Outcome<Start>) -> Outcome {
         let name = self.state.nodes[index].name.clone();
         let failure = match outcome {
-            Ok(Ok(_)) => {
+            Ok(Start::Ready) => {
                 self.state.nodes[index].joined = true;
                 return Ok(());
             }
             // It was removed from the cluster in an earlier life of this folder.
-            Ok(Err(status)) if resumed && status.code() == Some(6) => return Ok(()),
-            Ok(Err(status)) => match status.code() {
+            Ok(Start::Removed) => return Ok(()),
+            Ok(Start::Ended(status)) if resumed && status.code() == Some(6) => return Ok(()),
+            Ok(Start::Ended(status)) => match status.code() {
                 Some(code) => format!("{name} ended with exit status {code} before it was ready"),
                 None => format!("{name} was killed before it was ready"),
             },
@@ -281,6 +292,30 @@ impl LocalCluster {
         self.state.nodes.iter_mut().for_each(|node| node.process = None);
         // Only a convenience: a dead process is recognised by its pid and start.
         let _ = self.state.write(&self.dir);
+    }
+}
+
+/// What became of a node that was started.
+enum Start {
+    Ready,
+    Ended(ExitStatus),
+    /// The cluster has told it that it was removed.
+    Removed,
+}
+
+/// Waits until a node says that it was removed from its cluster. One that was down meanwhile hears it only now, and then serves
+/// its socket with that reason until it is stopped: it never gets ready.
+async fn told_removed(socket: &Path) {
+    loop {
+        tokio::time::sleep(ASK_INTERVAL).await;
+        let mut client = Client::to_socket(socket, Duration::from_secs(1));
+        let said = client.ask::<StatusView>(Request::Status { fresh: false }).await;
+        let removed = |trouble: &str| trouble.starts_with("removed") || trouble.starts_with("blocked");
+        match said {
+            Ok(status) if status.this.trouble.as_deref().is_some_and(removed) => return,
+            Err(failure) if failure.is(ErrorCode::Removed) || failure.is(ErrorCode::Blocked) => return,
+            _ => {}
+        }
     }
 }
 

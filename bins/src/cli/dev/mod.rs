@@ -36,7 +36,8 @@ pub(super) async fn run(command: DevCommand, out: Out, global: &Global) -> Outco
 
 async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
-    std::fs::create_dir_all(dir).map_err(|e| Failure::io(format!("cannot make {}", dir.display()), &e))?;
+    state::make_folder(dir)?;
+    state::check(dir)?;
     let _lock = keep(dir).await?;
     let begun = Instant::now();
     let state = resume_or_plan(dir, managers, workers, out)?;
@@ -167,6 +168,9 @@ async fn stay(cluster: &mut LocalCluster, interrupts: &mut Interrupts, dir: &Pat
 }
 
 async fn down(dir: &Path, out: Out) -> Outcome<u8> {
+    if dir.exists() {
+        state::check(dir)?;
+    }
     let state = State::read(dir)?;
     let running: Vec<_> = state.nodes.iter().filter_map(NodeState::running).collect();
     let killed = stop_all(&running).await;

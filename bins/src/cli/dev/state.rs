@@ -1,12 +1,14 @@
 //! What runs in a dev folder: a small file that `dev up`, `dev down` and a second `dev up` read.
 
-use std::fs::{File, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use muster_client::{Failure, Outcome};
 use muster_local_cluster::ProcessId;
 use muster_messages::Role;
+use muster_pki::private::{check_folder, check_surroundings, open_own_file};
 use serde::{Deserialize, Serialize};
 
 /// The nodes of a dev folder.
@@ -79,6 +81,22 @@ impl State {
     }
 }
 
+/// Makes the folder, for this user alone.
+pub fn make_folder(dir: &Path) -> Outcome {
+    let failed = |e: std::io::Error| Failure::io(format!("cannot make {}", dir.display()), &e);
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)
+}
+
+/// Refuses a folder that another user has prepared, or could: what is in it says which processes are stopped and which
+/// programs are started.
+pub fn check(dir: &Path) -> Outcome {
+    let above = std::path::absolute(dir).ok().and_then(|dir| dir.parent().map(Path::to_owned));
+    let checked = above.map_or(Ok(()), |above| check_surroundings(&above)).and_then(|()| check_folder(dir));
+    checked.map_err(|why| {
+        Failure::refused("not_private", format!("{why}; run it in a folder of your own, or name one with --dir"))
+    })
+}
+
 fn file(dir: &Path) -> PathBuf {
     dir.join("dev.json")
 }
@@ -91,7 +109,7 @@ impl FolderLock {
     pub fn take(dir: &Path) -> Outcome<Option<Self>> {
         let path = dir.join("dev.lock");
         let failed = |e: std::io::Error| Failure::io(format!("cannot use {}", path.display()), &e);
-        let file = File::create(&path).map_err(failed)?;
+        let file = open_own_file(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -127,5 +145,26 @@ mod tests {
         assert!(first.is_some() && FolderLock::take(dir.path()).unwrap().is_none());
         drop(first);
         assert!(FolderLock::take(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_is_refused() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join(".muster");
+        make_folder(&dir).unwrap();
+        check(&dir).unwrap();
+        let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        for (path, open) in [(dir.as_path(), 0o777), (above.path(), 0o777)] {
+            set(path, open);
+            let refused = check(&dir).unwrap_err();
+            assert!(refused.message.contains("--dir") && refused.exit != 0, "{refused}");
+            set(path, 0o700);
+        }
+        let precious = above.path().join("precious");
+        std::fs::write(&precious, "kept").unwrap();
+        symlink(&precious, dir.join("dev.lock")).unwrap();
+        assert!(FolderLock::take(&dir).is_err());
+        assert_eq!(std::fs::read(&precious).unwrap(), b"kept");
     }
 }

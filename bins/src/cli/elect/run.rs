@@ -29,12 +29,13 @@ use crate::guard::{self, Exit, Launch, Number};
 const LOST: u8 = 7;
 
 pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
+    let (renew_deadline, retry_period) = args.deadlines();
     let lease = LeaseRef { namespace: args.namespace, name: args.lease };
     let identity = args.id.unwrap_or_else(default_identity);
     let config = ElectorConfig {
         lease_duration: args.lease_duration,
-        renew_deadline: args.renew_deadline,
-        retry_period: args.retry_period,
+        renew_deadline,
+        retry_period,
         stand_again: false,
         coordinated: args.priority.is_some(),
         ..ElectorConfig::new(lease, identity)

@@ -2,17 +2,18 @@
 
 use serde_json::Value;
 
-use super::{items, when};
-use crate::cli::output::{Table, cell, printable_lines, short};
+use super::{Names, items, when};
+use crate::cli::output::{Table, cell, printable, printable_lines, short};
 
 /// One tree, or each node's with `--all`.
 pub fn actors(document: &Value) -> String {
     if !document["items"].is_array() {
-        return tree(document);
+        return of_node(document) + &table(document);
     }
     let each = items(document).iter().map(|item| {
+        let node = if item["name"].is_string() { &item["name"] } else { &item["node"] };
         let trouble = item["error"]["message"].as_str().map(|why| format!("no answer: {why}\n"));
-        format!("{}\n{}", cell(&item["node"]), trouble.unwrap_or_else(|| tree(&item["root"])))
+        format!("{}\n{}", cell(node), trouble.unwrap_or_else(|| table(&item["root"])))
     });
     each.collect::<Vec<_>>().join("\n")
 }
@@ -41,7 +42,37 @@ pub(super) fn children(actor: &Value) -> &[Value] {
     actor["children"].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-fn tree(root: &Value) -> String {
+/// Whose actors these are. Daemons of earlier releases do not say it.
+fn of_node(document: &Value) -> String {
+    match document["node_name"].as_str() {
+        Some(name) => format!("node {} ({})\n", printable(name), cell(&document["node"])),
+        None => String::new(),
+    }
+}
+
+/// Names nodes in the names of actors, where a document for people has ids: `session-n4`.
+pub fn name_nodes(document: &mut Value, names: &Names) {
+    match document {
+        Value::Array(items) => items.iter_mut().for_each(|item| name_nodes(item, names)),
+        Value::Object(fields) => {
+            let shown = fields.get("path").and_then(Value::as_str).and_then(|path| {
+                let (kind, id) = path.rsplit('/').next()?.split_once('-')?;
+                Some(format!("{kind}-{}", names.get(id)?))
+            });
+            if let Some(shown) = shown {
+                fields.insert("shown".to_owned(), shown.into());
+            }
+            for key in ["children", "items", "root"] {
+                if let Some(below) = fields.get_mut(key) {
+                    name_nodes(below, names);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn table(root: &Value) -> String {
     let mut table = Table::new(&["ACTOR", "KIND", "STATE", "INCARNATION", "RESTARTS", "MAILBOX", "HANDLED", "NOW"]);
     branch(&mut table, root, "", "");
     table.render()
@@ -49,6 +80,9 @@ fn tree(root: &Value) -> String {
 
 /// The last segment of its path. Ids in names (session-<node>) are long; their beginning tells them apart.
 pub(super) fn name_of(actor: &Value) -> String {
+    if let Some(shown) = actor["shown"].as_str() {
+        return printable(shown);
+    }
     let path = actor["path"].as_str().unwrap_or("?");
     let name = path.rsplit('/').next().unwrap_or(path);
     match name.split_once('-') {
@@ -87,6 +121,9 @@ pub(super) fn more_children(actor: &Value) -> impl Iterator<Item = String> {
 /// One actor with everything it says of itself.
 pub fn actor(actor: &Value) -> String {
     let mut table = Table::bare();
+    if let Some(name) = actor["node_name"].as_str() {
+        table.row(["node".to_owned(), format!("{name} ({})", cell(&actor["node"]))]);
+    }
     for key in ["path", "kind", "state"] {
         table.row([key.to_owned(), cell(&actor[key])]);
     }
@@ -186,6 +223,20 @@ mod tests {
             assert!(text.lines().any(|said| said == line), "{line}\n{text}");
         }
         assert!(actors(&seen).contains("└─ (7 more Session)"));
+    }
+
+    #[test]
+    fn actors_named_after_nodes_are_shown_by_the_nodes_names() {
+        let mut tree = some_tree();
+        tree["node"] = "0000000000000000000000009".into();
+        tree["node_name"] = "n9".into();
+        name_nodes(&mut tree, &[("0000000000000000000000001".to_owned(), "web-1".to_owned())].into());
+        let text = actors(&tree);
+        assert!(text.starts_with("node n9 (0000000000000000000000009)\nACTOR"), "{text}");
+        assert!(text.contains("└─ session-web-1 "), "{text}");
+        assert_eq!(actor_paths(&tree).lines().last(), Some("node/manager/session-0000000000000000000000001"));
+        let all = json!({"items": [{"node": "0000000000000000000000001", "name": "n4", "root": some_tree()}]});
+        assert!(actors(&all).starts_with("n4\nACTOR"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod live;
 mod nodes;
 mod reconcilers;
 
-pub use self::actors::{actor, actor_paths, actors};
+pub use self::actors::{actor, actor_paths, actors, name_nodes};
 pub use self::live::{Looks, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;
@@ -78,7 +78,7 @@ pub fn certs(document: &Value) -> String {
         document,
         &["NODE", "ROLE", "STATE", "NOT AFTER", "GRANTED", "SERIAL"],
         &[
-            |c| cell(&c["node"]),
+            |c| if c["name"].is_string() { cell(&c["name"]) } else { cell(&c["node"]) },
             |c| cell(&c["role"]),
             |c| cell(&c["state"]),
             |c| when(&c["not_after"]),
@@ -181,6 +181,25 @@ pub fn blocklist(document: &Value) -> String {
     )
 }
 
+/// What people call the nodes, by id.
+pub type Names = std::collections::BTreeMap<String, String>;
+
+/// Puts names in the place of ids, in a document for people.
+pub fn with_names(document: &mut Value, names: &Names) {
+    match document {
+        Value::Array(items) => items.iter_mut().for_each(|item| with_names(item, names)),
+        Value::Object(fields) => fields.iter_mut().for_each(|(key, value)| match value {
+            Value::String(id) if matches!(key.as_str(), "node" | "leader" | "id") => {
+                if let Some(name) = names.get(id) {
+                    name.clone_into(id);
+                }
+            }
+            value => with_names(value, names),
+        }),
+        _ => {}
+    }
+}
+
 pub fn raft(document: &Value) -> String {
     let leader = document["leader"].as_str().unwrap_or("");
     let mut out = stale_note(document);
@@ -256,11 +275,14 @@ mod tests {
 
     #[test]
     fn events_name_who_did_what() {
-        let items = json!([{"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": "role", "node": "0123456789abc",
-            "by": {"kind": "admin", "id": "alice"}, "reason": "promote", "before": "worker", "after": "manager"}]);
+        let items = json!([{"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": "role", "node": "0123456789abcdefghijklmno",
+            "by": {"kind": "admin", "id": "alice-of-the-night-shift"}, "reason": "promote", "before": "worker", "after": "manager"}]);
         assert_eq!(
             event_lines(&items),
-            "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice)\n"
+            "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice-of-the-night-shift)\n"
         );
+        let mut named = items;
+        with_names(&mut named, &[("0123456789abcdefghijklmno".to_owned(), "web-1".to_owned())].into());
+        assert!(event_lines(&named).contains("  role  web-1  worker -> manager"), "{}", event_lines(&named));
     }
 }

@@ -35,7 +35,15 @@ fn role(node: &Value) -> String {
 
 fn state(node: &Value) -> String {
     let stale = node["stale"].as_bool() == Some(true);
-    cell(&node["state"]) + if stale { " (stale)" } else { "" }
+    let conditions = node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let doubt = if conditions.iter().any(|c| c["reason"] == "no_contact") {
+        " (no contact)"
+    } else if stale {
+        " (stale)"
+    } else {
+        ""
+    };
+    cell(&node["state"]) + doubt
 }
 
 fn membership(node: &Value) -> String {
@@ -59,7 +67,8 @@ fn certificate(node: &Value) -> String {
 
 fn pending(node: &Value) -> String {
     let conditions = node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    conditions.iter().map(|c| cell(&c["reason"])).collect::<Vec<_>>().join(",")
+    let pending = conditions.iter().filter(|c| c["reason"] != "no_contact");
+    pending.map(|c| cell(&c["reason"])).collect::<Vec<_>>().join(",")
 }
 
 pub fn node(node: &Value) -> String {
@@ -82,6 +91,9 @@ pub fn node(node: &Value) -> String {
     row("serial", cell(&node["certificate"]["serial"]));
     let labels = node["labels"].as_object().into_iter().flatten();
     row("labels", labels.map(|(k, v)| format!("{k}={}", cell(v))).collect::<Vec<_>>().join(" "));
+    if let Some(more) = node["labels_left_out"].as_u64() {
+        row("more labels", more.to_string());
+    }
     row("generation", cell(&node["generation"]));
     row("revision", cell(&node["revision"]));
     for condition in node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default() {
@@ -90,7 +102,11 @@ pub fn node(node: &Value) -> String {
             at => format!(", next try {}", when(at)),
         };
         let since = when(&condition["since"]);
-        let kind = if condition["type"] == "duplicate_identity" { "duplicate" } else { "pending" };
+        let kind = match condition["type"].as_str() {
+            Some("duplicate_identity") => "duplicate",
+            Some(kind @ ("contact" | "name")) => kind,
+            _ => "pending",
+        };
         row(kind, format!("{}: {} (since {since}{retry})", cell(&condition["reason"]), cell(&condition["message"])));
     }
     table.render()
@@ -118,7 +134,11 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
         names => format!("; missing: {}", names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
     };
     let held = if quorum.reachable >= quorum.needed { "held" } else { "LOST" };
-    row("quorum", format!("{held}: {} of {} needed are reachable{missing}", quorum.reachable, quorum.needed));
+    let are = if quorum.reachable == 1 { "voter is" } else { "voters are" };
+    row("quorum", format!("{held}: {} {are} reachable, {} needed{missing}", quorum.reachable, quorum.needed));
+    if raft.voters.len() == 2 {
+        row("note", "two voters tolerate no failure: run one manager, or three".to_owned());
+    }
     let n = &status.nodes;
     row(
         "nodes",
@@ -171,8 +191,18 @@ mod tests {
         }))
         .unwrap();
         let text = status(&view, &BTreeMap::new());
-        assert!(text.contains("LOST: 1 of 2 needed are reachable; missing: n2"), "{text}");
+        assert!(text.contains("LOST: 1 voter is reachable, 2 needed; missing: n2"), "{text}");
+        assert!(text.contains("two voters tolerate no failure"), "{text}");
         assert!(text.contains("n2 wants manager: waiting_for_node: not heard of"), "{text}");
+    }
+
+    #[test]
+    fn a_node_without_contact_is_shown_before_it_is_down() {
+        let document = json!({"items": [{"id": "x", "name": "n4", "role": "worker", "desired_role": "worker", "state": "ready",
+            "stale": false, "membership": "none", "manager": null, "certificate": {"role": "worker", "state": "issued"},
+            "addr": "h:1", "release": "0.1.0", "conditions": [{"type": "contact", "reason": "no_contact"}]}]});
+        let text = nodes(&document);
+        assert!(text.contains("ready (no contact)") && !text.contains("no_contact"), "{text}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a directory that belongs to somebody makes of the flags it is started with.
 
 use clap::Parser;
-use muster_messages::ClusterId;
+use muster_messages::{ClusterId, WallTime};
 use muster_pki::Root;
 
 use super::*;
@@ -61,4 +61,86 @@ async fn an_identity_wins_over_flags_but_not_over_a_token_of_another_cluster() {
     std::fs::remove_file(dir.path().join("identity").join("credentials.pem")).unwrap();
     let exit = boot(&config(dir.path(), wrong[0]), ADVERTISE).await.err().unwrap();
     assert!(exit.status == 6 && exit.sentence.contains("has begun to found"), "{}", exit.sentence);
+}
+
+/// B17: the daemon took the host's name then, and the cluster took that over.
+#[tokio::test]
+async fn a_name_once_given_stays_without_the_flag() {
+    let dir = tempfile::tempdir().unwrap();
+    boot(&config(dir.path(), &["--init"]), ADVERTISE).await.unwrap();
+    let load = |flags: &[&str]| {
+        let args = ["musterd", "--data-dir", dir.path().to_str().unwrap()].into_iter().chain(flags.iter().copied());
+        named(load(Args::try_parse_from(args).unwrap()).unwrap().0).unwrap().name
+    };
+    assert_eq!(load(&[]), "n1");
+    assert_eq!(load(&["--name", "n2"]), "n2");
+}
+
+/// S15: what a server said that nobody had verified came to a joiner's terminal byte for byte.
+#[test]
+fn what_a_stranger_says_is_one_printable_line() {
+    let stage = muster_agent::JoinStage::Digest;
+    let text = "x\n2026-11-23T05:59:59 INFO \u{1b}[32mnew certificate\u{1b}]0;title\u{7}\r".to_owned();
+    let progress = muster_agent::JoinProgress { addr: "192.0.2.1:4400".to_owned(), stage, text, lasts: None };
+    let said = line(&progress);
+    assert!(said.contains("new certificate") && !said.chars().any(char::is_control), "{said:?}");
+}
+
+/// All managers can be told by one that lies that they were removed: then nobody is left to judge a token.
+#[tokio::test]
+async fn a_node_that_was_told_wrongly_goes_on_with_a_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let founded = boot(&config(dir.path(), &["--init"]), ADVERTISE).await.unwrap();
+    let (node, _) = founded.credentials.identity.node().unwrap();
+    let cluster = founded.founding.as_ref().unwrap().cluster_record();
+    let founder =
+        muster_messages::NodeRecord::new(node, "n1".parse().unwrap(), muster_messages::Role::Manager, Clock.wall());
+    let found =
+        muster_messages::Change::Found { cluster: Box::new(cluster), founder: Box::new(founder), tokens: vec![] };
+    let command = muster_messages::Command::idempotent(Clock.wall(), muster_messages::Principal::Operator, "a test");
+    let mut tables = muster_messages::Tables::default();
+    muster_store::apply(&mut tables, muster_messages::Revision(1), &command.change(found)).unwrap();
+    muster_raft_member::recovery::replace(&dir.path().join("raft"), RaftId(1), 1, tables).unwrap();
+    founded.memory.store().finish_founding().unwrap();
+    let ended = muster_pki::Ended {
+        reason: muster_messages::RefusalReason::Removed,
+        message: "it said".to_owned(),
+        at: Clock.wall(),
+    };
+    founded.memory.update(|local| local.ended = Some(ended.clone())).unwrap();
+
+    let exit = boot(&config(dir.path(), &[]), ADVERTISE).await.err().unwrap();
+    assert!(exit.status == 6 && exit.sentence.contains("a token of its role"), "{}", exit.sentence);
+    let flags = ["--join", "127.0.0.1:9", "--token", &token(&founded.credentials.root_pem)];
+    let resumed = boot(&config(dir.path(), &flags), ADVERTISE).await.unwrap();
+    assert_eq!(resumed.credentials.identity, founded.credentials.identity);
+    assert_eq!(resumed.memory.load().unwrap().ended, None);
+}
+
+/// B14.
+#[test]
+fn a_certificate_of_the_future_is_not_valid_now() {
+    let made = |at: WallTime| {
+        let id = ClusterId::from_entropy(9);
+        let root = Root::create(id, Clock.wall()).unwrap();
+        let cluster = muster_messages::ClusterRecord {
+            id,
+            name: "default".parse().unwrap(),
+            incarnation: muster_messages::FIRST_INCARNATION,
+            feature_level: 3,
+            root_cert_pem: root.cert_pem.clone(),
+            root_key_pem: root.key_pem,
+            founded_at: at,
+            revision: muster_messages::Revision(0),
+        };
+        let key = muster_pki::new_key();
+        let node = muster_messages::NodeId::from_entropy(1);
+        let signed =
+            muster_pki::sign_for_itself(&cluster, node, None, ADVERTISE, muster_pki::NODE_LIFETIME, (at, &key));
+        muster_pki::credentials(key, signed.unwrap().cert_pem, root.cert_pem).unwrap()
+    };
+    let day = std::time::Duration::from_secs(24 * 3600);
+    assert!(is_valid(&made(Clock.wall())));
+    assert!(!is_valid(&made(Clock.wall().plus(day))), "signed by a clock that was a day ahead");
+    assert!(!is_expired(&made(Clock.wall().plus(day))));
 }

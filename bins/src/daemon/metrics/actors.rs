@@ -28,11 +28,10 @@ pub(super) struct Actors(pub BTreeMap<String, ActorNumbers>);
 
 type Number = fn(&ActorNumbers) -> u64;
 
-const GAUGES: [(&str, &str, Number); 4] = [
+const GAUGES: [(&str, &str, Number); 3] = [
     ("actor_alive", "Actors that the path stands for: 1, or as many as are told together", |n| n.states.values().sum()),
     ("actor_healthy", "How many of them are healthy", |n| n.states.get(&ActorState::Healthy).copied().unwrap_or(0)),
     ("actor_mailbox", "Messages waiting", |n| n.mailbox),
-    ("actor_handling_ms", "How long the message in progress has been, the longest of several", |n| n.handling_ms),
 ];
 const COUNTERS: [(&str, &str, Number); 4] = [
     ("actor_handled", "Messages handled", |n| n.handler_times.handled()),
@@ -56,6 +55,12 @@ impl Collector for Actors {
                     .encode_family(&Path { path: path.clone() })?
                     .encode_counter::<NoLabelSet, _, u64>(&number(numbers), None)?;
             }
+        }
+        let help = "How long the message in progress has been, the longest of several";
+        let mut family = encoder.encode_descriptor("actor_handling_seconds", help, None, MetricType::Gauge)?;
+        for (path, numbers) in &self.0 {
+            let seconds = numbers.handling_ms as f64 / 1_000.0;
+            family.encode_family(&Path { path: path.clone() })?.encode_gauge(&seconds)?;
         }
         self.encode_times(&mut encoder)?;
         self.encode_states(&mut encoder)
@@ -126,7 +131,7 @@ mod tests {
             r#"muster_actor_alive{path="node/sessions/session-*"} 10000"#,
             r#"muster_actor_healthy{path="node/sessions/session-*"} 9998"#,
             r#"muster_actor_mailbox{path="node/sessions/session-*"} 5"#,
-            r#"muster_actor_handling_ms{path="node/sessions/session-*"} 700"#,
+            r#"muster_actor_handling_seconds{path="node/sessions/session-*"} 0.7"#,
             r#"muster_actor_handled_total{path="node/sessions/session-*"} 3"#,
             r#"muster_actor_restarts_total{path="node/sessions/session-*"} 3"#,
             r#"muster_actor_refused_total{path="node"} 0"#,

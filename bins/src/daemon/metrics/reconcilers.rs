@@ -4,11 +4,13 @@
 //! reconciler has is not told: any program may name one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU64;
 
 use muster_messages::{ActorNode, Tables};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 
@@ -119,7 +121,7 @@ fn seen(registry: &mut Registry, all: usize, statuses: &[Value]) {
 /// Of these groups, one for each reconciler that this node may run: of those that the tree shows, a hundred below one actor.
 fn run_here(registry: &mut Registry, reconcilers: &[ActorNode]) {
     let [attempts, failures] = [(); 2].map(|()| Family::<Name, Counter>::default());
-    let last = ByName::default();
+    let last = Family::<Name, Gauge<f64, AtomicU64>>::default();
     for group in reconcilers {
         let Some(reconciler) = group.path.rsplit('/').next().map(str::to_owned) else { continue };
         let run = group.children.iter().find(|child| child.path.ends_with("/run"));
@@ -128,12 +130,13 @@ fn run_here(registry: &mut Registry, reconcilers: &[ActorNode]) {
         attempts.get_or_create(&name).inc_by(number(&runs["attempts"]));
         failures.get_or_create(&name).inc_by(number(&runs["failures"]));
         if let Some(ms) = runs["last_run_ms"].as_u64() {
-            last.get_or_create(&name).set(ms);
+            last.get_or_create(&name).set(ms as f64 / 1_000.0);
         }
     }
     registry.register("reconciler_attempts", "Attempts that this node has begun", attempts);
     registry.register("reconciler_failures", "Attempts of this node that failed", failures);
-    registry.register("reconciler_last_run_ms", "How long the last attempt here took that came to something", last);
+    let help = "How long the last attempt here took that came to something";
+    registry.register("reconciler_last_run_seconds", help, last);
 }
 
 #[cfg(test)]
@@ -263,7 +266,7 @@ mod tests {
         encode(&mut text, &registry).unwrap();
         says(&text, r#"muster_reconciler_attempts_total{reconciler="schema"} 7"#);
         says(&text, r#"muster_reconciler_failures_total{reconciler="schema"} 2"#);
-        says(&text, r#"muster_reconciler_last_run_ms{reconciler="schema"} 31"#);
+        says(&text, r#"muster_reconciler_last_run_seconds{reconciler="schema"} 0.031"#);
         assert!(!text.contains("other"), "{text}");
     }
 }

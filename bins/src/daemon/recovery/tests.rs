@@ -269,3 +269,39 @@ fn what_was_decided_is_readable_by_its_owner_alone_and_shows_no_key() {
     assert!(!format!("{decided:?}").contains("PRIVATE KEY"));
     assert_ne!(decided.key_pem, Secret::new(""));
 }
+
+/// F13. A load balancer accepts connections for managers that are gone; so does another node at a reused address.
+#[test]
+fn only_a_manager_that_proves_itself_counts_as_there() {
+    let machine = Machine::manager();
+    let tables = survey_of(&machine.raft()).unwrap().tables;
+    let cluster = tables.cluster.clone().unwrap();
+    let other = NodeId::from_entropy(2);
+    let answers_as = |serves: Option<NodeId>| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let lifetime = muster_pki::NODE_LIFETIME;
+        let config = serves.map(|node| {
+            let key = muster_pki::new_key();
+            let now = (Clock.wall(), &key);
+            let signed = muster_pki::sign_for_itself(&cluster, node, None, ADVERTISE, lifetime, now).unwrap();
+            let made = muster_pki::credentials(key, signed.cert_pem, cluster.root_cert_pem.clone()).unwrap();
+            muster_pki::server_config(&made, Service::Join.alpn()).unwrap()
+        });
+        std::thread::spawn(move || {
+            let (mut tcp, _) = listener.accept().unwrap();
+            let Some(config) = config else { return };
+            let mut tls = rustls::ServerConnection::new(config).unwrap();
+            // As far as the end of the handshake; the greeting never comes.
+            while tls.is_handshaking() {
+                if tls.complete_io(&mut tcp).is_err() {
+                    return;
+                }
+            }
+        });
+        answers(other, &addr, &cluster.root_cert_pem)
+    };
+    assert!(answers_as(Some(other)), "it is there, whatever it says after that");
+    assert!(!answers_as(None), "a connection alone");
+    assert!(!answers_as(Some(NodeId::from_entropy(3))), "another node");
+}

@@ -90,6 +90,7 @@ impl World {
                 root_pem: String::new(),
                 trouble: None,
             }),
+            open_admission: Arc::new(|| Ok(true)),
             manager: watch::channel(Some(Arc::clone(&ports))).1,
             tree: Tree::new(),
             dialer: Dialer::anonymous(""),

@@ -67,6 +67,9 @@ fn main() -> std::process::ExitCode {
     if args.get(1).is_some_and(|first| first == "musterd") {
         return muster::daemon::main(args.into_iter().skip(1));
     }
+    if args.get(1).is_some_and(|first| first == "muster") {
+        return muster::cli::main(args.into_iter().skip(1));
+    }
     let cli = Cli::parse_from(args);
     flood::raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");

@@ -219,7 +219,7 @@ async fn requests<S: AsyncRead + AsyncWrite + Unpin>(door: Door, mut tls: S, unt
         }
         Door::Join => {
             let join = JoinRequest {
-                request_id: RequestId(rand::random()),
+                request_id: RequestId::fresh(muster_kernel::Clock.wall(), rand::random()),
                 node: NodeId::from_entropy(rand::random()),
                 token_secret: Secret::new("0000000000000000000000000"),
                 csr_pem: String::new(),

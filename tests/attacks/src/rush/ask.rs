@@ -41,7 +41,7 @@ where
         for some in ids.chunks(TOGETHER) {
             for id in some {
                 let request = question(say, *id as usize);
-                let request_id = RequestId(rand::random());
+                let request_id = RequestId::fresh(muster_kernel::Clock.wall(), rand::random());
                 let call = ApiCall { id: *id, request_id, timeout_ms: 60_000, request };
                 writer.feed(&call).expect("small");
             }

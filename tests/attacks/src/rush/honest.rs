@@ -59,7 +59,10 @@ impl Honest {
     }
 
     async fn call(&mut self, request: Request) -> Result<Value, String> {
-        let answer = self.connection.call(request, RequestId(rand::random()), PATIENCE).await;
+        let answer = self
+            .connection
+            .call(request, RequestId::fresh(muster_kernel::Clock.wall(), rand::random()), PATIENCE)
+            .await;
         serde_json::from_str(&answer.map_err(|e| e.to_string())?).map_err(|e| e.to_string())
     }
 

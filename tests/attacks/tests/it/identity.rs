@@ -39,7 +39,7 @@ async fn welcomed(cluster: &Cluster, to: &str, service: Service, credentials: &N
 }
 
 async fn asked(connection: &mut Connection, request: Request) -> Result<String, ErrorCode> {
-    let id = RequestId(rand::random());
+    let id = RequestId::fresh(muster_kernel::Clock.wall(), rand::random());
     match connection.call(request, id, Duration::from_secs(60)).await {
         Ok(text) => Ok(text),
         Err(CallError::Refused(body)) => Err(body.code),
@@ -69,7 +69,9 @@ fn forbidden_to_nodes(own: NodeId) -> Vec<Request> {
             remove: vec![],
             generation: None,
         },
+        Request::NodeRename { node: node.clone(), name: "n9".parse().expect("a name") },
         Request::CertRotate { node: "n1".into() },
+        Request::CertRevoke { node: "n1".into() },
         Request::UserCreate { name, admin: true, namespaces: vec![], ttl_ms: None, csr_pem },
         Request::UserRevoke { name: "root".parse().expect("a name") },
         Request::TransferLeader { to: Some(node) },

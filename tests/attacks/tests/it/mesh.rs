@@ -176,7 +176,12 @@ async fn a_manager_that_floods_calls_costs_bounded_memory_and_one_that_vouches_i
     let mut manager = scene.join().await;
     let tag = manager.victim.tag;
     let relayed = |caller, request| {
-        let asked = PeerCall::Api { caller, request_id: RequestId(rand::random()), timeout_ms: 10_000, request };
+        let asked = PeerCall::Api {
+            caller,
+            request_id: RequestId::fresh(muster_kernel::Clock.wall(), rand::random()),
+            timeout_ms: 10_000,
+            request,
+        };
         envelope(tag, PeerMessage::Call(asked))
     };
     let show = Request::TokenShow { role: Role::Manager };

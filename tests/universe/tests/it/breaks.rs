@@ -1,9 +1,9 @@
-//! Every promise can be broken, and the universe notices each.
+//! Bug injection: the simulation detects a violation of every invariant.
 
 use muster_universe::{Break, Kind, Run};
 
-/// Each bug is detected within this many seeds. Runs of leases and gates are short, and some bugs show in one of a hundred of
-/// them: a leader that has been cut off leads on for a tenth of a second.
+/// Each bug is detected within this many seeds. Runs of leases and gates are short, and some bugs show in one run of a
+/// hundred: a disconnected leader stays leader for a tenth of a second only.
 fn seeds(kind: Kind) -> u64 {
     if kind == Kind::Roles { 200 } else { 1000 }
 }
@@ -89,5 +89,5 @@ each_is_noticed! {
     reads_answered_from_the_copy_at_hand: AnswerFromTheCopy,
     blocks_swept_before_they_are_over: SweepEarly,
     blocked_nodes_that_are_let_stay: LetTheBlockedStay,
-    membership_changes_by_what_was_heard_lately: BelieveOldNews,
+    membership_changes_that_trust_recent_acks: TrustRecentAcks,
 }

@@ -33,6 +33,8 @@ pub struct World {
     pub blind: bool,
     pub alarm: Option<Moment>,
     pub signer_fails: bool,
+    /// How often it asked for the other managers' time.
+    pub compares: usize,
     issuer: Issuer,
     last: u64,
 }
@@ -64,6 +66,15 @@ impl World {
     }
 
     pub fn with(config: Config) -> Self {
+        Self::founded(config, FEATURE_LEVEL)
+    }
+
+    /// In a cluster of this feature level.
+    pub fn at_level(level: u32) -> Self {
+        Self::founded(Config::default(), level)
+    }
+
+    fn founded(config: Config, feature_level: u32) -> Self {
         let cluster = ClusterId::from_entropy(1);
         let root = Root::create(cluster, NOW).unwrap();
         let issuer = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap();
@@ -79,6 +90,7 @@ impl World {
             blind: false,
             alarm: None,
             signer_fails: false,
+            compares: 0,
             issuer,
             last: 0,
         };
@@ -86,7 +98,7 @@ impl World {
             id: cluster,
             name: "default".parse().unwrap(),
             incarnation: Incarnation(1),
-            feature_level: 1,
+            feature_level,
             root_cert_pem: root.cert_pem,
             root_key_pem: root.key_pem,
             founded_at: NOW,
@@ -110,6 +122,29 @@ impl World {
     pub fn add(&mut self, n: u128, role: Role) {
         let name = format!("n{n}");
         self.change(Change::CreateNode(Box::new(node_record(id(n), &name, role))));
+        if self.log.records_identities() {
+            self.issue(n, &format!("first of n{n}"));
+        }
+    }
+
+    /// A certificate of this serial is on record, and the one before it beside it.
+    pub fn issue(&mut self, n: u128, serial: &str) {
+        let record = self.node(n);
+        let certificate = Box::new(IssuedCertificate {
+            serial: serial.to_owned(),
+            role: record.role,
+            granted: Some(record.granted),
+            not_after: NOW.plus(HOUR),
+            pin: None,
+            issuer: None,
+        });
+        let replaces = self.newest(n).map(|newest| newest.serial.clone());
+        self.change(Change::IssueCertificate { node: id(n), certificate, held: None, replaces });
+    }
+
+    /// The newest certificate on record.
+    pub fn newest(&self, n: u128) -> Option<&IssuedCertificate> {
+        self.log.certificates.get(&id(n))?.current.as_ref()
     }
 
     pub fn remove(&mut self, n: u128) {
@@ -153,6 +188,7 @@ impl World {
                         self.settle();
                     }
                 }
+                Effect::CompareClocks => self.compares += 1,
                 Effect::CatchUp(_) => self.show(),
                 Effect::Answer(ask, answer) => {
                     assert!(self.answers.insert(ask, answer).is_none(), "answered once");
@@ -200,15 +236,9 @@ impl World {
 
     pub fn renewal(&self, n: u128) -> Wish {
         let (role, granted) = self.log.nodes.get(&id(n)).map_or((Role::Worker, Revision(1)), |r| (r.role, r.granted));
+        let serial = self.newest(n).map_or_else(|| "00".to_owned(), |newest| newest.serial.clone());
         Wish::Node(NodeWish {
-            identity: CertIdentity {
-                cluster: ClusterId::from_entropy(1),
-                subject: Subject::Node { node: id(n), role },
-                serial: "00".to_owned(),
-                granted: Some(granted),
-                incarnation: Incarnation(1),
-                not_after: NOW.plus(HOUR),
-            },
+            identity: CertIdentity { granted: Some(granted), ..shown(n, role, &serial) },
             observed: Some("10.0.0.7:41000".parse().unwrap()),
             key: key(),
         })
@@ -231,6 +261,24 @@ impl World {
     }
 }
 
+/// A certificate that a node shows.
+pub fn shown(n: u128, role: Role, serial: &str) -> CertIdentity {
+    CertIdentity {
+        cluster: ClusterId::from_entropy(1),
+        subject: Subject::Node { node: id(n), role },
+        serial: serial.to_owned(),
+        granted: None,
+        incarnation: Incarnation(1),
+        not_after: NOW.plus(HOUR),
+        pin: None,
+    }
+}
+
+/// The proof of a node that re-keys: it holds the key of this certificate.
+pub fn proof(n: u128, serial: &str) -> Option<Box<CertIdentity>> {
+    Some(Box::new(shown(n, Role::Manager, serial)))
+}
+
 pub fn node_record(id: NodeId, name: &str, role: Role) -> NodeRecord {
     NodeRecord {
         addr: format!("{name}.example:4400"),
@@ -250,7 +298,7 @@ pub fn joiner(n: u128, secret: &str) -> JoinWish {
         labels: BTreeMap::new(),
         observed: Some("10.0.0.9:50000".parse().unwrap()),
         key: key(),
-        rekey: false,
+        rekey: None,
     }
 }
 

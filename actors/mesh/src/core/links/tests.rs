@@ -50,17 +50,76 @@ fn dials(effects: &[Effect]) -> Vec<NodeId> {
 fn the_smaller_id_dials_at_once_and_the_greater_after_a_while() {
     assert_eq!(dials(&World::of(1).step(wanted(&[1, 2]))), [node(2)]);
     let mut greater = World::of(3);
+    greater.step(wanted(&[3])); // started before the other one was a member
     assert_eq!(dials(&greater.step(wanted(&[2, 3]))), []);
     assert_eq!(dials(&greater.after(SECOND / 2)), []);
     assert_eq!(dials(&greater.after(SECOND * 2)), [node(2)]);
 }
 
 #[test]
+fn a_manager_dials_everybody_once_when_it_starts() {
+    let mut greatest = World::of(3);
+    assert_eq!(dials(&greatest.step(wanted(&[]))), []);
+    assert_eq!(dials(&greatest.step(wanted(&[1, 2, 3]))), [], "those that start with it may dial first");
+    let mut dialed = dials(&greatest.after(START_PATIENCE));
+    dialed.sort();
+    let mut both = [node(1), node(2)];
+    both.sort();
+    assert_eq!(dialed, both);
+}
+
+#[test]
+fn a_session_ready_for_half_a_second_resets_the_pause() {
+    for (lived, at_once) in [(SECOND / 2, true), (SECOND / 4, false)] {
+        let mut world = World::of(1);
+        world.step(wanted(&[1, 2]));
+        for _ in 0..4 {
+            world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
+            world.after(SECOND * 2);
+        }
+        world.session(1, 2, true);
+        world.now = world.now + lived;
+        assert_eq!(dials(&world.step(Input::Ended { number: 1 })).is_empty(), !at_once, "{lived:?}");
+    }
+}
+
+/// B11. A manager that moved knows none of today's members by address, and was told the way to one that it never heard of.
+#[test]
+fn manager_found_by_hint_is_dialled_before_it_is_a_member() {
+    let mut world = World::of(3);
+    world.links = Links::new(node(3), 42, vec!["new-4:1".into()]);
+    let mut todo: VecDeque<Effect> = world.step(wanted(&[1, 2, 3])).into();
+    let mut introduced = 0;
+    for _ in 0..200 {
+        while let Some(effect) = todo.pop_front() {
+            todo.extend(match effect {
+                Effect::Ask { addr } => world.step(Input::Asked { addr, found: Some(node(4)) }),
+                Effect::Dial { node: to, addr } if to == node(4) => {
+                    assert_eq!(addr, "new-4:1");
+                    introduced += 1;
+                    match introduced {
+                        1 => world.step(Input::Dialed { node: to, outcome: DialOutcome::Failed }),
+                        _ => world.session(1, 4, true),
+                    }
+                }
+                Effect::Dial { node, .. } => world.step(Input::Dialed { node, outcome: DialOutcome::Refused }),
+                _ => vec![],
+            });
+        }
+        todo.extend(world.after(SECOND / 20));
+    }
+    assert_eq!(introduced, 2, "once for each time that it was found, until there is a session");
+    assert_eq!(world.links.up(node(4)), Some(1));
+}
+
+#[test]
 fn whoever_probed_a_new_member_dials_it_at_once() {
     let mut greater = World::of(3);
+    greater.step(wanted(&[3]));
     assert_eq!(greater.step(Input::Answered { node: node(2) }), []);
     assert_eq!(dials(&greater.step(wanted(&[2, 3]))), [node(2)]);
     let mut late = World::of(3);
+    late.step(wanted(&[3]));
     late.step(Input::Answered { node: node(2) });
     late.now = late.now + ANSWERED;
     assert_eq!(dials(&late.step(wanted(&[2, 3]))), []);
@@ -257,10 +316,10 @@ fn both_addresses_of_a_node_have_their_turn_until_the_cluster_knows_a_new_one() 
     let moved = [(node(1), "n1:1".to_owned()), (node(2), "moved:1".to_owned())];
     world.step(Input::Wanted(moved.into_iter().collect()));
     assert_eq!((0..5).map(|_| next(&mut world)).collect::<Vec<_>>(), ["moved:1"; 5]);
-    // Who is nobody we want, or ourselves, changes nothing.
-    for n in [1, 7] {
+    // Ourselves changes nothing; a manager that this copy does not know is dialled once.
+    for (n, dialled) in [(1, vec![]), (7, vec![node(7)])] {
         let out = world.step(Input::Asked { addr: "other:1".into(), found: Some(node(n)) });
-        assert_eq!(dials(&out), []);
+        assert_eq!(dials(&out), dialled);
     }
 }
 

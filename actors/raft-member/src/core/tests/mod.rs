@@ -1,9 +1,10 @@
+mod digests;
 mod elections;
 mod levels;
 mod membership;
 mod packets;
+mod reachability;
 mod replication;
-mod roll_calls;
 mod snapshots;
 mod storms;
 mod world;

@@ -1,10 +1,15 @@
+use muster_messages::protocol::ProposeError;
+use muster_messages::{Change, Role};
+
 use super::world::*;
-use crate::core::Notice;
+use crate::core::{Input, Notice};
+use crate::disk::{LogDisk as _, SimDisk};
 
 fn small() -> World {
     let mut w = World::seeded(61);
     w.config.snapshot_entries = 50;
     w.config.keep_entries = 10;
+    w.config.keep_time = ms(0);
     w.grow(3);
     w
 }
@@ -111,4 +116,174 @@ fn a_lost_snapshot_is_sent_again() {
     w.restart(3);
     let at = w.core(1).tables().revision;
     w.until("it catches up", |w| w.core(3).tables().revision >= at);
+}
+
+/// Writes to the leader all the time, without waiting for the answers, until this holds.
+fn write_until(w: &mut World, mut holds: impl FnMut(&World) -> bool) {
+    let end = w.now + ms(60_000);
+    let mut i = 0;
+    while !holds(w) {
+        assert!(w.now < end, "never\n{}", w.describe());
+        w.propose(1, label("a", &format!("{i}")));
+        w.run(ms(5));
+        i += 1;
+    }
+}
+
+/// SNAP-1. A transfer takes as long as some thousand entries, of which the leader keeps ten otherwise.
+#[test]
+fn slow_snapshot_under_load_brings_a_follower_up() {
+    let mut w = small();
+    w.run(ms(300));
+    w.crash(3, 0);
+    write_many(&mut w, 200);
+    w.snapshots_take = ms(4000);
+    w.snapshots_sent.clear();
+    w.restart(3);
+    write_until(&mut w, |w| w.core(3).tables().revision.0 + 10 >= w.core(1).tables().revision.0);
+    assert_eq!(w.snapshots_sent.len(), 1, "{:?}", w.snapshots_sent);
+    write_until(&mut w, |w| {
+        let (first, last, _) = w.core(1).log_span();
+        last - first < 100
+    });
+    let follows = |w: &World| w.core(3).tables().revision.0 + 10 >= w.core(1).tables().revision.0;
+    assert!(follows(&w), "the log is short again, and it still follows");
+}
+
+/// SNAP-1 has a bound: a receiver that takes for ever does not fill the memory.
+#[test]
+fn the_log_kept_for_a_snapshot_is_bounded() {
+    let mut w = World::seeded(64);
+    (w.config.snapshot_entries, w.config.keep_entries, w.config.keep_time) = (50, 10, ms(0));
+    w.config.transfer_bytes = 50_000;
+    w.grow(3);
+    w.run(ms(300));
+    w.crash(3, 0);
+    write_many(&mut w, 200);
+    w.snapshots_take = ms(25_000);
+    w.restart(3);
+    let text = "x".repeat(2000);
+    for i in 0..300 {
+        let ask = w.propose(1, label("a", &format!("{i}{text}")));
+        w.applied(ask);
+    }
+    w.run(ms(200));
+    assert_eq!(w.snapshots_sent.iter().filter(|(to, _)| *to == 3).count(), 2, "one when it joined, one on its way");
+    let (first, last, _) = w.core(1).log_span();
+    assert!((20..150).contains(&(last - first)), "{first} to {last}");
+}
+
+/// SNAP-2, and F4: the leader learns of the refusal, waits between attempts, encodes once, and says which member does not follow.
+#[test]
+fn a_refused_snapshot_is_shown_and_not_repeated_at_once() {
+    let mut w = small();
+    w.run(ms(300));
+    w.crash(3, 0);
+    write_many(&mut w, 200);
+    w.refuses_snapshots = Some(3);
+    w.snapshots_sent.clear();
+    w.encoded.clear();
+    w.restart(3);
+    w.run(ms(30_000));
+    assert!((3..=9).contains(&w.snapshots_sent.len()), "{} attempts in 30 s", w.snapshots_sent.len());
+    assert_eq!(w.encoded.len(), 1, "one encoding serves all attempts");
+    let seat = w.seat(3).unwrap();
+    let progress = |w: &World| {
+        let status = w.core(1).status(w.now);
+        status.progress.into_iter().find(|p| p.raft_id == seat).unwrap()
+    };
+    let problem = progress(&w).problem.expect("it is shown");
+    assert!(problem.message.contains("it is too large"), "{}", problem.message);
+    assert!(!progress(&w).answers_within(ms(100_000)), "it answers, and cannot follow");
+    let told = w.nodes[&1].notices.iter().filter(|(_, n)| matches!(n, Notice::SnapshotNotTaken { .. })).count();
+    assert_eq!(told, 1, "once in the log");
+    w.refuses_snapshots = None;
+    let at = w.core(1).tables().revision;
+    w.until("it catches up", |w| w.core(3).tables().revision >= at);
+    w.until("nothing is wrong with it", |w| progress(w).problem.is_none());
+}
+
+/// SNAP-3. A transfer that takes longer than the limit, and moves, is not lost.
+#[test]
+fn a_snapshot_that_moves_is_not_given_up() {
+    let mut w = small();
+    w.config.snapshot_limit = ms(1000);
+    w.run(ms(300));
+    w.crash(3, 0);
+    write_many(&mut w, 200);
+    (1..=2).for_each(|n| w.crash(n, 0));
+    (1..=2).for_each(|n| w.restart(n)); // with the new limit
+    w.until("a leader", |w| w.leading().is_some());
+    w.snapshots_take = ms(5000);
+    w.snapshots_sent.clear();
+    w.restart(3);
+    let at = w.core(w.leading().unwrap()).tables().revision;
+    w.until("it catches up", |w| w.core(3).tables().revision >= at);
+    assert_eq!(w.snapshots_sent.len(), 1, "{:?}", w.snapshots_sent);
+}
+
+/// SIZE-1, SIZE-2.
+#[test]
+fn a_full_state_takes_what_makes_it_smaller() {
+    let mut w = World::seeded(63);
+    w.config.max_snapshot_bytes = 64 << 10;
+    w.grow(1);
+    let big = "x".repeat(1000);
+    let mut refused = None;
+    for i in 0..200 {
+        let ask = w.propose(1, label(&format!("key-{i}"), &big));
+        if let Err(error) = w.outcome(ask) {
+            refused = Some((i, error));
+            break;
+        }
+    }
+    let (i, error) = refused.expect("there is no room for 200 KB");
+    assert!((30..60).contains(&i), "{i} KB");
+    assert!(matches!(error, ProposeError::StateFull { limit: 49_152, .. }), "{error}");
+    let role = |role| command().change(Change::SetDesiredRole { node: node_id(1), role });
+    let ask = w.propose(1, role(Role::Manager));
+    w.applied(ask);
+    let gone = (0..20).map(|i| format!("key-{i}")).collect();
+    let ask = w
+        .propose(1, command().change(Change::UpdateLabels { node: node_id(1), add: Default::default(), remove: gone }));
+    w.applied(ask);
+    // The estimate errs upwards until the state is measured.
+    w.until("there is room again", |w| w.core(1).log_span().2 > 20);
+    w.run(ms(100));
+    let ask = w.propose(1, label("another", &big));
+    w.applied(ask);
+}
+
+/// F9. The disk cannot be trusted any more, and the member goes on with a new one that gets everything at once.
+#[test]
+fn everything_handed_to_the_disk_can_be_written_anew() {
+    let mut w = World::cluster(65, 3);
+    write_many(&mut w, 50);
+    w.nodes.get_mut(&2).unwrap().disk_takes = None;
+    for i in 0..30 {
+        w.propose(1, label("b", &format!("{i}")));
+    }
+    w.run(ms(100));
+    let node = w.nodes.get_mut(&2).unwrap();
+    let core = node.core.as_mut().unwrap();
+    let (_, last, _) = core.log_span();
+    let (job, mut write) = core.everything().expect("nothing is being installed");
+    let (head, data) = job.run_shared();
+    write.install = Some((head, data));
+    let number = write.number;
+    node.disk = SimDisk::default();
+    node.disk.write(&[write]).unwrap();
+    let found = node.disk.recover().unwrap();
+    assert_eq!(found.truncated.index + found.entries.len() as u64, last);
+    node.disk_takes = Some(ms(1));
+    w.tell(2, Input::Persisted { number });
+    let at = w.core(1).tables().revision;
+    w.until("it goes on", |w| w.core(2).tables().revision >= at);
+    let ask = w.propose(1, label("c", "d"));
+    let at = w.applied(ask);
+    w.until("it goes on", |w| w.core(2).tables().revision >= at);
+    w.run(ms(100));
+    w.crash(2, 0);
+    w.restart(2);
+    w.until("it has everything", |w| w.core(2).tables().revision >= at);
 }

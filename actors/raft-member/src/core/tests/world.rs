@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use muster_messages::protocol::{Applied, ProposeError, ReadError};
+use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
 use muster_messages::wire::RaftPacket;
 use muster_messages::{
     Change, ClusterId, ClusterRecord, Command, Dice, Incarnation, Liveness, Moment, Name, NodeId, NodeRecord,
     Principal, RaftId, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
 };
 
-use crate::core::{Answer, AskId, Input, LogPoint, Notice, RaftConfig, RaftCore, Recovered};
+use crate::core::{Answer, AskId, Input, LogPoint, Notice, OutboundSnapshot, RaftConfig, RaftCore, Recovered};
 use crate::disk::{LogDisk, SimDisk};
 
 pub fn ms(n: u64) -> Duration {
@@ -30,12 +30,12 @@ pub fn record(n: usize, role: Role) -> NodeRecord {
     }
 }
 
-pub fn found() -> Command {
+pub fn found(level: u32) -> Command {
     let cluster = ClusterRecord {
         id: ClusterId::from_entropy(7),
         name: "test".parse().unwrap(),
         incarnation: Incarnation(1),
-        feature_level: 1,
+        feature_level: level,
         root_cert_pem: "root".into(),
         root_key_pem: Secret::new("key"),
         founded_at: WallTime(0),
@@ -95,6 +95,23 @@ pub struct World {
     /// Snapshots cannot be written.
     pub no_room: bool,
     pub snapshots_tried: u64,
+    /// A snapshot takes this long, and arrives in pieces a tenth of that apart.
+    pub snapshots_take: Duration,
+    /// This node refuses snapshots.
+    pub refuses_snapshots: Option<usize>,
+    /// Snapshots that left, and the number of their encodings.
+    pub snapshots_sent: Vec<(usize, u64)>,
+    pub encoded: BTreeSet<u64>,
+    /// Of the cluster that is founded.
+    pub level: u32,
+    /// The states of members need not be equal.
+    pub unequal: bool,
+    /// Members that said that their data cannot be trusted.
+    pub lost: BTreeMap<usize, String>,
+    /// Transfers that the leader stopped, by receiver and index.
+    pub stopped: BTreeSet<(usize, u64)>,
+    /// This node's heartbeat responses name the last possible round.
+    pub claims_future_rounds: Option<usize>,
 }
 
 impl World {
@@ -114,6 +131,15 @@ impl World {
             packets: 0,
             no_room: false,
             snapshots_tried: 0,
+            snapshots_take: ms(1),
+            refuses_snapshots: None,
+            snapshots_sent: Vec::new(),
+            encoded: BTreeSet::new(),
+            stopped: BTreeSet::new(),
+            lost: BTreeMap::new(),
+            level: 1,
+            unequal: false,
+            claims_future_rounds: None,
         }
     }
 
@@ -126,7 +152,7 @@ impl World {
     pub fn grow(&mut self, n: usize) {
         self.start_founder();
         self.until("a founder leads", |w| w.leading() == Some(1));
-        let ask = self.propose(1, found());
+        let ask = self.propose(1, found(self.level));
         self.applied(ask);
         for i in 2..=n {
             self.join(i);
@@ -435,19 +461,25 @@ impl World {
                     Answer::Proposed(ask, _)
                     | Answer::Read(ask, _)
                     | Answer::Transferred(ask, _)
-                    | Answer::RollCalled(ask, _) => *ask,
+                    | Answer::Reachable(ask, _) => *ask,
                 };
                 self.answers.entry(ask).or_default().push(answer);
             }
             for out in batch.send {
                 self.post(n, out.node, vec![out.packet], None);
             }
-            for mut out in batch.send_snapshots {
-                let (head, data) = out.job.run();
-                let to = out.packet.to;
-                out.packet.snapshot = Some(head);
-                let ok = self.post(n, out.node, vec![out.packet], Some(data));
-                self.schedule(ms(6), Event::Heard { node: n, life, input: Input::SnapshotSent { to, ok } });
+            if let Some(job) = batch.digest_state {
+                let input = Input::StateDigested { index: job.index, digest: Some(job.run()) };
+                self.schedule(ms(3), Event::Heard { node: n, life, input });
+            }
+            if let Some(why) = batch.lost {
+                self.lost.entry(n).or_insert(why);
+            }
+            for stop in batch.stop_snapshots {
+                self.stopped.insert((Self::number_of(stop.node), stop.index));
+            }
+            for out in batch.send_snapshots {
+                self.send_snapshot(n, out);
             }
             if !batch.again {
                 return;
@@ -455,14 +487,52 @@ impl World {
         }
     }
 
+    fn send_snapshot(&mut self, n: usize, mut out: OutboundSnapshot) {
+        let life = self.lives[&n];
+        let (head, data) = out.job.run_shared();
+        let (to, index, receiver) = (out.packet.to, head.index, Self::number_of(out.node));
+        self.snapshots_sent.push((receiver, index));
+        self.encoded.insert(std::sync::Arc::as_ptr(&data) as u64);
+        out.packet.snapshot = Some(head);
+        let outcome = if self.refuses_snapshots == Some(receiver) {
+            SnapshotOutcome::Refused("it is too large".to_owned())
+        } else if self.post_after(self.snapshots_take, n, out.node, vec![out.packet], Some(data.to_vec())) {
+            SnapshotOutcome::Delivered
+        } else {
+            SnapshotOutcome::Lost("the link was cut".to_owned())
+        };
+        for tenth in 1..10 {
+            let input = Input::SnapshotProgress { to, index };
+            self.schedule(self.snapshots_take / 10 * tenth, Event::Heard { node: n, life, input });
+        }
+        let input = Input::SnapshotSent { to, index, outcome };
+        self.schedule(self.snapshots_take + ms(5), Event::Heard { node: n, life, input });
+    }
+
     fn post(&mut self, from: usize, to: NodeId, packets: Vec<RaftPacket>, snapshot: Option<Vec<u8>>) -> bool {
+        self.post_after(Duration::ZERO, from, to, packets, snapshot)
+    }
+
+    fn post_after(
+        &mut self,
+        after: Duration,
+        from: usize,
+        to: NodeId,
+        mut packets: Vec<RaftPacket>,
+        snapshot: Option<Vec<u8>>,
+    ) -> bool {
+        if self.claims_future_rounds == Some(from) {
+            for round in packets.iter_mut().filter_map(|packet| packet.context.get_mut(16..)) {
+                round.fill(0xff);
+            }
+        }
         let lost = self.cut.contains(&(from, Self::number_of(to))) || self.dice.roll() % 100 < self.loss_percent;
         if !lost {
             let delay = Duration::from_micros(200 + self.dice.roll() % 1500);
             let seat = packets[0].from;
             let bytes = muster_messages::wire::encode(&packets).expect("it fits a frame").len();
             assert!(bytes < 900 << 10, "{bytes} bytes in one packet");
-            self.schedule(delay, Event::Packets { to, from: node_id(from), seat, packets, snapshot });
+            self.schedule(after + delay, Event::Packets { to, from: node_id(from), seat, packets, snapshot });
         }
         !lost
     }
@@ -495,7 +565,7 @@ impl World {
             }
             let at = c.tables().revision;
             let known = tables.entry(at).or_insert_with(|| c.tables().clone());
-            assert_eq!(known, c.tables(), "n{n}: another state at {at}");
+            assert!(self.unequal || known == c.tables(), "n{n}: another state at {at}");
             let (voters, learners) = c.configuration();
             let members = &c.tables().members;
             if !members.is_empty() {

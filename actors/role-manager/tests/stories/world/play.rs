@@ -36,6 +36,13 @@ impl World {
         self.pump();
         self.check();
     }
+    /// Plays one step, or lets time pass if there is none.
+    pub fn pump_or_pass(&mut self) {
+        if !self.pump() {
+            self.pass(TICK);
+        }
+        self.check();
+    }
     /// Plays until every wish asked so far is written.
     pub fn turn_until_accepted(&mut self) {
         for _ in 0..100 {
@@ -66,9 +73,9 @@ impl World {
             self.wakes += 1;
             self.inputs.push_back(Input::Woke);
         }
-        let due = self.short_calls.extract_if(.., |(at, _)| *at <= self.now.at).map(|(_, step)| step);
+        let due = self.short_checks.extract_if(.., |(at, _)| *at <= self.now.at).map(|(_, step)| step);
         for step in due.collect::<Vec<_>>() {
-            self.end_roll_call(step);
+            self.end_reachability_check(step);
         }
         self.see();
     }
@@ -112,7 +119,7 @@ impl World {
         if self.core.is_none() {
             return;
         }
-        let (leader, commit) = (self.leader, self.tables.revision.0);
+        let commit = self.tables.revision.0;
         for member in self.tables.members.values() {
             let holds = |m: &&mut Machine| m.up && m.held == Some(member.raft_id);
             if let Some(m) = self.machines.get_mut(&member.node).filter(holds) {
@@ -120,6 +127,13 @@ impl World {
                 m.matched = commit;
             }
         }
+        let raft = self.raft_status();
+        self.inputs.push_back(Input::Seen(Arc::new(Replica { tables: self.tables.clone(), raft })));
+    }
+
+    /// The leader's status, as its raft member would publish it.
+    pub fn raft_status(&self) -> RaftStatus {
+        let (leader, commit) = (self.leader, self.tables.revision.0);
         let progress = (self.tables.members.values())
             .map(|member| {
                 let m = self.machines.get(&member.node).filter(|m| m.held == Some(member.raft_id));
@@ -130,11 +144,12 @@ impl World {
                     matched: m.filter(|m| m.last_ack.is_some()).map_or(0, |m| m.matched),
                     acked_ago: m.and_then(|m| m.last_ack).map(|at| self.now.at.since(at)),
                     in_snapshot: false,
+                    problem: None,
                 }
             })
             .collect();
         let own = leader.and_then(|l| self.tables.seat_of(l)).map(|m| m.raft_id);
-        let raft = RaftStatus {
+        RaftStatus {
             raft_id: own,
             role: RaftRole::Leader,
             term: self.term,
@@ -145,8 +160,7 @@ impl World {
             leading: true,
             progress,
             silent: Vec::new(),
-        };
-        self.inputs.push_back(Input::Seen(Arc::new(Replica { tables: self.tables.clone(), raft })));
+        }
     }
 
     /// One thing that can happen now. False: nothing can.
@@ -189,12 +203,12 @@ impl World {
                 }
             }
             Effect::Probe { step, node, .. } => self.probes.push((step, node)),
-            Effect::CallRoll { step, seats, enough, within } => {
-                self.present = seats.into_iter().filter(|seat| self.is_there(*seat)).collect();
-                if self.present.len() < enough {
-                    self.short_calls.push((self.now.at + within, step));
+            Effect::CheckReachable { step, members, needed, within } => {
+                self.reachable = members.into_iter().filter(|member| self.responds(*member)).collect();
+                if self.reachable.len() < needed {
+                    self.short_checks.push((self.now.at + within, step));
                 } else {
-                    self.end_roll_call(step);
+                    self.end_reachability_check(step);
                 }
             }
             Effect::TransferLeadership { step, to } => {
@@ -209,13 +223,14 @@ impl World {
         }
     }
 
-    fn end_roll_call(&mut self, step: StepId) {
-        self.inputs.push_back(Input::RollCalled { step, present: Some(self.present.clone()) });
+    fn end_reachability_check(&mut self, step: StepId) {
+        let reachable = Some(self.reachable.clone());
+        self.inputs.push_back(Input::ReachabilityChecked { step, reachable });
     }
-    /// Whether whoever holds this seat would answer now.
-    fn is_there(&self, seat: RaftId) -> bool {
-        let node = self.tables.members.get(&seat).map(|member| member.node);
-        node.and_then(|node| self.machines.get(&node)).is_some_and(|m| m.up && m.held == Some(seat))
+    /// Whether the node with this Raft id would respond to a heartbeat.
+    fn responds(&self, id: RaftId) -> bool {
+        let node = self.tables.members.get(&id).map(|member| member.node);
+        node.and_then(|node| self.machines.get(&node)).is_some_and(|m| m.up && m.held == Some(id))
     }
 
     fn answered(&mut self, ask: AskId, answer: Answer) {
@@ -242,8 +257,8 @@ impl World {
         }
     }
 
-    /// ROLE-3, judged by what machines really do: before the change whoever was up within the last election timeout may count,
-    /// afterwards whoever is up, or was when the roll was called last.
+    /// ROLE-3, judged by the state of the machines. A voter of the current configuration counts if it was up within the last
+    /// election timeout; a voter of the resulting configuration counts if it is up, or was during the last reachability check.
     fn judge_safety(&mut self, change: &SeatChange) {
         let recent = |node: NodeId| {
             self.machines.get(&node).is_some_and(|m| {
@@ -253,7 +268,7 @@ impl World {
         let mut voters: BTreeMap<RaftId, NodeId> =
             self.tables.members.values().filter(|m| m.voter).map(|m| (m.raft_id, m.node)).collect();
         let is_up = |id: &RaftId, node: &NodeId| {
-            self.leader == Some(*node) || self.present.contains(id) || self.machines.get(node).is_some_and(|m| m.up)
+            self.leader == Some(*node) || self.reachable.contains(id) || self.machines.get(node).is_some_and(|m| m.up)
         };
         let before = voters.values().filter(|n| recent(**n)).count() > voters.len() / 2;
         match &change.kind {
@@ -280,6 +295,11 @@ impl World {
         let Some((step, proposal)) = self.flight.remove(index) else { return false };
         let at = self.tables.revision.next();
         let result = match &proposal {
+            Proposal::Command(command) if self.swallow_writes && command.by == Principal::Cluster => {
+                self.swallowed += 1;
+                muster_store::apply_empty(&mut self.tables, at);
+                Ok(())
+            }
             Proposal::Command(command) => muster_store::apply(&mut self.tables, at, command),
             Proposal::Seat(change) => muster_store::apply_seat(&mut self.tables, at, change),
         };
@@ -404,6 +424,6 @@ impl World {
         }
     }
     fn config_is_sabotaged(&self) -> bool {
-        self.config.sabotage.skip_quorum_gate || self.config.sabotage.believe_old_news
+        self.config.sabotage.skip_quorum_gate || self.config.sabotage.trust_recent_acks
     }
 }

@@ -1,26 +1,41 @@
 //! What is taken over of what a node says of itself.
 //!
 //! Keeps  DISP-8  a node has at most so many labels, and takes no name that stands for another node: a name of another node,
-//!                an id, or the beginning of another's.
+//!                an id, or the beginning of another's. From feature level 3 on it takes no name at all: the reported one is
+//!                recorded beside the operator's.
 
 use std::collections::BTreeMap;
 
 use muster_messages::wire::SessionFact;
-use muster_messages::{Name, NodeId, NodeRecord};
+use muster_messages::{
+    Change, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Name, NodeId, NodeRecord, SHORTEST_ID_PREFIX, fitting_labels,
+};
 
 use super::Dispatcher;
 
-/// As many labels as a node may have, the operator's included, and bytes of them.
-const MAX_LABELS: usize = 64;
-const MAX_BYTES: usize = 16 << 10;
-/// What is as long as this and begins an id may be meant for that.
-const BEGINS_AN_ID: usize = 4;
-
 impl Dispatcher {
+    /// From feature level 3 on: what the node says, if the record of its report says something else.
+    pub(super) fn report(&mut self, record: &NodeRecord, fact: &SessionFact) -> Option<Change> {
+        let labels = fitting_labels(&fact.labels);
+        let before = self.tables.reported.get(&record.id);
+        let same = before.is_some_and(|before| before.name == fact.name && before.labels == labels);
+        if same && fact.addr == record.addr && fact.release == record.release {
+            return None;
+        }
+        self.labels_left_out += (fact.labels.len() - labels.len()) as u64;
+        Some(Change::Report {
+            node: record.id,
+            name: fact.name.clone(),
+            addr: fact.addr.clone(),
+            release: fact.release.clone(),
+            labels,
+        })
+    }
+
     /// The reported name, unless it stands for another node: then both keep the names they were admitted with.
     pub(super) fn free_name(&self, record: &NodeRecord, fact: &SessionFact) -> Name {
         let name = fact.name.as_str();
-        let begins = |id: &NodeId| name.len() >= BEGINS_AN_ID && id.as_str().starts_with(name);
+        let begins = |id: &NodeId| name.len() >= SHORTEST_ID_PREFIX && id.as_str().starts_with(name);
         let taken = |n: &NodeRecord| n.id != record.id && (n.name == fact.name || begins(&n.id));
         let is_an_id = name.parse::<NodeId>().is_ok();
         if fact.name == record.name || is_an_id || self.tables.nodes.values().any(|n| taken(n)) {
@@ -42,7 +57,7 @@ impl Dispatcher {
         for (key, value) in fact.labels.iter().filter(|(k, v)| record.labels.get(*k) != Some(*v)) {
             let before = all.get(key).map(|value| key.len() + value.len());
             let after = bytes - before.unwrap_or_default() + key.len() + value.len();
-            if after > MAX_BYTES || (before.is_none() && all.len() == MAX_LABELS) {
+            if after > MAX_NODE_LABEL_BYTES || (before.is_none() && all.len() == MAX_NODE_LABELS) {
                 self.labels_left_out += 1;
                 continue;
             }

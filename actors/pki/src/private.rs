@@ -1,0 +1,246 @@
+//! Files and folders that only one user can change: where secrets, locks and sockets are kept.
+//!
+//! Keeps  PKI-7  a file that holds a secret or a lock is the caller's own regular file, 0600 from its first byte, and no link
+//!               is followed to it; a folder of such files belongs to the caller or to root, and no other user writes in it.
+//! Why folders too: a user who can write in a folder can replace any file of it, whatever the mode of the file.
+
+use std::fs::{File, Metadata, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// Write permission of the group and of all others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// Write permission of all others.
+const WRITABLE_BY_ALL: u32 = 0o002;
+/// In a folder with this bit no user renames or removes what belongs to another one.
+const STICKY: u32 = 0o1000;
+
+/// Why a folder or a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum NotPrivate {
+    #[error("{path} belongs to user {owner}, and this process runs as user {caller}")]
+    Owner { path: PathBuf, owner: u32, caller: u32 },
+    #[error(
+        "other users can write in {path} (mode {mode:04o}); `chmod go-w {path}` ends that, after a look at what is in it"
+    )]
+    Writable { path: PathBuf, mode: u32 },
+    #[error("{path} is not a directory")]
+    NotFolder { path: PathBuf },
+    #[error("cannot look at {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// The user that this process acts as.
+pub fn caller() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Whether a file, or the process behind a socket, of this user can be trusted: the caller's own, or root's, who can do
+/// anything to the caller anyway.
+pub fn is_trusted(owner: u32) -> bool {
+    owner == 0 || owner == caller()
+}
+
+/// Refuses a folder in which another user can replace a file. A symbolic link to one counts, if the link is trusted as well.
+pub fn check_folder(path: &Path) -> Result<(), NotPrivate> {
+    check(path, |mode| mode & WRITABLE_BY_OTHERS != 0)
+}
+
+/// Refuses a folder in which another user can replace a folder of the caller's. Less than [`check_folder`] asks for: other users may
+/// put files of their own there, as in `/tmp`, and so may the caller's group.
+pub fn check_surroundings(path: &Path) -> Result<(), NotPrivate> {
+    check(path, |mode| mode & WRITABLE_BY_ALL != 0 && mode & STICKY == 0)
+}
+
+/// Refuses a path that another user has put there.
+pub fn check_owner(path: &Path) -> Result<(), NotPrivate> {
+    owner_of(path, &std::fs::symlink_metadata(path).map_err(|source| NotPrivate::Io { path: path.to_owned(), source })?)
+}
+
+fn check(path: &Path, is_open: impl Fn(u32) -> bool) -> Result<(), NotPrivate> {
+    check_owner(path)?;
+    let folder = std::fs::metadata(path).map_err(|source| NotPrivate::Io { path: path.to_owned(), source })?;
+    if !folder.is_dir() {
+        return Err(NotPrivate::NotFolder { path: path.to_owned() });
+    }
+    owner_of(path, &folder)?;
+    let mode = folder.mode() & 0o7777;
+    if is_open(mode) { Err(NotPrivate::Writable { path: path.to_owned(), mode }) } else { Ok(()) }
+}
+
+fn owner_of(path: &Path, found: &Metadata) -> Result<(), NotPrivate> {
+    let owner = found.uid();
+    if is_trusted(owner) {
+        return Ok(());
+    }
+    Err(NotPrivate::Owner { path: path.to_owned(), owner, caller: caller() })
+}
+
+/// Opens a file of the caller's own for writing, made if it is not there. Nothing in it is changed.
+pub fn open_own_file(path: &Path) -> io::Result<File> {
+    own_file(OpenOptions::new().read(true).write(true), path)
+}
+
+/// The same, to write at its end.
+pub fn append_to_own_file(path: &Path) -> io::Result<File> {
+    own_file(OpenOptions::new().append(true), path)
+}
+
+fn own_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    // NONBLOCK: a pipe in its place would block the open until it is read.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+    let flags = i32::try_from(flags).expect("these flags of open(2) are small");
+    let file = options.create(true).mode(0o600).custom_flags(flags).open(path).map_err(|error| {
+        if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+            refused("it is a symbolic link")
+        } else {
+            error
+        }
+    })?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(refused("it is not a regular file"));
+    }
+    if !is_trusted(found.uid()) {
+        return Err(refused(&format!("it belongs to user {}", found.uid())));
+    }
+    // A second name may be anywhere, and belong to what must not be written.
+    if found.nlink() != 1 {
+        return Err(refused("it has a second name (a hard link)"));
+    }
+    // Of an earlier build, or put back from a copy.
+    if found.uid() == caller() && found.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why.to_owned())
+}
+
+/// Takes the permissions of group and others away from everything below a folder. Links are left alone. Absent: nothing happens.
+pub fn close_to_others(path: &Path) -> io::Result<()> {
+    let found = match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    if found.is_symlink() {
+        return Ok(());
+    }
+    if found.mode() & 0o077 != 0 && (found.is_dir() || found.is_file()) {
+        std::fs::set_permissions(path, Permissions::from_mode(found.mode() & 0o700))?;
+    }
+    if found.is_dir() {
+        for entry in std::fs::read_dir(path)? {
+            close_to_others(&entry?.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{chown, symlink};
+
+    /// Another user. Only root can give files away; other callers skip what needs it.
+    const OTHER: u32 = 65534;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().mode() & 0o777
+    }
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_place_of_an_own_file_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link, second) = (dir.path().join("precious"), dir.path().join("lock"), dir.path().join("second"));
+        std::fs::write(&target, "kept").unwrap();
+        symlink(&target, &link).unwrap();
+        assert!(open_own_file(&link).unwrap_err().to_string().contains("symbolic link"));
+        symlink(dir.path().join("to-be-made"), dir.path().join("dangling")).unwrap();
+        assert!(append_to_own_file(&dir.path().join("dangling")).is_err() && !dir.path().join("to-be-made").exists());
+        std::fs::hard_link(&target, &second).unwrap();
+        assert!(append_to_own_file(&second).unwrap_err().to_string().contains("second name"));
+        assert!(open_own_file(dir.path()).is_err(), "a folder");
+        assert_eq!(std::fs::read(&target).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn own_files_are_closed_to_others_whatever_they_were() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        drop(open_own_file(&path).unwrap());
+        assert_eq!(mode(&path), 0o600);
+        set_mode(&path, 0o644);
+        drop(open_own_file(&path).unwrap());
+        assert_eq!(mode(&path), 0o600);
+    }
+
+    #[test]
+    fn folders_that_others_can_write_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path();
+        for (open, folder, surroundings) in [
+            (0o700, true, true),
+            (0o755, true, true),
+            (0o775, false, true),
+            (0o777, false, false),
+            (0o1777, false, true),
+        ] {
+            set_mode(path, open);
+            assert_eq!(
+                (check_folder(path).is_ok(), check_surroundings(path).is_ok()),
+                (folder, surroundings),
+                "{open:o}"
+            );
+        }
+        set_mode(path, 0o700);
+        std::fs::write(path.join("file"), "").unwrap();
+        assert!(matches!(check_folder(&path.join("file")), Err(NotPrivate::NotFolder { .. })));
+        assert!(matches!(check_folder(&path.join("none")), Err(NotPrivate::Io { .. })));
+    }
+
+    #[test]
+    fn folders_and_files_of_another_user_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, file) = (dir.path().join("folder"), dir.path().join("file"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(&file, "").unwrap();
+        if chown(&folder, Some(OTHER), None).is_err() {
+            return; // not root
+        }
+        chown(&file, Some(OTHER), None).unwrap();
+        assert!(matches!(check_folder(&folder), Err(NotPrivate::Owner { owner: OTHER, .. })));
+        assert!(matches!(check_surroundings(&folder), Err(NotPrivate::Owner { owner: OTHER, .. })));
+        assert!(open_own_file(&file).unwrap_err().to_string().contains("65534"));
+        let link = dir.path().join("link");
+        symlink(dir.path(), &link).unwrap();
+        assert!(check_folder(&link).is_ok());
+        std::os::unix::fs::lchown(&link, Some(OTHER), None).unwrap();
+        assert!(matches!(check_folder(&link), Err(NotPrivate::Owner { .. })), "its owner can lead it elsewhere");
+    }
+
+    #[test]
+    fn everything_below_a_folder_is_closed_and_links_are_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let (raft, outside) = (dir.path().join("raft"), dir.path().join("outside"));
+        std::fs::create_dir_all(raft.join("log")).unwrap();
+        let file = raft.join("log/1.raftlog");
+        for path in [&file, &outside] {
+            std::fs::write(path, "").unwrap();
+            set_mode(path, 0o644);
+        }
+        set_mode(&raft, 0o755);
+        symlink(&outside, raft.join("link")).unwrap();
+        close_to_others(&raft).unwrap();
+        assert_eq!((mode(&raft), mode(&file), mode(&outside)), (0o700, 0o600, 0o644));
+        close_to_others(&dir.path().join("none")).unwrap();
+    }
+}

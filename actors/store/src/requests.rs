@@ -1,0 +1,143 @@
+//! Outcomes of requests, by caller.
+//!
+//! Owns   nothing: writes [`Requests`] when an entry is applied, from `IDENTITY_LEVEL` on.
+//! Inputs      commands with a request id.
+//! Outputs     the first outcome for a retry; a refusal for an id that is used twice, may be forgotten, or is of the future.
+//! Invariants  APPLY-3 and APPLY-4; see `lib.rs`.
+//! Why the greatest ids and not the latest: ids begin with the time. Every id above the floor that was ever applied is
+//! remembered, so an unknown one above it is new, and an unknown one below may be old. No order of arrival is kept for that.
+//! Why not by session and sequence number, as in the Raft thesis: every client would need a session before its first request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::{
+    Answered, CallerRequests, Command, CommandRefusal, Guard, Principal, RequestId, Requests, Revision, Tables,
+};
+
+/// How many requests keep their outcome, over all callers. A refusal with a long text counts for several.
+pub const MAX_OUTCOMES: usize = 65_536;
+/// How many callers are remembered: more than a cluster has nodes.
+pub const MAX_CALLERS: usize = 16_384;
+/// What one eviction makes room for, so that finding the callers with most outcomes is paid once for many commands.
+const EVICTED_AT_ONCE: u64 = MAX_OUTCOMES as u64 / 64;
+/// Bytes of a refusal that count as one outcome.
+const REFUSAL_BYTES: usize = 256;
+/// How far the clock that an id was made by may be ahead of the leader's. Ids of the far future would raise the floor of their
+/// caller above all that it makes later; a clock that is off by a day is seen elsewhere first.
+const MAX_AHEAD: Duration = Duration::from_secs(24 * 3600);
+
+/// What the command's id stands for: whose ids it is among, and the digest of the request.
+fn space(command: &Command) -> (&Principal, Option<u64>) {
+    let digest = command.guards.iter().find_map(|guard| match guard {
+        Guard::Request { digest } => Some(*digest),
+        _ => None,
+    });
+    if digest.is_some() { (&command.by, digest) } else { (&Principal::Cluster, None) }
+}
+
+/// How this request ended before, or why it must not be applied; `None`: it is new.
+pub(crate) fn recall(tables: &Tables, command: &Command) -> Option<Result<(), CommandRefusal>> {
+    let (caller, digest) = space(command);
+    let id = command.request;
+    if let Some(first) = tables.outcome_of(caller, id) {
+        let reused = first.digest.is_some_and(|of_first| of_first != digest.unwrap_or(0));
+        return Some(match first.refused {
+            _ if reused => Err(CommandRefusal::RequestReused(Box::new(id))),
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(()),
+        });
+    }
+    digest?;
+    // A leader that had not yet applied the rise of the level proposed it without a digest; or the id is one of Muster's own.
+    if tables.requests.get(&Principal::Cluster, id).is_some() {
+        return Some(Err(CommandRefusal::OutcomeForgotten(Box::new(id))));
+    }
+    if id.time() > command.at.plus(MAX_AHEAD) {
+        return Some(Err(CommandRefusal::RequestAhead { id: Box::new(id), now: command.at }));
+    }
+    (id <= tables.requests.floor_of(caller)).then_some(Err(CommandRefusal::OutcomeForgotten(Box::new(id))))
+}
+
+/// Remembers how a new request ended, and forgets others where there is no room.
+pub(crate) fn remember(tables: &mut Tables, command: &Command, revision: Revision, refused: Option<&CommandRefusal>) {
+    let (caller, digest) = space(command);
+    forget_one_of_level_2(tables, command);
+    let requests = &mut tables.requests;
+    let answered = Answered { revision, digest: digest.unwrap_or(0), refused: refused.cloned().map(Box::new) };
+    let weight = weight(&answered);
+    if !requests.callers.contains_key(caller) {
+        requests.callers.insert(caller.clone(), Arc::default());
+    }
+    let own = requests.callers.get_mut(caller).expect("it was inserted where it was missing");
+    let own = Arc::make_mut(own);
+    own.outcomes.insert(command.request, answered);
+    own.weight += weight;
+    requests.weight += weight;
+    if requests.weight > MAX_OUTCOMES as u64 {
+        evict(requests);
+    }
+    if requests.callers.len() > MAX_CALLERS {
+        forget_callers(requests);
+    }
+}
+
+/// The outcomes of feature level 2 make room one by one. Their ids were in one space.
+fn forget_one_of_level_2(tables: &mut Tables, command: &Command) {
+    let Some(oldest) = tables.outcome_order.pop_front() else { return };
+    tables.outcomes.remove(&oldest);
+    if oldest.time() <= command.at {
+        tables.requests.floor = tables.requests.floor.max(oldest);
+    }
+}
+
+fn weight(answered: &Answered) -> u64 {
+    1 + answered.refused.as_ref().map_or(0, |refusal| refusal.to_string().len() / REFUSAL_BYTES) as u64
+}
+
+/// APPLY-4: takes from those that have most, until all have at most the same.
+fn evict(requests: &mut Requests) {
+    let level = fair_level(requests, MAX_OUTCOMES as u64 - EVICTED_AT_ONCE);
+    let above = requests.callers.iter().filter(|(_, own)| own.weight > level).map(|(caller, _)| caller.clone());
+    for caller in above.collect::<Vec<_>>() {
+        let Some(own) = requests.callers.get_mut(&caller) else { continue };
+        let own = Arc::make_mut(own);
+        let before = own.weight;
+        while own.weight > level
+            && let Some((oldest, answered)) = own.outcomes.get_min().cloned()
+        {
+            own.outcomes.remove(&oldest);
+            own.weight -= weight(&answered);
+            own.floor = own.floor.max(oldest);
+        }
+        requests.weight -= before - own.weight;
+    }
+}
+
+/// The limit per caller that leaves `room` in total.
+fn fair_level(requests: &Requests, room: u64) -> u64 {
+    let mut weights: Vec<u64> = requests.callers.values().map(|own| own.weight).collect();
+    weights.sort_unstable();
+    let (mut left, mut others) = (room, weights.len() as u64);
+    for weight in weights {
+        if weight > left / others {
+            return left / others;
+        }
+        left -= weight;
+        others -= 1;
+    }
+    room
+}
+
+/// Forgets the callers whose newest ids are oldest; no id of that time is accepted as new afterwards.
+fn forget_callers(requests: &mut Requests) {
+    let newest = |own: &CallerRequests| own.outcomes.get_max().map_or(own.floor, |(id, _)| *id);
+    let callers = requests.callers.iter().filter(|(caller, _)| **caller != Principal::Cluster);
+    let mut callers: Vec<(RequestId, Principal)> = callers.map(|(caller, own)| (newest(own), caller.clone())).collect();
+    callers.sort_unstable();
+    for (newest, caller) in callers.into_iter().take(MAX_CALLERS / 16) {
+        let Some(gone) = requests.callers.remove(&caller) else { continue };
+        requests.weight -= gone.weight;
+        requests.floor = requests.floor.max(newest);
+    }
+}

@@ -1,0 +1,127 @@
+//! A recorded log, and the digests of the states that it leads to.
+//!
+//! Two builds of one feature level must judge every entry alike: otherwise members differ after a rolling upgrade, each of them
+//! sure of itself. A build that fails here judges differently from the one that recorded the log. A changed judgement needs a
+//! feature level of its own, and a log of that level, written by `UPDATE=1`.
+
+use muster_messages::wire::{decode, decode_stored, encode, encode_stored};
+use muster_messages::*;
+use muster_store::{Place, apply, apply_empty, apply_seat, snapshot};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use serde::{Deserialize, Serialize};
+
+use crate::properties::{Entry, aimed, entry};
+use crate::world::*;
+
+/// Entries in each log.
+const ENTRIES: usize = 1500;
+/// Entries between two digests.
+const EVERY: usize = 50;
+
+#[derive(Serialize, Deserialize)]
+struct Log {
+    /// As they are in a log. Empty: an entry that carries nothing.
+    entries: Vec<Recorded>,
+    digests: Vec<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Recorded {
+    Nothing,
+    Command(Vec<u8>),
+    Seat(Vec<u8>),
+}
+
+/// FNV-1a of the canonical bytes.
+fn digest(tables: &Tables) -> u64 {
+    let bytes = snapshot::encode(tables);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Terms pass, as leaders do.
+fn replay(tables: &mut Tables, recorded: &Recorded) {
+    let revision = tables.revision.next();
+    let place = Place { revision, term: Term(1 + revision.0 / 200) };
+    let _outcome = match recorded {
+        Recorded::Nothing => {
+            apply_empty(tables, revision);
+            Ok(())
+        }
+        Recorded::Command(bytes) => apply(tables, place, &decode::<Command>(bytes).unwrap()),
+        Recorded::Seat(bytes) => apply_seat(tables, revision, &decode(bytes).unwrap()),
+    };
+}
+
+fn founding(level: u32) -> Recorded {
+    let cluster = Box::new(ClusterRecord { feature_level: level, ..cluster() });
+    let founder = Box::new(node(1, Role::Manager));
+    Recorded::Command(encode(&command([Change::Found { cluster, founder, tokens: vec![] }])).unwrap())
+}
+
+fn record(level: u32) -> Log {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[level as u8; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let (mut tables, strategy) = (Tables::default(), entry());
+    let mut log = Log { entries: vec![founding(level)], digests: vec![] };
+    replay(&mut tables, &log.entries[0]);
+    while log.entries.len() < ENTRIES {
+        let recorded = match strategy.new_tree(&mut runner).unwrap().current() {
+            Entry::Nothing => Recorded::Nothing,
+            Entry::Command(mut command) => {
+                // Some are retries. Of a history as short as those of the other tests most would be.
+                if command.request.0 % 4 != 1 {
+                    command.request = RequestId(1000 + log.entries.len() as u128);
+                }
+                Recorded::Command(encode(&command).unwrap())
+            }
+            Entry::Seat(change) => Recorded::Seat(encode(&aimed(&tables, &change)).unwrap()),
+        };
+        replay(&mut tables, &recorded);
+        log.entries.push(recorded);
+    }
+    log.digests = digests(&log);
+    log
+}
+
+fn digests(log: &Log) -> Vec<u64> {
+    let mut tables = Tables::default();
+    let mut digests = Vec::new();
+    for (n, recorded) in log.entries.iter().enumerate() {
+        replay(&mut tables, recorded);
+        if (n + 1).is_multiple_of(EVERY) {
+            digests.push(digest(&tables));
+        }
+    }
+    // Whole enough to mean something.
+    let several = digests.iter().collect::<std::collections::BTreeSet<_>>().len();
+    assert!(several > ENTRIES / EVERY / 2 && tables.events.len() > 20, "{several} states");
+    assert!(tables.outcomes.len() > 20 || tables.requests != Requests::default(), "requests are remembered");
+    digests
+}
+
+fn golden(level: u32) {
+    let path = format!("{}/tests/it/log-level{level}.bin", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, encode_stored(&record(level)).unwrap()).unwrap();
+    }
+    let log: Log = decode_stored(&std::fs::read(&path).unwrap()).unwrap();
+    let now = digests(&log);
+    let differs = now.iter().zip(&log.digests).position(|(now, then)| now != then);
+    assert_eq!(
+        differs.map(|n| format!("entries {} to {} are judged differently", n * EVERY + 1, (n + 1) * EVERY)),
+        None,
+        "feature level {level}"
+    );
+    assert_eq!(now.len(), log.digests.len());
+}
+
+#[test]
+fn a_log_of_level_two_leads_to_the_recorded_states() {
+    golden(2);
+}
+
+#[test]
+fn a_log_of_level_three_leads_to_the_recorded_states() {
+    golden(3);
+}

@@ -1,0 +1,170 @@
+//! Certificates that do not count: forged with a stolen root key, superseded, revoked, expired.
+
+use std::path::Path;
+use std::time::Duration;
+
+use muster_attacks::caller::Caller;
+use muster_attacks::cluster::{Cluster, until};
+use muster_kernel::Clock;
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Rekey, Request};
+use muster_messages::{ClusterRecord, ErrorCode, NodeId, RefusalReason, RequestId, Role};
+use muster_pki::{CsrKey, Issuer, JoinToken, NodeProfile, make_csr, new_key, prove_rekey};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+async fn cluster(managers: usize, workers: usize) -> Cluster {
+    Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), managers, workers).await.expect("a cluster")
+}
+
+fn node_of(credentials: &NodeCredentials) -> NodeId {
+    credentials.identity.node().expect("a node's").0
+}
+
+/// What whoever reads the disk of a manager that is away learns: the root key is in its log.
+fn stolen_root(cluster: &Cluster, name: &str) -> ClusterRecord {
+    let read = muster_raft_member::recovery::survey(&cluster.node(name).folder.join("raft"));
+    (*read.expect("whole").tables.cluster.expect("a cluster")).clone()
+}
+
+/// A certificate like the one of `of`, signed by the thief for a key of its own.
+fn forged(root: &ClusterRecord, of: &NodeCredentials) -> NodeCredentials {
+    let key_pem = new_key();
+    let csr = CsrKey::parse(&make_csr(&key_pem).expect("a key")).expect("a request");
+    let (node, role) = of.identity.node().expect("a node's");
+    let profile = NodeProfile {
+        cluster: root.id,
+        node,
+        role,
+        granted: of.identity.granted,
+        incarnation: root.incarnation,
+        ips: Vec::new(),
+        lifetime: HOUR,
+        now: Clock.wall(),
+    };
+    let issuer = Issuer::from_pem(&root.root_cert_pem, &root.root_key_pem).expect("the root's key");
+    let cert_pem = issuer.sign_node(&profile, &csr).expect("signed").cert_pem;
+    let identity = muster_pki::identity_of_pem(&cert_pem).expect("well-formed");
+    NodeCredentials { cert_pem, key_pem, root_pem: root.root_cert_pem.clone(), identity }
+}
+
+/// How a manager greets these credentials. `None`: welcome.
+async fn greets(cluster: &Cluster, to: &str, service: Service, credentials: &NodeCredentials) -> Option<RefusalReason> {
+    let caller = Caller::with(cluster.node(to).listen, service.alpn(), credentials).expect("they fit TLS");
+    match caller.greeted().await {
+        Ok(_) => None,
+        Err(greeted) => Some(greeted.reason().unwrap_or_else(|| panic!("no greeting: {greeted:?}"))),
+    }
+}
+
+const REFUSED: [RefusalReason; 2] = [RefusalReason::Unauthenticated, RefusalReason::NotKnownHereYet];
+
+/// Every service of every manager that runs refuses them, the leader for good.
+async fn open_nothing(cluster: &Cluster, managers: &[&str], credentials: &NodeCredentials) {
+    for name in managers {
+        for service in [Service::Mesh, Service::Agent, Service::Api] {
+            if service == Service::Mesh && credentials.identity.node().is_some_and(|(_, role)| role == Role::Worker) {
+                continue;
+            }
+            let reason = greets(cluster, name, service, credentials).await;
+            assert!(reason.is_some_and(|reason| REFUSED.contains(&reason)), "{name}, {service:?}: {reason:?}");
+        }
+    }
+    let (leader, _) = cluster.leader(managers[0]).await.expect("a leader");
+    assert_eq!(greets(cluster, &leader, Service::Agent, credentials).await, Some(RefusalReason::Unauthenticated));
+}
+
+/// What the cluster answers to whoever re-keys a node with an old key and a token.
+async fn rekey(cluster: &Cluster, to: &str, old: &NodeCredentials, token: &str) -> Result<(), ErrorCode> {
+    let csr_pem = make_csr(&new_key()).expect("a key");
+    let signature = prove_rekey(&old.key_pem, &CsrKey::parse(&csr_pem).expect("a request")).expect("a key that signs");
+    let request = JoinRequest {
+        request_id: RequestId(rand::random()),
+        node: node_of(old),
+        token_secret: JoinToken::parse(token).expect("a token").secret,
+        csr_pem,
+        name: "thief".parse().expect("a name"),
+        advertise: "127.0.0.1:4400".to_owned(),
+        release: "0.1.0".to_owned(),
+        labels: Default::default(),
+        rekey: Some(Rekey { old_cert_pem: old.cert_pem.clone(), signature }),
+    };
+    let caller = Caller::stranger(cluster.node(to).listen, Service::Join.alpn());
+    let mut frames = caller.greeted().await.expect("joiners are welcome");
+    frames.send(&JoinFrame::Join(request)).await.expect("sent");
+    match frames.recv::<JoinReply>().await.expect("an answer").expect("an answer") {
+        JoinReply::Joined { .. } => Ok(()),
+        JoinReply::Refused(error) => Err(error.code),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Asks for a new certificate and waits until the node has it.
+async fn renewed(cluster: &Cluster, name: &str, request: Request) -> NodeCredentials {
+    let before = cluster.node(name).credentials().expect("an identity").identity.serial;
+    cluster.ask("n1", request).await.expect("asked");
+    until("a new certificate", async || {
+        let now = cluster.node(name).credentials()?;
+        Ok((now.identity.serial != before).then_some(now))
+    })
+    .await
+    .expect("it renews")
+}
+
+#[tokio::test]
+async fn a_forged_certificate_of_an_absent_manager_opens_nothing() {
+    let mut cluster = cluster(3, 0).await;
+    let (leader, _) = cluster.leader("n1").await.expect("a leader");
+    let away = cluster.names().into_iter().find(|name| *name != leader).expect("another manager");
+    let real = cluster.node(&away).credentials().expect("an identity");
+    cluster.node_mut(&away).kill().await;
+    let root = stolen_root(&cluster, &away);
+    let stay: Vec<String> = cluster.names().into_iter().filter(|name| *name != away).collect();
+    let stay: Vec<&str> = stay.iter().map(String::as_str).collect();
+    let forged = forged(&root, &real);
+    open_nothing(&cluster, &stay, &forged).await;
+    assert_eq!(greets(&cluster, &leader, Service::Agent, &real).await, None, "the real one counts");
+}
+
+#[tokio::test]
+async fn old_keys_of_a_manager_get_no_certificate() {
+    let mut cluster = cluster(3, 0).await;
+    let first = cluster.node("n3").credentials().expect("an identity");
+    let rotate = || Request::CertRotate { node: "n3".into() };
+    let second = renewed(&cluster, "n3", rotate()).await;
+    assert_eq!(greets(&cluster, "n1", Service::Agent, &first).await, None, "the one before counts until the next");
+    let third = renewed(&cluster, "n3", rotate()).await;
+    assert_ne!(second.identity.serial, third.identity.serial);
+    open_nothing(&cluster, &["n1", "n2"], &first).await;
+
+    let [worker, manager] = [Role::Worker, Role::Manager];
+    let (worker, manager) =
+        (cluster.token(worker).await.expect("a token"), cluster.token(manager).await.expect("a token"));
+    cluster.node_mut("n3").kill().await;
+    // Superseded: with no token at all. The newest: with a manager's alone.
+    assert_eq!(rekey(&cluster, "n1", &first, &worker).await, Err(ErrorCode::BadToken));
+    assert_eq!(rekey(&cluster, "n1", &first, &manager).await, Err(ErrorCode::Unauthenticated));
+    assert_eq!(rekey(&cluster, "n1", &third, &worker).await, Err(ErrorCode::BadToken));
+    assert_eq!(rekey(&cluster, "n1", &third, &manager).await, Ok(()), "the operator's own way back");
+}
+
+/// The key is stolen, the machine is not: the thief is out as soon as the node is connected with its new certificate.
+#[tokio::test]
+async fn revoked_certificates_stop_to_count_and_the_node_stays() {
+    let cluster = cluster(1, 1).await;
+    let stolen = cluster.node("n2").credentials().expect("an identity");
+    assert_eq!(greets(&cluster, "n1", Service::Api, &stolen).await, None);
+    let new = renewed(&cluster, "n2", Request::CertRevoke { node: "n2".into() }).await;
+    until("the stolen one is refused", async || {
+        let refused = greets(&cluster, "n1", Service::Api, &stolen).await;
+        Ok((refused == Some(RefusalReason::Unauthenticated)).then_some(()))
+    })
+    .await
+    .expect("it is");
+    open_nothing(&cluster, &["n1"], &stolen).await;
+    cluster.settled().await.expect("the node is there");
+    let token = cluster.token(Role::Worker).await.expect("a token");
+    assert_eq!(rekey(&cluster, "n1", &stolen, &token).await, Err(ErrorCode::Unauthenticated));
+    let node = cluster.seen("n1", "n2").await.expect("an answer").expect("it is a node");
+    assert_eq!(node.id, node_of(&new));
+}

@@ -1,0 +1,126 @@
+//! What other users of a node's machine can do: its metrics port, and folders that they prepare.
+
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use muster_attacks::caller::Caller;
+use muster_attacks::cluster::Cluster;
+use muster_local_cluster::temporary_folder;
+use muster_messages::protocol::Service;
+use muster_messages::wire::Request;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_muster-attack");
+/// Another user. Only root can give files away; without that, a folder that everybody may write stands in.
+const OTHER: u32 = 65534;
+
+/// S9: 260 half-sent requests once took all 256 files of a daemon.
+#[tokio::test]
+async fn half_sent_scrapes_take_no_files_from_port_and_socket() {
+    let cluster = Cluster::up(Path::new(PROGRAM), 1, 0).await.expect("a cluster");
+    let node = cluster.node("n1");
+    let pid = node.pid().and_then(Pid::from_raw).expect("it runs");
+    let limit = Rlimit { current: Some(256), maximum: getrlimit(Resource::Nofile).maximum };
+    prlimit(Some(pid), Resource::Nofile, limit).expect("it is our child");
+    let metrics = node.metrics().expect("it serves them").to_owned();
+    let mut half = Vec::new();
+    for round in 0..300 {
+        let mut stream = TcpStream::connect(&metrics).await.expect("the port listens");
+        let _ended = stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: ").await;
+        half.push(stream);
+        if round % 50 == 49 {
+            let status = cluster.ask("n1", Request::Status { fresh: true }).await;
+            assert!(status.is_ok(), "after {round} half-sent requests the socket answers: {status:?}");
+            let tls = Caller::stranger(node.listen, Service::Http.alpn()).tls().await;
+            assert!(tls.is_ok(), "after {round} half-sent requests the port answers: {:?}", tls.err());
+        }
+    }
+    assert!(node.metric("muster_raft_term").await.is_ok(), "a scrape finds its place");
+}
+
+/// `muster` in a folder.
+fn muster(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.arg("muster").args(args).current_dir(folder).env_remove("MUSTER_SOCKET");
+    command.output().expect("the program runs")
+}
+
+/// As another user would leave it.
+fn of_another_user(path: &Path) {
+    if chown(path, Some(OTHER), None).is_err() {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+    }
+}
+
+fn refused(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    said
+}
+
+/// S13: links in a prepared folder once had files of root overwritten.
+#[test]
+fn a_folder_that_another_user_prepared_is_refused_untouched() {
+    let folder = temporary_folder("prepared").expect("a temporary folder");
+    let (precious, dir) = (folder.path().join("precious"), folder.path().join(".muster"));
+    std::fs::write(&precious, "kept").expect("the folder is ours");
+    std::fs::create_dir(&dir).expect("the folder is ours");
+    for name in ["dev.lock", "musterd.toml", "dev.json", "lock"] {
+        symlink(&precious, dir.join(name)).expect("the folder is ours");
+    }
+    of_another_user(&dir);
+    let said = refused(&muster(folder.path(), &["dev", "up"]));
+    assert!(said.contains("--dir"), "{said}");
+    refused(&muster(folder.path(), &["dev", "down"]));
+    let mut daemon = Command::new(PROGRAM);
+    daemon.args(["musterd", "--init", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&dir);
+    let daemon = daemon.output().expect("the program runs");
+    let said = String::from_utf8_lossy(&daemon.stderr).into_owned();
+    assert!(daemon.status.code() == Some(1) && said.contains("--data-dir"), "{said}");
+    assert_eq!(std::fs::read(&precious).expect("it is there"), b"kept");
+}
+
+/// S13: a socket in the current folder once showed root a token of the attacker's cluster.
+#[test]
+fn a_socket_that_another_user_serves_is_not_asked() {
+    let folder = temporary_folder("socket").expect("a temporary folder");
+    let dir = folder.path().join(".muster");
+    std::fs::create_dir_all(dir.join("x")).expect("the folder is ours");
+    let listener = UnixListener::bind(dir.join("x/muster.sock")).expect("the folder is ours");
+    of_another_user(&dir);
+    std::thread::spawn(move || {
+        // Whoever is asked says something.
+        while let Ok((mut asker, _)) = listener.accept() {
+            let _gone = asker.write_all(b"MSTR-1-of-another-cluster");
+        }
+    });
+    let said = refused(&muster(folder.path(), &["token", "show", "worker"]));
+    assert!(said.contains("--socket"), "{said}");
+}
+
+/// S10, S13: umask and earlier builds left the log of Raft, with the root key in it, readable to others.
+#[tokio::test]
+async fn nothing_in_a_data_directory_is_open_to_others() {
+    let cluster = Cluster::up(Path::new(PROGRAM), 1, 0).await.expect("a cluster");
+    let mut open = Vec::new();
+    let mut folders = vec![cluster.node("n1").folder.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder").flatten() {
+            let found = entry.metadata().expect("it is there");
+            if found.permissions().mode() & 0o077 != 0 {
+                open.push((entry.path(), found.permissions().mode() & 0o777));
+            }
+            if found.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    tokio::time::timeout(Duration::from_secs(60), cluster.settled()).await.expect("in time").expect("it serves");
+}

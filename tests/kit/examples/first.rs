@@ -1,0 +1,37 @@
+//! The first example of `tests/OVERVIEW.md`, which shows it from here on.
+
+use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_messages::protocol::{Named, Reply};
+use muster_tests::{PATIENCE, Universe};
+
+enum Msg {
+    Count(Reply<u32>),
+}
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        "count"
+    }
+}
+
+#[derive(Default)]
+struct Counter(u32);
+impl Shell for Counter {
+    type Msg = Msg;
+    const KIND: &'static str = "Counter";
+    async fn handle(&mut self, _cx: &Cx<Msg>, Msg::Count(reply): Msg) -> Result<(), Fault> {
+        self.0 += 1;
+        let _gone = reply.send(self.0);
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_question_counts() {
+    let universe = Universe::start().await; // a real supervisor, below which the actor runs
+    let counter = Address::new(8); // its mailbox holds 8 messages
+    universe.start_actor(Spec::actor("counter", counter.clone(), || Ok(Counter::default())));
+    universe.healthy("node/counter", 1).await;
+    assert_eq!(counter.ask(PATIENCE, Msg::Count).await, Ok(1));
+    assert_eq!(counter.ask(PATIENCE, Msg::Count).await, Ok(2));
+    universe.finish().await; // fails the test on whatever went wrong unseen
+}
