@@ -6,14 +6,14 @@
 //!        RECOVER-3  revisions and raft ids leap ahead of all that anybody may have handed out without this copy knowing,
 //!                   in an earlier recovery from the same copy too: they begin at the incarnation's time. A fencing token
 //!                   stays the highest ever given, a watch notices that it missed something.
-//!        RECOVER-9  no lease of the copy is anybody's, and none is free before its duration has passed: who held it, or
-//!                   nobody, may not be who holds it since.
+//!        RECOVER-9  no lease is held by the holder that the copy names, and none can be acquired before its duration has
+//!                   passed since the recovery, a lease that the copy lacks included: another may have acquired it since.
 //! Pure: a recovery that is repeated from the same copy with the same [`Recovery`] gives the same tables.
 
 use std::sync::Arc;
 
 use muster_messages::{
-    ClusterRecord, EventKind, FencingToken, Generation, Holding, Incarnation, Lease, MEMBERS_NAMESPACE, Member,
+    ClusterRecord, EventKind, FIRST_INCARNATION, FencingToken, Generation, Holding, Incarnation, Lease, MEMBERS_NAMESPACE, Member,
     MicroTime, Name, NodeId, NodeRecord, Object, ObjectBody, ObjectKey, ObjectMeta, Principal, RaftId, Revision, Role,
     Tables, Term, WallTime,
 };
@@ -95,6 +95,12 @@ pub enum CannotRecover {
 /// The incarnation that a recovery at this time begins.
 pub fn next_incarnation(cluster: &ClusterRecord, at: WallTime) -> Incarnation {
     cluster.incarnation.next().max(Incarnation(at.0.unsigned_abs()))
+}
+
+/// When this incarnation began, if a recovery began it. One by an early release carries no time and counts as long ago.
+pub fn recovered_at(cluster: &ClusterRecord) -> Option<WallTime> {
+    let at = WallTime(i64::try_from(cluster.incarnation.0).ok()?);
+    (cluster.incarnation > FIRST_INCARNATION).then_some(at)
 }
 
 /// Recovers, or changes nothing and says why.

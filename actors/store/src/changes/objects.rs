@@ -6,12 +6,13 @@
 //! Why the token is the revision: it only grows, cluster-wide, so nothing has to be remembered of deleted leases.
 
 use muster_messages::{
-    AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, Lease, LeaseSpec, MicroTime, Object,
-    ObjectBody, ObjectKey, ObjectMeta, RUNNERS_NAMESPACE, SessionId, TokenRights, Uid, in_short,
+    AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, IDENTITY_LEVEL, Lease, LeaseSpec,
+    MEMBERS_NAMESPACE, MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, RUNNERS_NAMESPACE, SessionId, TokenRights, Uid, in_short,
 };
 
 use super::*;
 use crate::guards::{NAMED, lease_of, object};
+use crate::recovery::{NOT_KNOWN, recovered_at};
 
 pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, object: &Object) -> Result<(), CommandRefusal> {
     let key = object.key();
@@ -21,6 +22,7 @@ pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, object: &Object) ->
     if let ObjectBody::Lease(lease) = &mut object.body {
         lease.holding = Holding::default();
         if lease.spec.held_by().is_some() {
+            not_held_before_recovery(tables, stamp, &key, lease.spec.duration_ms)?;
             lease.holding.token = FencingToken(stamp.at.0);
             passed(tables, stamp, &key, None, lease);
         }
@@ -40,6 +42,9 @@ pub(super) fn update(
     let mut body = new.body.clone();
     if let (Some(was), ObjectBody::Lease(lease)) = (old.lease(), &mut body) {
         allowed(tables, &key, (&old.meta, was), &lease.spec, write)?;
+        if was.spec.held_by().is_none() && lease.spec.held_by().is_some() {
+            not_held_before_recovery(tables, stamp, &key, lease.spec.duration_ms)?;
+        }
         if was.is_live() && was.holding.session.is_some() {
             // What its holder counts by. Shortened, it would be another's while the holder goes on; without one, nobody's
             // for ever.
@@ -96,6 +101,30 @@ fn allowed(
         guarded && write.blind && renews && others
     };
     if refused { Err(held(key, was)) } else { Ok(()) }
+}
+
+/// RECOVER-9 for a lease that the recovered state does not show as held: a holder that acquired it after that state was saved may rely on
+/// it until its duration has passed since the recovery. That holder's duration is unknown; candidates for one lease use the
+/// same one. Judged by the proposer's wall clock, because nothing else is known of the time between recovery and now; the
+/// manager that recovers is the first proposer, and its clock was compared with the saved state's.
+fn not_held_before_recovery(
+    tables: &Tables,
+    stamp: &Stamp<'_>,
+    key: &ObjectKey,
+    duration_ms: Option<u64>,
+) -> Result<(), CommandRefusal> {
+    let (Some(cluster), Some(duration_ms)) = (&tables.cluster, duration_ms) else { return Ok(()) };
+    // Below, builds that do not know this rule may apply the same entry. A participant's lease can only ever be its own.
+    if cluster.feature_level < IDENTITY_LEVEL || key.namespace == MEMBERS_NAMESPACE {
+        return Ok(());
+    }
+    match recovered_at(cluster) {
+        Some(recovered) if stamp.wall.0 < recovered.0.saturating_add_unsigned(duration_ms) => {
+            let (holder, token) = (NOT_KNOWN.to_owned(), FencingToken(cluster.revision.0));
+            Err(CommandRefusal::LeaseHeld { key: key.clone(), holder, token })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn held(key: &ObjectKey, lease: &Lease) -> CommandRefusal {
@@ -158,6 +187,7 @@ pub(super) fn acquire(
     }
     let now = MicroTime::from(stamp.wall);
     let Some(old) = tables.objects.get(key).cloned() else {
+        not_held_before_recovery(tables, stamp, key, Some(by.duration_ms))?;
         let spec = LeaseSpec {
             holder: Some(by.holder.to_owned()),
             duration_ms: Some(by.duration_ms),
@@ -175,6 +205,9 @@ pub(super) fn acquire(
         return Ok(());
     };
     let was = lease_of(&old, key)?;
+    if was.spec.held_by().is_none() {
+        not_held_before_recovery(tables, stamp, key, Some(by.duration_ms))?;
+    }
     let own = was.spec.held_by() == Some(by.holder);
     let same = own && was.holding.session == Some(by.session);
     // Another process under the same name takes over at once; but what a runner began may be at work until its lease ends,

@@ -129,6 +129,43 @@ fn no_lease_is_anybodys_before_its_duration_has_passed() {
     assert_eq!(lease_events.count(), 1, "one for all of them");
 }
 
+/// Another may have acquired it after the copy was made, and rely on it for as long as it lasts.
+#[test]
+fn lease_unknown_to_the_copy_is_free_after_its_duration() {
+    let mut world = three_managers();
+    world.must(command([Change::SetFeatureLevel(IDENTITY_LEVEL)]));
+    let recovery = on(1, &world.tables);
+    recover(&mut world.tables, &recovery).unwrap();
+    let at = |ms: i64, command: Command| Command { at: WallTime(recovery.at.0 + ms), ..command };
+    let lease = |name: &str, holder: Option<&str>| Object {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        meta: ObjectMeta::fresh(Uid(1)),
+        body: ObjectBody::Lease(Lease {
+            spec: LeaseSpec { holder: holder.map(str::to_owned), duration_ms: Some(15_000), ..LeaseSpec::default() },
+            ..Lease::default()
+        }),
+    };
+    let create = |name: &str, holder| command([Change::CreateObject(Box::new(lease(name, holder)))]);
+    let update = |name: &str, holder| {
+        command([Change::UpdateObject { object: Box::new(lease(name, holder)), write: ClientWrite::default() }])
+    };
+    world.must(at(1, create("empty", None)));
+    let attempts = [
+        ("a session", acquire("native", "a", 1)),
+        ("a session, of an empty lease", acquire("empty", "a", 1)),
+        ("a Kubernetes client creates it", create("created", Some("a"))),
+        ("a Kubernetes client fills an empty one", update("empty", Some("a"))),
+    ];
+    for (who, attempt) in &attempts {
+        let refused = world.refused(at(14_999, attempt.clone()));
+        assert!(matches!(&refused, CommandRefusal::LeaseHeld { holder, .. } if holder == NOT_KNOWN), "{who}: {refused:?}");
+    }
+    world.must(at(15_000, attempts[0].1.clone()));
+    world.must(at(15_000, attempts[2].1.clone()));
+    world.must(at(15_000, attempts[3].1.clone()));
+}
+
 #[test]
 fn a_clock_that_is_behind_the_copy_recovers_nothing() {
     let mut world = three_managers();
