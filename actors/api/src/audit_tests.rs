@@ -18,7 +18,10 @@ async fn logged(required: bool) -> (Universe, World, Probe<AuditMsg>) {
     let universe = Universe::start().await;
     let probe: Probe<AuditMsg> = universe.probe("audit");
     let (node, state) = (NodeId::from_entropy(1), watch::channel(AuditState::default()).1);
-    let mut world = World::new();
+    let mut world = World::with(crate::tests::tables(), |tables, command| {
+        let at = tables.revision.next();
+        Some(muster_store::apply(tables, at, command))
+    });
     let setup = AuditSetup { node, required, reads: false, to: probe.recipient(), state };
     world.service.ports.audit = AuditLog::new(setup);
     (universe, world, probe)
@@ -50,14 +53,17 @@ async fn a_change_has_one_line_that_says_who_from_where_and_when() {
     let (universe, world, mut probe) = logged(false).await;
     let via = Via::Socket { uid: 1000, pid: Some(7) };
     let origin = Origin { via, ..Origin::default() };
-    let answer = world.service.answer_from(&origin, Principal::Operator, call(rotate())).await.unwrap();
+    let create =
+        Request::AccessTokenCreate { user: "ann".parse().unwrap(), namespace: "default".to_owned(), ttl_ms: None };
+    let answer = world.service.answer_from(&origin, Principal::Operator, call(create)).await.unwrap();
     let said = line(&mut probe).await;
-    let id = serde_json::from_str::<Value>(&answer).unwrap()["id"].clone();
-    assert_eq!((&said["verb"], &said["outcome"]), (&json!("token.rotate"), &json!("done")));
-    assert_eq!((&said["request"], &said["object"]["id"]), (&json!(REQUEST.to_string()), &id));
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((&said["verb"], &said["outcome"]), (&json!("access_token.create"), &json!("done")));
+    assert_eq!((&said["request"], &said["object"]["id"]), (&json!(REQUEST.to_string()), &answer["id"]));
+    assert_eq!(said["revision"], world.copy.borrow().tables.revision.0);
     assert_eq!(said["via"], json!({"socket": {"uid": 1000, "pid": 7}}));
-    let secret = answer.split("MSTR-").nth(1).unwrap().split('"').next().unwrap();
-    assert!(!said.to_string().contains(secret.rsplit('-').next().unwrap()));
+    let secret = answer["token"].as_str().and_then(|token| token.rsplit('-').next()).unwrap();
+    assert!(!said.to_string().contains(secret));
     probe.expect_none(std::time::Duration::from_secs(60)).await;
     universe.finish().await;
 }
@@ -127,7 +133,13 @@ async fn change_whose_line_fails_has_an_unknown_outcome() {
         }
         None
     });
-    let failed = world.service.answer(Principal::Operator, call(rotate())).await.unwrap_err();
+    let update = Request::NodeUpdate {
+        node: "n1".to_owned(),
+        add: [("a".to_owned(), "b".to_owned())].into(),
+        remove: vec![],
+        generation: None,
+    };
+    let failed = world.service.answer(Principal::Operator, call(update)).await.unwrap_err();
     assert_eq!(failed.code, ErrorCode::UnknownOutcome);
     assert!(failed.message.contains("no space left"), "{failed}");
     assert_eq!(world.proposed().len(), 1, "it was done");

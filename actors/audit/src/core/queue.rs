@@ -266,6 +266,7 @@ impl Queue {
 
     fn tick(&mut self, now: Moment, out: &mut Vec<Effect>) {
         self.allowance = self.allowance.saturating_add(UNAUTHENTICATED_PER_TICK).min(UNAUTHENTICATED_BURST);
+        self.warn(now, out);
         if let Some((since, _)) = &self.in_flight {
             let at_it = now.since(*since);
             if at_it >= HUNG_AFTER {
@@ -273,7 +274,6 @@ impl Queue {
             }
             return;
         }
-        self.warn(now, out);
         if self.state.failing.is_some() {
             // Also without a line that waits: a check must be able to succeed again.
             let job = Job { text: self.take_batch(now), sync: true, reopen: true };
