@@ -2,6 +2,7 @@
 
 mod absence;
 mod actors;
+mod audit;
 mod by_hand;
 mod chaos;
 mod commands;

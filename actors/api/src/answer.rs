@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use muster_audit::Origin;
 use muster_messages::wire::{ActorsCall, ApiCall, Request};
-use muster_messages::{ErrorBody, Principal, RequestId};
+use muster_messages::{ErrorBody, NodeId, Principal, RequestId};
 
 use crate::service::Service;
 
@@ -11,12 +12,14 @@ impl Service {
     /// A request that another manager passes on for a caller it has authenticated. Answered only while leading.
     pub async fn answer_forwarded(
         &self,
+        forwarder: NodeId,
         caller: Principal,
         request_id: RequestId,
         timeout_ms: u64,
         request: Request,
     ) -> Result<String, ErrorBody> {
-        self.answer_relayed(caller, ApiCall { id: 0, request_id, timeout_ms, request }, true).await
+        let call = ApiCall { id: 0, request_id, timeout_ms, request };
+        self.answer_from(&Origin::forwarded_by(forwarder), caller, call).await
     }
 
     /// A question about this process' actors, or those of a node in session with it.

@@ -24,7 +24,8 @@ pub(crate) async fn backup(Extension(peer): Extension<Peer>) -> Response {
         Ok(share) => share,
         Err(error) => return error_response(&error),
     };
-    match peer.service.backup(&peer.caller).await {
+    let work = peer.service.backup(&peer.caller);
+    match peer.service.with_secret_line((&peer.origin, &peer.caller), "backup", work).await {
         Ok(bytes) => {
             let mut response = Response::new(until_read(Body::from(bytes), Some(share)));
             let octets = header::HeaderValue::from_static("application/octet-stream");

@@ -23,6 +23,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use muster_audit::Origin;
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, ListOf, Page, Refusal, Request};
 use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
@@ -62,25 +63,30 @@ pub(crate) struct Peer {
     pub(crate) refused: Option<Refusal>,
     /// The address of a client that came over the network.
     pub(crate) source: Option<IpAddr>,
+    pub(crate) origin: Arc<Origin>,
     /// Whose body is being read.
     reading: Arc<Mutex<()>>,
     pause: Pause,
 }
 
+/// What is known of a connection beside who speaks on it.
+#[derive(Default)]
+pub(crate) struct Network {
+    pub refused: Option<Refusal>,
+    pub source: Option<IpAddr>,
+    pub origin: Origin,
+}
+
 /// Serves one HTTP connection, 1.1 or 2, until it ends.
-pub(crate) async fn serve_http<S>(
-    service: Service,
-    caller: Principal,
-    refused: Option<Refusal>,
-    source: Option<IpAddr>,
-    stream: S,
-) where
+pub(crate) async fn serve_http<S>(service: Service, caller: Principal, network: Network, stream: S)
+where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let pause = Pause::default();
     let (reads, writes) = tokio::io::split(stream);
     let stream = tokio::io::join(Paced::new(reads, pause.clone()), writes);
-    let peer = Peer { source, pause, ..Peer::of(service, caller, refused) };
+    let Network { refused, source, origin } = network;
+    let peer = Peer { source, pause, origin: Arc::new(origin), ..Peer::of(service, caller, refused) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
     let mut http2 = builder.http2();
@@ -156,6 +162,9 @@ async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Re
     }
     let for_all = matches!(request.uri().path(), "/livez" | "/v1/openapi.json");
     if let Some(refused) = peer.refuses().filter(|_| !for_all) {
+        if let Some(why) = peer.why_refused() {
+            peer.service.line_of_refusal((&peer.origin, &peer.caller), request.method(), request.uri().path(), &why);
+        }
         return refused;
     }
     let (head, body) = request.into_parts();
@@ -242,7 +251,15 @@ async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
 
 impl Peer {
     pub(crate) fn of(service: Service, caller: Principal, refused: Option<Refusal>) -> Self {
-        Self { service, caller, refused, source: None, reading: Arc::default(), pause: Pause::default() }
+        Self {
+            service,
+            caller,
+            refused,
+            source: None,
+            origin: Arc::default(),
+            reading: Arc::default(),
+            pause: Pause::default(),
+        }
     }
 
     /// Bytes of a body at this path: those who may bring definitions and objects may bring them whole.
@@ -284,8 +301,18 @@ impl Peer {
             }
             return Some(response);
         }
-        let anonymous = self.caller == Principal::Anonymous;
-        anonymous.then(|| error_response(&ErrorBody::new(ErrorCode::Unauthenticated, NO_IDENTITY)))
+        self.why_refused().map(|why| error_response(&why))
+    }
+
+    /// Whose identity does not hold, or who has none. `None` for what passes.
+    fn why_refused(&self) -> Option<ErrorBody> {
+        match &self.refused {
+            Some(refusal) => refusal.retry_after_ms.is_none().then(|| refusal_error(refusal)),
+            None => {
+                let anonymous = self.caller == Principal::Anonymous;
+                anonymous.then(|| ErrorBody::new(ErrorCode::Unauthenticated, NO_IDENTITY))
+            }
+        }
     }
 }
 
@@ -314,7 +341,7 @@ async fn read_within(limit: usize, mut body: Body) -> Result<Bytes, ErrorBody> {
 
 async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Response {
     let call = ApiCall { id: 0, request_id, timeout_ms: 30_000, request };
-    match peer.service.answer(peer.caller.clone(), call).await {
+    match peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await {
         Ok(text) => json_response(StatusCode::OK, text),
         Err(error) => error_response(&error),
     }
@@ -514,7 +541,7 @@ async fn all_events(peer: &Peer, since: u64, wait_ms: u64) -> Result<String, Err
     loop {
         let request = Request::Events { since: Revision(since), wait_ms };
         let call = ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 30_000, request };
-        let page = peer.service.answer(peer.caller.clone(), call).await?;
+        let page = peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await?;
         let page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
         let (document, next) = core::events_joined(whole, page);
         match next {

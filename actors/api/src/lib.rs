@@ -9,6 +9,7 @@
 mod access;
 mod actors;
 mod answer;
+mod audit;
 mod backup;
 pub mod core;
 mod http;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use muster_audit::Origin;
 use muster_gateway::{FrameError, Framed};
 use muster_messages::wire::{ApiAnswer, ApiCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal};
@@ -29,7 +30,12 @@ pub(crate) const PACE: Duration = Duration::from_millis(10);
 type Outgoing = (ApiAnswer, Option<OwnedSemaphorePermit>);
 
 /// Serves one connection until it ends. Dropping the future drops what is in flight.
-pub async fn serve_native<S>(service: Service, caller: Caller, stream: Framed<S>) -> Result<(), FrameError>
+pub async fn serve_native<S>(
+    service: Service,
+    caller: Caller,
+    origin: Origin,
+    stream: Framed<S>,
+) -> Result<(), FrameError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -38,6 +44,7 @@ where
     let (answers, mut ready) = mpsc::channel::<Outgoing>(in_flight);
     let long = Arc::new(Semaphore::new(LONG_ANSWERS));
     let mut tasks = JoinSet::new();
+    let origin = Arc::new(origin);
     let reading = async move {
         while let Some(call) = reader.recv::<ApiCall>().await? {
             while tasks.len() >= in_flight {
@@ -53,7 +60,7 @@ where
                     continue;
                 }
             };
-            let (service, answers) = (service.clone(), answers.clone());
+            let (service, answers, origin) = (service.clone(), answers.clone(), Arc::clone(&origin));
             let long = may_be_long(&call.request).then(|| Arc::clone(&long));
             // What waits for a change has its place for the answer, not for the wait.
             let polls = matches!(call.request, Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. }));
@@ -65,7 +72,7 @@ where
                 };
                 let before = if polls { None } else { place(long.clone()).await };
                 // A panic is a bug of ours: whoever asked is told so, instead of waiting for an answer for ever.
-                let answered = AssertUnwindSafe(service.answer_in(&room, caller, call, false)).catch_unwind().await;
+                let answered = AssertUnwindSafe(service.answer_in(&room, &origin, caller, call)).catch_unwind().await;
                 drop(room);
                 let result = answered.unwrap_or_else(|_| {
                     tracing::error!("a request panicked");

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_audit::AuditLog;
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree};
 use muster_messages::protocol::{
@@ -41,6 +42,7 @@ pub struct ApiPorts {
     pub open_admission: Arc<dyn Fn() -> Result<bool, String> + Send + Sync>,
     /// `[debug] crash = true`.
     pub crash_allowed: bool,
+    pub audit: AuditLog,
     pub limits: ApiLimits,
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use muster_audit::Origin;
 use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId, millis};
 use tokio::sync::Semaphore;
@@ -64,6 +65,8 @@ pub(crate) struct Asked {
     pub request_id: RequestId,
     pub deadline: Instant,
     pub request: Request,
+    /// The revision at which it was applied here, once that is known; 0 before.
+    pub applied: Arc<AtomicU64>,
 }
 
 impl Asked {
@@ -92,33 +95,38 @@ impl Service {
         self.refused_tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a request of an authenticated caller, within its timeout.
+    /// Answers a request of this process itself, within its timeout.
     pub async fn answer(&self, caller: Principal, call: ApiCall) -> Result<String, ErrorBody> {
-        self.answer_relayed(caller, call, false).await
+        self.answer_from(&Origin::default(), caller, call).await
     }
 
-    /// Answers what another manager's caller asked; that manager has authenticated it.
-    pub async fn answer_relayed(&self, caller: Principal, call: ApiCall, relayed: bool) -> Result<String, ErrorBody> {
+    /// Answers a request of an authenticated caller, within its timeout. Of one that another manager passes on, that manager has
+    /// authenticated the caller.
+    pub async fn answer_from(&self, origin: &Origin, caller: Principal, call: ApiCall) -> Result<String, ErrorBody> {
         let place = self.enter(&caller, waits(&call.request))?;
-        self.answer_in(&place, caller, call, relayed).await
+        self.answer_in(&place, origin, caller, call).await
     }
 
     /// Answers a request that has its place.
     pub(crate) async fn answer_in(
         &self,
         _place: &Place,
+        origin: &Origin,
         caller: Principal,
         call: ApiCall,
-        relayed: bool,
     ) -> Result<String, ErrorBody> {
         let timeout = Duration::from_millis(call.timeout_ms).min(self.ports.limits.longest);
         // A write is asked again of the next leader when one is lost: without an id of its own it could be made twice.
         let request_id = match (call.request_id, kind_of(&call.request)) {
-            (RequestId(0), Kind::Write) => RequestId::fresh(muster_kernel::Clock.wall(), rand::random()),
+            (RequestId(0), Kind::Write | Kind::SecretRead | Kind::ActorsPoke) => {
+                RequestId::fresh(muster_kernel::Clock.wall(), rand::random())
+            }
             (given, _) => given,
         };
-        let asked = Asked { caller, request_id, deadline: Instant::now() + timeout, request: call.request };
-        let result = self.while_the_half_lasts(&asked, relayed).await;
+        let (deadline, applied) = (Instant::now() + timeout, Arc::default());
+        let asked = Asked { caller, request_id, deadline, request: call.request, applied };
+        let work = self.while_the_half_lasts(&asked, origin.forwarder.is_some());
+        let result = self.with_line(origin, &asked, work).await;
         let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
         counter.fetch_add(1, Ordering::Relaxed);
         result

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use muster_audit::{Origin, Via};
 use muster_gateway::{Connection, Framed};
 use muster_kernel::{Cx, Fault, Shell};
 use muster_messages::protocol::{Named, Service as Port};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
-use crate::http::serve_http;
+use crate::http::{Network, serve_http};
 use crate::native::{Caller, serve_native};
 use crate::service::Service;
-use crate::socket::{AdminSocket, Spoken, recognise};
+use crate::socket::{AdminSocket, Spoken, origin_of, recognise};
 
 /// The API's private messages. What it serves comes through its connections.
 pub enum ApiMsg {
@@ -82,14 +83,17 @@ impl ApiShell {
                 };
                 let (service, place, caller) = (service.clone(), Open::new(&open), Arc::clone(&caller));
                 tasks.spawn_apart(async move {
+                    let origin = origin_of(&stream);
                     match recognise(stream).await {
                         Ok(Spoken::Native(stream)) => {
-                            let ended = serve_native(service, caller, Framed::new(stream)).await;
+                            let ended = serve_native(service, caller, origin, Framed::new(stream)).await;
                             if let Err(error) = ended {
                                 tracing::debug!(%error, "admin socket connection ended");
                             }
                         }
-                        Ok(Spoken::Http(stream)) => serve_http(service, caller(), None, None, stream).await,
+                        Ok(Spoken::Http(stream)) => {
+                            serve_http(service, caller(), Network { origin, ..Network::default() }, stream).await;
+                        }
                         Ok(Spoken::Nothing) | Err(_) => {}
                     }
                     drop((place, slot));
@@ -101,14 +105,17 @@ impl ApiShell {
 
 async fn serve(service: Service, connection: Connection) {
     let caller = connection.principal();
+    let via = Via::Addr(connection.remote.to_string());
+    let serial = connection.identity.as_ref().map(|identity| identity.serial.clone());
+    let origin = Origin { via, serial, forwarder: None };
     match connection.service {
         Port::Http => {
-            let source = Some(connection.remote.ip());
-            serve_http(service, caller, connection.refused, source, connection.stream).await;
+            let network = Network { refused: connection.refused, source: Some(connection.remote.ip()), origin };
+            serve_http(service, caller, network, connection.stream).await;
         }
         _ => {
             let frames = Framed::new(connection.stream).with_limit(service.ports.limits.frame(&caller));
-            let ended = serve_native(service, Arc::new(move || caller.clone()), frames).await;
+            let ended = serve_native(service, Arc::new(move || caller.clone()), origin, frames).await;
             if let Err(error) = ended {
                 tracing::debug!(%error, remote = %connection.remote, "api connection ended");
             }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use muster_audit::{Origin, Via};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -81,6 +82,15 @@ impl Drop for AdminSocket {
     fn drop(&mut self) {
         let _gone_already = std::fs::remove_file(&self.path);
     }
+}
+
+/// The process that connected, as the kernel knows it.
+pub(crate) fn origin_of(stream: &UnixStream) -> Origin {
+    let via = match stream.peer_cred() {
+        Ok(peer) => Via::Socket { uid: peer.uid(), pid: peer.pid().filter(|pid| *pid > 0) },
+        Err(_) => Via::Internal,
+    };
+    Origin { via, ..Origin::default() }
 }
 
 /// What a client of the socket speaks.

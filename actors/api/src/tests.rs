@@ -60,6 +60,7 @@ pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
         dialer: Dialer::anonymous(""),
         open_admission: Arc::new(|| Ok(true)),
         crash_allowed: false,
+        audit: muster_audit::AuditLog::default(),
         limits: ApiLimits::default(),
     })
 }

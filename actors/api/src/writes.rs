@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_kernel::{AskError, Clock};
@@ -422,6 +423,7 @@ impl Service {
             }
             Err(error) => return Err(error.into()),
         };
+        asked.applied.store(applied.revision.0, Ordering::Relaxed);
         let mut changes = manager.replica.clone();
         let gone = |_| ErrorBody::new(ErrorCode::UnknownOutcome, "the manager half stopped meanwhile");
         // Applied here, so this is a moment's wait, unless the member restarts in between and has to catch up.

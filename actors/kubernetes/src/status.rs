@@ -280,6 +280,7 @@ impl From<&ErrorBody> for Status {
             | ErrorCode::Unreachable
             | ErrorCode::NotKnownHereYet
             | ErrorCode::NotAManager
+            | ErrorCode::AuditUnavailable
             | ErrorCode::UnknownOutcome => (Reason::ServiceUnavailable, true),
             ErrorCode::TimedOut => (Reason::Timeout, true),
             ErrorCode::Internal => (Reason::InternalError, false),

@@ -156,6 +156,7 @@ struct File {
     api: settings::Api,
     reconcilers: settings::Reconcilers,
     recovery: settings::Recovery,
+    audit: settings::Audit,
 }
 
 impl File {
@@ -179,6 +180,7 @@ impl File {
             api: take(&mut self.api),
             reconcilers: take(&mut self.reconcilers),
             recovery: take(&mut self.recovery),
+            audit: take(&mut self.audit),
         }
     }
 }

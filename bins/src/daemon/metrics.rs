@@ -86,6 +86,7 @@ async fn render(shared: Shared, headers: HeaderMap) -> impl IntoResponse {
     elections(registry, &shared).await;
     ingress(registry, &shared).await;
     reconcilers::register(registry, &shared).await;
+    audit(registry, &shared);
     let mut text = String::new();
     let status = match encode(&mut text, &all) {
         Ok(()) => StatusCode::OK,
@@ -105,6 +106,28 @@ fn cluster(shared: &Shared) -> Option<(String, String)> {
 struct Problem {
     node: String,
     problem: &'static str,
+}
+
+/// Only where there is a log.
+fn audit(registry: &mut Registry, shared: &Shared) {
+    let Some(state) = shared.api.audit().state() else { return };
+    for (name, help, value) in [
+        ("audit_lines", "Lines of the audit log that were written", state.written),
+        (
+            "audit_failed",
+            "Lines that could not be written when it was their turn; most are written later",
+            state.failed,
+        ),
+        ("audit_dropped", "Lines that are in no file", state.dropped),
+        ("audit_suppressed", "Refusals of callers without identity beyond what is written a second", state.suppressed),
+    ] {
+        let counter = Counter::<u64>::default();
+        counter.inc_by(value);
+        registry.register(name, help, counter);
+    }
+    let failing = Number::default();
+    failing.set(u64::from(state.failing.is_some()));
+    registry.register("audit_failing", "1 while the audit log cannot be written", failing);
 }
 
 fn problems(registry: &mut Registry, progress: &[PeerProgress]) {

@@ -1,5 +1,6 @@
 //! The daemon: reads its configuration, finds its identity, builds the supervision tree, runs until it is told to stop.
 
+mod audit;
 mod boot;
 mod commands;
 mod config;
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rustix::fs::Mode;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::boot::Exit;
 use self::config::{Args, Config};
@@ -91,13 +92,20 @@ async fn run(config: Config) -> Result<(), Exit> {
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
     raise_file_limit();
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
+    let audit = config.settings.audit.file.clone();
     let starting = Node::start(config);
     let node = tokio::select! {
         started = starting => started?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
+    // Without a log SIGHUP keeps its meaning: a terminal that is closed ends what runs in it.
+    let mut hangup = match writes_a_file(&audit) {
+        true => Some(signal(SignalKind::hangup())?),
+        false => None,
+    };
     let ended = tokio::select! {
+        () = reopen_on_hangup(&node, hangup.as_mut()) => Ok(()),
         exit = node.ended() => Err(exit),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
@@ -114,6 +122,19 @@ async fn run(config: Config) -> Result<(), Exit> {
         _ = interrupt.recv() => {}
     }
     ended
+}
+
+fn writes_a_file(audit: &str) -> bool {
+    !matches!(audit, "" | "-")
+}
+
+/// Never returns.
+async fn reopen_on_hangup(node: &Node, hangup: Option<&mut Signal>) {
+    let Some(hangup) = hangup else { return std::future::pending().await };
+    while hangup.recv().await.is_some() {
+        node.reopen_audit_log();
+    }
+    std::future::pending().await
 }
 
 /// Every connection is a file. The soft limit of most systems (1,024) is far below what a manager of 10,000 nodes needs;

@@ -16,6 +16,7 @@ use muster_reconciler::Reconcilers;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, watch};
 
+use super::audit;
 use super::boot::{Booted, Exit, RaftData, boot};
 use super::config::Config;
 use super::feature_level::{self, Runs};
@@ -127,6 +128,11 @@ impl Node {
         }
     }
 
+    /// Opens the audit log anew: its file was renamed.
+    pub fn reopen_audit_log(&self) {
+        self.shared.api.audit().reopen();
+    }
+
     /// Hands leadership over, closes sessions, stops everything in reverse start order.
     pub async fn stop(&self) {
         let farewell = async {
@@ -159,6 +165,8 @@ struct Wired {
     agent: Address<muster_agent::Msg>,
     agent_ports: AgentPorts,
     gateway: Address<muster_gateway::Msg>,
+    /// The audit log's, where there is one.
+    audit: Option<audit::Child>,
 }
 
 fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result<Wired, Exit> {
@@ -191,8 +199,9 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
 
     let services = Services::new();
     services.close_to_others(local.admission_closed);
+    let (audit, audit_child) = audit::log(&config, me);
     let facts = {
-        let services = services.clone();
+        let (services, audit) = (services.clone(), audit.clone());
         let (config, managers, credentials) = (Arc::clone(&config), managers.clone(), credentials.subscribe());
         let (trouble, raft_trouble) = (Arc::clone(&trouble), raft_trouble.subscribe());
         let too_old: watch::Receiver<Option<String>> = too_old.subscribe();
@@ -200,6 +209,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
             let credentials = credentials.borrow();
             let told: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
             let told = told.and_then(|t| t.borrow().as_ref().map(|t| t.reason.word().to_owned()));
+            let unaudited = || audit.trouble();
             let closed = || services.is_closed_to_others().then(|| RESTORED_AND_CLOSED.to_owned());
             let too_old = too_old.borrow().as_ref().map(|why| format!("feature_level_too_low: {why}"));
             NodeFacts {
@@ -209,7 +219,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
                 managers: managers.get(),
                 cluster: credentials.identity.cluster.to_string(),
                 root_pem: credentials.root_pem.clone(),
-                trouble: told.or(too_old).or_else(|| raft_trouble.borrow().clone()).or_else(closed),
+                trouble: told.or(too_old).or_else(|| raft_trouble.borrow().clone()).or_else(closed).or_else(unaudited),
             }
         }
     };
@@ -231,6 +241,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         tree: tree.clone(),
         dialer: dialer.clone(),
         crash_allowed: config.settings.debug.crash,
+        audit,
         limits: config.settings.api(),
     });
     let inspector = {
@@ -282,7 +293,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     if let Some(why) = outgrown {
         feature_level::outgrow(&shared, &why);
     }
-    Ok(Wired { shared, agent, agent_ports, gateway })
+    Ok(Wired { shared, agent, agent_ports, gateway, audit: audit_child })
 }
 
 fn start_tree(
@@ -301,6 +312,10 @@ fn start_tree(
         shared.copy.clone(),
         shared.managers.clone(),
     )?;
+    // First of all, and so the last to go: everything after it may owe a line.
+    if let Some(audit) = &wired.audit {
+        children.start(audit.spec());
+    }
     children.start(Spec::actor("gateway", wired.gateway.clone(), move || Ok(Gateway::on(port.clone()))));
     children.start(api_spec(&shared, socket));
     children.start(agent_spec(wired.agent.clone(), wired.agent_ports.clone()));

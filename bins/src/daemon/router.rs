@@ -62,8 +62,15 @@ impl Router {
         })
     }
 
-    /// Asks whoever leads; waits for one through an election.
+    /// Asks whoever leads; waits for one through an election. This node answers the caller, so the line is its own.
     async fn to_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
+        match audit::begin(self.api.audit(), None, &call) {
+            Some(line) => audit::close(line, self.ask_leader(call)).await,
+            None => self.ask_leader(call).await,
+        }
+    }
+
+    async fn ask_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let deadline = Instant::now() + LIMIT;
         loop {
             let (leading, leader) = {
@@ -94,6 +101,15 @@ impl Router {
         }
     }
 
+    /// Answers a call of another manager, with the leader's line beside that manager's.
+    async fn answer_peer(&self, forwarder: NodeId, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
+        let leading = self.ports.replica.borrow().raft.leading;
+        match audit::begin(self.api.audit(), Some(forwarder), &call).filter(|_| leading) {
+            Some(line) => audit::close(line, self.answer(forwarder, call, LIMIT)).await,
+            None => self.answer(forwarder, call, LIMIT).await,
+        }
+    }
+
     /// Answers a call on this manager. What only the leader may decide is refused elsewhere.
     async fn answer(&self, forwarder: NodeId, call: PeerCall, left: Duration) -> Result<Vec<u8>, ErrorBody> {
         let leader = &self.ports.leader;
@@ -109,9 +125,11 @@ impl Router {
             }
         }
         match call {
-            PeerCall::Api { caller, request_id, timeout_ms, request } => {
-                self.api.answer_forwarded(caller, request_id, timeout_ms, request).await.map(String::into_bytes)
-            }
+            PeerCall::Api { caller, request_id, timeout_ms, request } => self
+                .api
+                .answer_forwarded(forwarder, caller, request_id, timeout_ms, request)
+                .await
+                .map(String::into_bytes),
             PeerCall::SignPinned { identity, pin, observed_addr, csr_pem } => {
                 let identity = Box::new(CertIdentity { pin: Some(pin), ..identity });
                 let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
@@ -236,7 +254,7 @@ impl Shell for RouterShell {
         cx.spawn(async move {
             let IncomingCall { forwarder, call, reply } = *call;
             let answer = match &place {
-                Ok(_) => router.answer(forwarder, call, LIMIT).await,
+                Ok(_) => router.answer_peer(forwarder, call).await,
                 Err(_) => {
                     let busy = ErrorBody::new(
                         ErrorCode::TooManyRequests,
@@ -256,5 +274,6 @@ impl Shell for RouterShell {
     }
 }
 
+mod audit;
 #[cfg(test)]
 mod tests;

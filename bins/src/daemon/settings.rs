@@ -8,11 +8,12 @@ mod span;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_agent::{AgentConfig, JoinConfig};
 use muster_api::ApiLimits;
+use muster_audit::FileConfig;
 use muster_elections::ElectionsConfig;
 use muster_gateway::{DialTimeouts, GatewayConfig};
 use muster_join::JoinLimits;
@@ -76,6 +77,7 @@ pub struct Settings {
     pub api: Api,
     pub reconcilers: Reconcilers,
     pub recovery: Recovery,
+    pub audit: Audit,
 }
 
 /// Switches for tests and development clusters.
@@ -114,6 +116,37 @@ impl Default for Recovery {
     /// A wrong choice on a Friday evening is found on Monday.
     fn default() -> Self {
         Self { keep_set_aside: Span(Duration::from_secs(3 * 86_400)) }
+    }
+}
+
+/// The audit log.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Audit {
+    /// Below the data directory unless it is absolute. `-`: stderr. Empty: there is none.
+    pub file: String,
+    pub required: bool,
+    pub reads: bool,
+    pub max_bytes: u64,
+    pub keep: u32,
+}
+
+impl Default for Audit {
+    /// Room for some 2.5 million lines.
+    fn default() -> Self {
+        Self { file: String::new(), required: false, reads: false, max_bytes: 256 * 1024 * 1024, keep: 4 }
+    }
+}
+
+impl Audit {
+    /// Where the lines go, if anywhere.
+    pub fn target(&self, data_dir: &Path) -> Option<FileConfig> {
+        let path = match self.file.as_str() {
+            "" => return None,
+            "-" => PathBuf::from("-"),
+            file => data_dir.join(file),
+        };
+        Some(FileConfig { path, max_bytes: self.max_bytes, keep: self.keep })
     }
 }
 

@@ -50,6 +50,8 @@ codes! {
     Internal => 500, 1;
     /// The replicated state has no room for this change. Deletions and renewals are still possible.
     StateFull => 507, 6;
+    /// The audit log of this daemon is required and cannot be written: nothing was done.
+    AuditUnavailable => 503, 5;
 }
 
 impl std::fmt::Display for ErrorCode {

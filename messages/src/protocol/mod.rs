@@ -3,6 +3,7 @@
 //! then closes, which the asker sees as an error.
 
 mod agent;
+mod audit;
 mod cert_authority;
 mod elections;
 mod gateway;
@@ -12,6 +13,7 @@ mod role_manager;
 mod sessions;
 
 pub use self::agent::*;
+pub use self::audit::*;
 pub use self::cert_authority::*;
 pub use self::elections::*;
 pub use self::gateway::*;

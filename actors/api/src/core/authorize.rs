@@ -90,7 +90,7 @@ fn reads(request: &ReconcilerRequest) -> bool {
 
 /// What a participant, candidate or runner asks on its own behalf: which of them it may speak for is judged where the
 /// state is, by the leases they hold.
-fn takes_part(request: &ReconcilerRequest) -> bool {
+pub(super) fn takes_part(request: &ReconcilerRequest) -> bool {
     use ReconcilerRequest as R;
     match request {
         R::Announce { .. } | R::Admit { .. } | R::Leave { .. } | R::Step { .. } | R::Wave { .. } => true,

@@ -3,7 +3,7 @@
 use muster_messages::Principal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, split};
 
-use super::serve_http;
+use super::{Network, serve_http};
 use crate::tests::World;
 
 /// The answer to a request whose body is this long, from a server that reads no faster than it likes. Python's client reads
@@ -12,7 +12,7 @@ async fn answer_to(target: &str, length: usize) -> String {
     let (client, server) = duplex(4 * 1024);
     // Kept: without it the manager's ports are gone, and a request ends with that.
     let world = World::new();
-    tokio::spawn(serve_http(world.service.clone(), Principal::Operator, None, None, server));
+    tokio::spawn(serve_http(world.service.clone(), Principal::Operator, Network::default(), server));
     let (mut reads, mut writes) = split(client);
     let head = format!("POST {target} HTTP/1.1\r\nhost: n1\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
     writes.write_all(head.as_bytes()).await.expect("the head is read");
@@ -37,7 +37,7 @@ async fn body_beyond_the_limit_is_read_and_refused() {
 async fn body_that_stops_beyond_the_limit_is_refused() {
     let (client, server) = duplex(4 * 1024);
     let world = World::new();
-    tokio::spawn(serve_http(world.service.clone(), Principal::Operator, None, None, server));
+    tokio::spawn(serve_http(world.service.clone(), Principal::Operator, Network::default(), server));
     let (mut reads, mut writes) = split(client);
     writes.write_all(b"POST /v1/tokens HTTP/1.1\r\nhost: n1\r\ncontent-length: 9000000000\r\n\r\n").await.unwrap();
     writes.write_all(&vec![b' '; 100_000]).await.unwrap();

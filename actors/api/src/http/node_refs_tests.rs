@@ -6,7 +6,6 @@ use muster_messages::wire::{ActorsAsk, ActorsOf};
 use serde_json::Value;
 use tower_service::Service as _;
 
-use super::paced::Pause;
 use super::*;
 use crate::tests::World;
 
@@ -48,9 +47,7 @@ fn calls(node: &str) -> Vec<(&'static str, String, String)> {
 
 impl World {
     async fn asked_over_http(&self, method: &str, target: &str, body: &str) -> (u16, Value) {
-        let (service, pause) = (self.service.clone(), Pause::default());
-        let peer =
-            Peer { service, caller: Principal::Operator, refused: None, source: None, reading: Arc::default(), pause };
+        let peer = Peer::of(self.service.clone(), Principal::Operator, None);
         let request = HttpRequest::builder().method(method).uri(target).extension(peer);
         let response = routes().call(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
         let status = response.status().as_u16();

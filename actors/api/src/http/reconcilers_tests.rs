@@ -1,7 +1,6 @@
 //! Every path beside the native request that it stands for, before a raft member that is a closure.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request as HttpRequest, StatusCode};
@@ -10,7 +9,6 @@ use serde_json::json;
 use tower_service::Service as _;
 
 use super::*;
-use crate::http::paced::Pause;
 use crate::tests::{Proposal, REQUEST, World, leading, node, tables, triple, users};
 
 fn definition() -> Definition {
@@ -19,8 +17,7 @@ fn definition() -> Definition {
 
 impl World {
     async fn respond(&self, caller: &Principal, method: &str, target: &str, body: &str) -> Response {
-        let (service, caller, pause) = (self.service.clone(), caller.clone(), Pause::default());
-        let peer = Peer { service, caller, refused: None, source: None, reading: Arc::default(), pause };
+        let peer = Peer::of(self.service.clone(), caller.clone(), None);
         let request = HttpRequest::builder().method(method).uri(target).extension(peer);
         let request = request.header("muster-request-id", format!("{REQUEST}"));
         let request = request.body(Body::from(body.to_owned())).unwrap();

@@ -10,12 +10,12 @@ mod watch;
 mod write;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
 use muster_kernel::Clock;
@@ -52,9 +52,16 @@ pub(crate) fn serves(path: &str, with_token: bool) -> bool {
 
 /// Answers one request.
 pub(crate) async fn serve(peer: &Peer, request: Request) -> Response {
-    match Box::pin(attempt(peer, request)).await {
+    let has_line = AtomicBool::new(false);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    match Box::pin(attempt(peer, request, &has_line)).await {
         Ok(response) => response,
-        Err(status) => respond(status.into()),
+        Err(status) => {
+            if !has_line.load(Ordering::Relaxed) {
+                line_of_refusal(peer, &method, &path, &status);
+            }
+            respond(status.into())
+        }
     }
 }
 
@@ -81,7 +88,18 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
+/// What a caller may not ask, and a caller without a valid identity.
+fn line_of_refusal(peer: &Peer, method: &Method, path: &str, status: &Status) {
+    let code = match status.reason {
+        Reason::Unauthorized => ErrorCode::Unauthenticated,
+        Reason::Forbidden => ErrorCode::Forbidden,
+        _ => return,
+    };
+    let why = ErrorBody::new(code, status.message.clone());
+    peer.service.line_of_refusal((&peer.origin, &peer.caller), method, path, &why);
+}
+
+async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result<Response, Status> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
     let ask = muster_kubernetes::route(Head {
@@ -200,7 +218,9 @@ async fn attempt(peer: &Peer, request: Request) -> Result<Response, Status> {
                 timeout_ms: millis(left),
                 request: Asked::Kube(call),
             };
-            let answer = service.answer(caller, call).await?;
+            // From here on it has a line of its own.
+            has_line.store(true, Ordering::Relaxed);
+            let answer = service.answer_from(&peer.origin, caller, call).await?;
             let answer: KubeAnswer = serde_json::from_str(&answer)
                 .map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))?;
             Ok(respond(answer))

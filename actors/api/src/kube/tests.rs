@@ -139,6 +139,7 @@ async fn what_an_earlier_leader_made_is_answered_at_once_and_for_good() {
         request_id,
         deadline: Instant::now() + Duration::from_secs(60),
         request: Asked::Kube(call.clone()),
+        applied: Default::default(),
     };
     let answer = half.service().lead_kube(&half.ports, &asked, &call).await;
     let answer: KubeAnswer = serde_json::from_str(&answer.expect("an answer, which nobody asks for again")).unwrap();

@@ -95,6 +95,7 @@ impl World {
             tree: Tree::new(),
             dialer: Dialer::anonymous(""),
             crash_allowed: false,
+            audit: muster_audit::AuditLog::default(),
             limits: ApiLimits::default(),
         });
         let to_mesh = mesh.recipient();

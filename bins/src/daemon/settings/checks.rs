@@ -12,7 +12,7 @@ const MAY_BE_NOTHING: [&str; 5] =
     ["agent.heartbeat_jitter", "raft.hint_spread", "raft.hint_tries", "roles.catch_up_slack", "raft.keep_entries"];
 
 /// Keys whose value is text. All others that look like it are spans.
-const TEXT: [&str; 1] = ["debug.disk_hangs_while"];
+const TEXT: [&str; 2] = ["debug.disk_hangs_while", "audit.file"];
 
 /// Longer than anybody waits, and far from where clocks overflow.
 const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3600);
@@ -71,6 +71,10 @@ impl Settings {
                 "[raft] heartbeat: at most 1s; a manager silent for 1500ms is shown as not reachable".to_owned()
             );
         }
+        if self.audit.required && self.audit.file.is_empty() {
+            return Err("[audit] required = true: there is no log without [audit] file".to_owned());
+        }
+        at_least("[audit] max_bytes", Bytes(self.audit.max_bytes), Bytes(64 << 10), "")?;
         let three_beats = Span(self.raft.heartbeat.0 * 3);
         at_least("[raft] election_timeout", self.raft.election_timeout, three_beats, "three times [raft] heartbeat")?;
         at_least("[raft] max_proposal_bytes", Bytes(self.raft.max_proposal_bytes as u64), Bytes(1 << 20), "")?;

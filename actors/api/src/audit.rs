@@ -1,0 +1,134 @@
+//! The audit log's place in a request's way: around everything that is answered here, whichever way it came in.
+
+use std::future::Future;
+
+use axum::http::Method;
+use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome};
+use muster_messages::wire::{KubeAnswer, Request};
+use muster_messages::{ErrorBody, ErrorCode, Principal, RequestId, Revision};
+use serde_json::Value;
+
+use crate::core::{audited, outcome_of, token_of};
+use crate::service::{Asked, Service};
+
+impl Service {
+    /// The log of this process.
+    pub fn audit(&self) -> &AuditLog {
+        &self.ports.audit
+    }
+
+    /// Answers with what `work` answers, if the log lets it be done, and writes its line.
+    pub(crate) async fn with_line(
+        &self,
+        origin: &Origin,
+        asked: &Asked,
+        work: impl Future<Output = Result<String, ErrorBody>>,
+    ) -> Result<String, ErrorBody> {
+        if !self.ports.audit.is_on() {
+            return work.await;
+        }
+        let (class, draft) = {
+            let manager = self.ports.manager.borrow().clone();
+            let replica = manager.map(|manager| manager.replica.borrow().clone());
+            let what = audited(&asked.request, replica.as_ref().map(|replica| &replica.tables));
+            let request = Some(asked.request_id).filter(|id| *id != RequestId(0));
+            let by = self.speaks_as(&asked.caller);
+            (what.class, Draft { request, by, origin: origin.clone(), verb: what.verb, object: what.object })
+        };
+        let Some(mut line) = self.ports.audit.begin(class, || draft) else { return work.await };
+        let result = match line.admit().await {
+            Ok(()) => work.await,
+            Err(unavailable) => Err(unavailable),
+        };
+        let mut done = Ok(Outcome::Done);
+        if let Ok(answer) = &result {
+            done = judged(&asked.request, answer);
+            if let Some(id) = token_of(&asked.request, answer) {
+                line.object_id(&id);
+            }
+        }
+        line.close(result, done, asked.applied()).await
+    }
+
+    /// The same for what is no [`Request`]: its answer is a secret.
+    pub(crate) async fn with_secret_line<T>(
+        &self,
+        (origin, caller): (&Origin, &Principal),
+        verb: &str,
+        work: impl Future<Output = Result<T, ErrorBody>>,
+    ) -> Result<T, ErrorBody> {
+        let draft = || Draft {
+            request: None,
+            by: self.speaks_as(caller),
+            origin: origin.clone(),
+            verb: verb.to_owned(),
+            object: Object { kind: "cluster", id: None, name: None },
+        };
+        let Some(line) = self.ports.audit.begin(Class::Secret, draft) else { return work.await };
+        let result = match line.admit().await {
+            Ok(()) => work.await,
+            Err(unavailable) => Err(unavailable),
+        };
+        line.close(result, Ok(Outcome::Done), None).await
+    }
+
+    /// A request that was refused before it became one.
+    pub(crate) fn line_of_refusal(
+        &self,
+        (origin, caller): (&Origin, &Principal),
+        method: &Method,
+        path: &str,
+        why: &ErrorBody,
+    ) {
+        let draft = || Draft {
+            request: None,
+            by: self.speaks_as(caller),
+            origin: origin.clone(),
+            verb: method.to_string(),
+            object: Object::named("http", path),
+        };
+        if let Some(line) = self.ports.audit.begin(Class::Vital, draft) {
+            line.refuse(why);
+        }
+    }
+
+    /// The socket of a node without a manager half speaks as that node.
+    fn speaks_as(&self, caller: &Principal) -> Principal {
+        match caller {
+            Principal::Operator if self.ports.manager.borrow().is_none() => Principal::Node((self.ports.facts)().id),
+            caller => caller.clone(),
+        }
+    }
+}
+
+impl Asked {
+    /// The revision at which it was applied, where this node has done it.
+    fn applied(&self) -> Option<Revision> {
+        let revision = self.applied.load(std::sync::atomic::Ordering::Relaxed);
+        (revision > 0).then_some(Revision(revision))
+    }
+}
+
+/// A Kubernetes client's refusal is an answer like any other.
+fn judged(request: &Request, answer: &str) -> Result<Outcome, ErrorBody> {
+    if !matches!(request, Request::Kube(_)) {
+        return Ok(outcome_of(request, answer));
+    }
+    let Ok(answer) = serde_json::from_str::<KubeAnswer>(answer) else { return Ok(Outcome::Done) };
+    let code = match answer.status {
+        ..400 => return Ok(Outcome::Done),
+        401 => ErrorCode::Unauthenticated,
+        403 => ErrorCode::Forbidden,
+        404 => ErrorCode::NotFound,
+        409 => ErrorCode::Conflict,
+        429 => ErrorCode::TooManyRequests,
+        400..500 => ErrorCode::Invalid,
+        500.. => ErrorCode::Internal,
+    };
+    let body: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+    Err(ErrorBody::new(code, body["message"].as_str().unwrap_or_default()))
+}
+
+#[cfg(test)]
+#[path = "audit_tests.rs"]
+mod tests;

@@ -1,0 +1,160 @@
+//! Lines of requests on their way through the service, with a probe in the place of the log's actor.
+
+use std::sync::Arc;
+
+use muster_audit::{AuditLog, AuditSetup, AuditState, Via};
+use muster_messages::protocol::{AuditFault, AuditMsg};
+use muster_messages::wire::ApiCall;
+use muster_messages::{NodeId, Role};
+use muster_tests::{Probe, Universe};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::*;
+use crate::tests::{REQUEST, World};
+
+/// A leader with a log, whose actor is a probe.
+async fn logged(required: bool) -> (Universe, World, Probe<AuditMsg>) {
+    let universe = Universe::start().await;
+    let probe: Probe<AuditMsg> = universe.probe("audit");
+    let (node, state) = (NodeId::from_entropy(1), watch::channel(AuditState::default()).1);
+    let mut world = World::with(crate::tests::tables(), |tables, command| {
+        let at = tables.revision.next();
+        Some(muster_store::apply(tables, at, command))
+    });
+    let setup = AuditSetup { node, required, reads: false, to: probe.recipient(), state };
+    world.service.ports.audit = AuditLog::new(setup);
+    (universe, world, probe)
+}
+
+fn call(request: Request) -> ApiCall {
+    ApiCall { id: 0, request_id: REQUEST, timeout_ms: 5_000, request }
+}
+fn rotate() -> Request {
+    Request::TokenRotate { role: Role::Worker }
+}
+
+async fn line(probe: &mut Probe<AuditMsg>) -> Value {
+    let pick = |msg| match msg {
+        AuditMsg::Record { line, reply } => {
+            if let Some(reply) = reply {
+                let _gone = reply.send(Ok(()));
+            }
+            Some(line)
+        }
+        _ => None,
+    };
+    let line = probe.expect("a line", pick).await;
+    serde_json::from_str(&line).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_has_one_line_that_says_who_from_where_and_when() {
+    let (universe, world, mut probe) = logged(false).await;
+    let via = Via::Socket { uid: 1000, pid: Some(7) };
+    let origin = Origin { via, ..Origin::default() };
+    let create =
+        Request::AccessTokenCreate { user: "ann".parse().unwrap(), namespace: "default".to_owned(), ttl_ms: None };
+    let answer = world.service.answer_from(&origin, Principal::Operator, call(create)).await.unwrap();
+    let said = line(&mut probe).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((&said["verb"], &said["outcome"]), (&json!("access_token.create"), &json!("done")));
+    assert_eq!((&said["request"], &said["object"]["id"]), (&json!(REQUEST.to_string()), &answer["id"]));
+    assert_eq!(said["revision"], world.copy.borrow().tables.revision.0);
+    assert_eq!(said["via"], json!({"socket": {"uid": 1000, "pid": 7}}));
+    let secret = answer["token"].as_str().and_then(|token| token.rsplit('-').next()).unwrap();
+    assert!(!said.to_string().contains(secret));
+    probe.expect_none(std::time::Duration::from_secs(60)).await;
+    universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_have_lines_and_plain_reads_have_none() {
+    let (universe, world, mut probe) = logged(true).await;
+    let forwarder = NodeId::from_entropy(3);
+    let user = Principal::User("ann".parse().unwrap());
+    let promote = Request::SetRole { node: "n4".to_owned(), role: Role::Manager };
+    probe.on(|msg| match msg {
+        AuditMsg::Check { reply } => {
+            let _gone = reply.send(Ok(()));
+            None
+        }
+        other => Some(other),
+    });
+    let origin = Origin::forwarded_by(forwarder);
+    let refused = world.service.answer_from(&origin, user.clone(), call(promote)).await.unwrap_err();
+    let said = line(&mut probe).await;
+    assert_eq!((refused.code, &said["code"]), (ErrorCode::Forbidden, &json!("forbidden")));
+    assert_eq!((&said["by"]["id"], &said["forwarder"]), (&json!("ann"), &json!(forwarder)));
+    let list = || call(Request::TokenList);
+    assert!(world.service.answer(user, list()).await.is_err());
+    assert_eq!(line(&mut probe).await["verb"], "token.list", "a read that may not be asked");
+    world.service.answer(Principal::Operator, list()).await.unwrap();
+    probe.expect_none(std::time::Duration::from_secs(60)).await;
+    universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_log_that_hangs_refuses_changes_and_secrets_alone() {
+    let (universe, world, mut probe) = logged(true).await;
+    probe.on(|msg| match msg {
+        // It never answers.
+        AuditMsg::Check { reply } => {
+            std::mem::forget(reply);
+            None
+        }
+        other => Some(other),
+    });
+    for request in [rotate(), Request::TokenShow { role: Role::Worker }] {
+        let begun = tokio::time::Instant::now();
+        let refused = world.service.answer(Principal::Operator, call(request)).await.unwrap_err();
+        assert_eq!(
+            (refused.code, refused.code.http_status(), refused.code.exit_status()),
+            (ErrorCode::AuditUnavailable, 503, 5)
+        );
+        assert!(begun.elapsed() < std::time::Duration::from_secs(2));
+        assert_eq!(line(&mut probe).await["code"], "audit_unavailable");
+    }
+    assert!(world.proposed().is_empty(), "nothing was done");
+    world.service.answer(Principal::Operator, call(Request::Status { fresh: false })).await.unwrap();
+    universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_whose_line_fails_has_an_unknown_outcome() {
+    let (universe, world, probe) = logged(true).await;
+    probe.on(|msg| {
+        match msg {
+            AuditMsg::Check { reply } => drop(reply.send(Ok(()))),
+            AuditMsg::Record { reply: Some(reply), .. } => {
+                drop(reply.send(Err(AuditFault("no space left".to_owned()))));
+            }
+            _ => {}
+        }
+        None
+    });
+    let update = Request::NodeUpdate {
+        node: "n1".to_owned(),
+        add: [("a".to_owned(), "b".to_owned())].into(),
+        remove: vec![],
+        generation: None,
+    };
+    let failed = world.service.answer(Principal::Operator, call(update)).await.unwrap_err();
+    assert_eq!(failed.code, ErrorCode::UnknownOutcome);
+    assert!(failed.message.contains("no space left"), "{failed}");
+    assert_eq!(world.proposed().len(), 1, "it was done");
+    universe.finish().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn caller_that_hangs_up_leaves_a_line() {
+    let (universe, world, mut probe) = logged(false).await;
+    let copy = Arc::clone(&world.copy);
+    // There is no leader: the request waits for one.
+    copy.send_modify(|replica| Arc::make_mut(replica).raft.leading = false);
+    let asking = world.service.answer(Principal::Operator, call(rotate()));
+    assert!(tokio::time::timeout(std::time::Duration::from_secs(1), asking).await.is_err());
+    let said = line(&mut probe).await;
+    assert_eq!((&said["outcome"], &said["verb"]), (&json!("unknown_outcome"), &json!("token.rotate")));
+    universe.finish().await;
+}

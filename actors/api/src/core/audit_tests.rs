@@ -1,0 +1,114 @@
+use std::sync::Arc;
+
+use muster_messages::{Name, NodeId, NodeRecord, Secret, Token, WallTime};
+
+use super::*;
+
+fn tables() -> Tables {
+    let mut tables = Tables::default();
+    let node = NodeRecord::new(NodeId::from_entropy(4), Name::sanitized("n4"), Role::Worker, WallTime(0));
+    tables.nodes.insert(node.id, Arc::new(node));
+    let token = Token {
+        id: "default-worker".to_owned(),
+        role: Role::Worker,
+        secret: Secret::new("s3cret"),
+        default: true,
+        created_at: WallTime(0),
+        expires_at: None,
+        uses_left: None,
+        revision: muster_messages::Revision(1),
+    };
+    tables.tokens.insert(token.id.clone(), token);
+    tables
+}
+
+fn kube(method: &str, target: &str, body: &str) -> Request {
+    Request::Kube(KubeCall {
+        method: method.to_owned(),
+        target: target.to_owned(),
+        content_type: None,
+        accept: None,
+        user_agent: None,
+        body: body.as_bytes().to_vec(),
+    })
+}
+
+#[test]
+fn nodes_are_named_by_id_and_name_where_they_are_known() {
+    let request = Request::SetRole { node: "n4".to_owned(), role: Role::Manager };
+    let tables = tables();
+    let what = audited(&request, Some(&tables));
+    let id = NodeId::from_entropy(4).to_string();
+    assert_eq!((what.class, what.verb.as_str()), (Class::Change, "node.promote"));
+    assert_eq!(what.object, Object { kind: "node", id: Some(id), name: Some("n4".to_owned()) });
+    assert_eq!(audited(&request, None).object, Object::named("node", "n4"));
+}
+
+#[test]
+fn tokens_are_named_by_their_ids_alone() {
+    let tables = tables();
+    let show = audited(&Request::TokenShow { role: Role::Worker }, Some(&tables));
+    assert_eq!((show.class, show.object.id.as_deref()), (Class::Secret, Some("default-worker")));
+    let revoke = |id: &str| audited(&Request::TokenRevoke { id: id.to_owned() }, Some(&tables)).object.id;
+    assert_eq!(revoke("default-worker").as_deref(), Some("default-worker"));
+    assert_eq!(revoke("s3cret"), None, "what is no id may be the token itself");
+    let create = Request::TokenCreate { role: Role::Worker, ttl_ms: None, uses: None };
+    assert_eq!(token_of(&create, r#"{"id":"t7","token":"MSTR-1-x-y"}"#).as_deref(), Some("t7"));
+    assert_eq!(token_of(&Request::TokenList, r#"{"id":"t7"}"#), None);
+}
+
+#[test]
+fn leadership_leases_and_looks_are_never_held_up_by_the_log() {
+    let lease = LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() };
+    let session = muster_messages::SessionId(1);
+    let acquire = LeaseRequest::Acquire { lease: lease.clone(), holder: "h".to_owned(), session, duration_ms: 1 };
+    let restart = ActorsAsk::Restart { path: "node/audit".to_owned() };
+    let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases/l";
+    for (request, class) in [
+        (Request::Status { fresh: false }, Class::Read),
+        (Request::TokenList, Class::Read),
+        (Request::Lease(LeaseRequest::Renew { session, held: vec![] }), Class::Read),
+        (Request::Lease(acquire), Class::Vital),
+        (Request::Lease(LeaseRequest::Delete { lease }), Class::Change),
+        (Request::TransferLeader { to: None }, Class::Vital),
+        (Request::Actors { node: ActorsOf::Here, ask: restart }, Class::Vital),
+        (Request::Actors { node: ActorsOf::All, ask: ActorsAsk::Tree }, Class::Read),
+        (Request::Reconciler(ReconcilerRequest::List), Class::Read),
+        (Request::Reconciler(ReconcilerRequest::Delete { name: "r".to_owned() }), Class::Change),
+        (Request::OpenAdmission, Class::Change),
+        (Request::UserRevoke { name: "ann".parse().unwrap() }, Class::Change),
+        (kube("PUT", path, "{}"), Class::Vital),
+        (kube("DELETE", path, ""), Class::Change),
+    ] {
+        assert_eq!(audited(&request, None).class, class, "{request:?}");
+    }
+}
+
+#[test]
+fn kubernetes_renewals_are_reads_and_takeovers_are_not() {
+    let mut tables = tables();
+    let (key, path) = (ObjectKey::lease("default", "l"), "/apis/coordination.k8s.io/v1/namespaces/default/leases/l");
+    let spec = muster_messages::LeaseSpec { holder: Some("a".to_owned()), ..Default::default() };
+    let lease = muster_messages::Lease { spec, holding: Default::default() };
+    let object = muster_messages::Object {
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        meta: muster_messages::ObjectMeta::fresh(muster_messages::Uid(1)),
+        body: muster_messages::ObjectBody::Lease(lease),
+    };
+    tables.objects.insert(key, Arc::new(object));
+    for (holder, class) in [("a", Class::Read), ("b", Class::Vital), ("", Class::Vital)] {
+        let request = kube("PUT", path, &format!(r#"{{"spec":{{"holderIdentity":"{holder}"}}}}"#));
+        let what = audited(&request, Some(&tables));
+        assert_eq!((what.class, what.verb.as_str()), (class, "PUT leases"), "{holder:?}");
+        assert_eq!(what.object.name.as_deref(), Some("default/l"));
+    }
+}
+
+#[test]
+fn what_takes_its_time_is_accepted_and_what_changes_nothing_is_done() {
+    let request = Request::SetRole { node: "n4".to_owned(), role: Role::Manager };
+    assert_eq!(outcome_of(&request, r#"{"changed":true}"#), Outcome::Accepted);
+    assert_eq!(outcome_of(&request, r#"{"changed":false}"#), Outcome::Done);
+    assert_eq!(outcome_of(&Request::CaShow, "{}"), Outcome::Done);
+}

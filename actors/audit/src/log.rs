@@ -1,0 +1,236 @@
+//! What the API and the router write through.
+//!
+//! Keeps  AUDIT-1  with `required`, a change or a secret is answered only if its line was handed to the file; while it cannot be,
+//!                 nothing is done. Nothing else is ever refused for the sake of a line.
+//! Why a line is owed from the beginning: a caller that hangs up, or a handler that panics, must not end the trail.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use muster_kernel::{Clock, Recipient};
+use muster_messages::protocol::{AuditFault, AuditMsg};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, Principal, RequestId, Revision, millis};
+use tokio::sync::watch;
+
+use crate::core::{AuditState, Entry, Object, Origin, Outcome, line};
+
+/// How long a file may take before it counts as hung: a refusal is answered within 2 s.
+const FILE_ANSWER_TIMEOUT: Duration = Duration::from_millis(1800);
+
+/// What a request is to the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Changes something: a line; refused while a required log cannot be written.
+    Change,
+    /// Its answer is a secret: the same.
+    Secret,
+    /// Changes what must go on whatever the log does (leadership, leases, certificates of nodes): a line, and never refused.
+    Vital,
+    /// A line if `reads` says so, or if the caller may not ask it.
+    Read,
+}
+
+/// How the log is set up.
+pub struct AuditSetup {
+    pub node: NodeId,
+    /// AUDIT-1.
+    pub required: bool,
+    /// Lines for reads as well.
+    pub reads: bool,
+    pub to: Recipient<AuditMsg>,
+    pub state: watch::Receiver<AuditState>,
+}
+
+/// Writes lines, if there is a log.
+#[derive(Clone, Default)]
+pub struct AuditLog(Option<Arc<Inner>>);
+
+struct Inner {
+    setup: AuditSetup,
+    /// Lines that found the mailbox full or the actor gone.
+    lost: AtomicU64,
+}
+
+/// What is known when a request begins.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    pub request: Option<RequestId>,
+    pub by: Principal,
+    pub origin: Origin,
+    pub verb: String,
+    pub object: Object,
+}
+
+impl AuditLog {
+    /// A log.
+    pub fn new(setup: AuditSetup) -> Self {
+        Self(Some(Arc::new(Inner { setup, lost: AtomicU64::new(0) })))
+    }
+
+    /// Whether there is a log.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What is known of it. `None`: there is none.
+    pub fn state(&self) -> Option<AuditState> {
+        let inner = self.0.as_ref()?;
+        let mut state = inner.setup.state.borrow().clone();
+        let lost = inner.lost.load(Ordering::Relaxed);
+        state.failed += lost;
+        state.dropped += lost;
+        Some(state)
+    }
+
+    /// What `status` shows while lines cannot be written.
+    pub fn trouble(&self) -> Option<String> {
+        let why = self.0.as_ref()?.setup.state.borrow().failing.clone()?;
+        Some(format!("audit_failing: {why}"))
+    }
+
+    /// Closes the file and opens what its path names now.
+    pub fn reopen(&self) {
+        if let Some(inner) = &self.0 {
+            let _restarting = inner.setup.to.tell(AuditMsg::Reopen);
+        }
+    }
+
+    /// A request begins. `None`: there is no log.
+    pub fn begin(&self, class: Class, draft: impl FnOnce() -> Draft) -> Option<Pending> {
+        let inner = Arc::clone(self.0.as_ref()?);
+        Some(Pending { inner, class, begun: Instant::now(), draft: Some(draft()) })
+    }
+}
+
+/// A request that is being answered. Dropped before it is closed: its outcome is not known, and its line says so.
+pub struct Pending {
+    inner: Arc<Inner>,
+    class: Class,
+    begun: Instant,
+    draft: Option<Draft>,
+}
+
+impl Pending {
+    fn is_guarded(&self) -> bool {
+        self.inner.setup.required && matches!(self.class, Class::Change | Class::Secret)
+    }
+
+    /// AUDIT-1. Whether it may be done.
+    pub async fn admit(&self) -> Result<(), ErrorBody> {
+        if !self.is_guarded() {
+            return Ok(());
+        }
+        let asked = self.inner.setup.to.ask(FILE_ANSWER_TIMEOUT, |reply| AuditMsg::Check { reply }).await;
+        match asked {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(AuditFault(why))) => Err(unavailable(&why)),
+            Err(error) => Err(unavailable(&format!("the audit log does not answer ({error})"))),
+        }
+    }
+
+    /// Names what a request was about once that is known.
+    pub fn object_id(&mut self, id: &str) {
+        if let Some(draft) = &mut self.draft {
+            draft.object.id = Some(id.to_owned());
+        }
+    }
+
+    /// Writes the line, and hands the answer on if it may be given. `done`: how an answer is judged that is no error here; in another
+    /// protocol it may be one.
+    pub async fn close<T>(
+        mut self,
+        result: Result<T, ErrorBody>,
+        done: Result<Outcome, ErrorBody>,
+        revision: Option<Revision>,
+    ) -> Result<T, ErrorBody> {
+        let (outcome, error) = match result.as_ref().map(|_| &done) {
+            Ok(Ok(done)) => (*done, None),
+            Ok(Err(error)) | Err(error) => (Outcome::of(error.code), Some(error)),
+        };
+        let denied = error.is_some_and(|e| matches!(e.code, ErrorCode::Forbidden | ErrorCode::Unauthenticated));
+        let Some(draft) = self.draft.take() else { return result };
+        if self.class == Class::Read && !denied && !self.inner.setup.reads {
+            return result;
+        }
+        let line = self.line(draft, outcome, error, revision);
+        // A refusal has done nothing, and may be answered without its line.
+        if error.is_some() || !self.is_guarded() {
+            self.inner.tell(AuditMsg::Record { line, reply: None });
+            return result;
+        }
+        let make = |reply| AuditMsg::Record { line, reply: Some(reply) };
+        let why = match self.inner.setup.to.ask(FILE_ANSWER_TIMEOUT, make).await {
+            Ok(Ok(())) => return result,
+            Ok(Err(AuditFault(why))) => why,
+            Err(error) => {
+                if !matches!(error, muster_kernel::AskError::TimedOut) {
+                    self.inner.lost.fetch_add(1, Ordering::Relaxed);
+                }
+                format!("the audit log does not answer ({error})")
+            }
+        };
+        if self.class == Class::Secret {
+            return Err(unavailable(&why));
+        }
+        let text = format!("this was done, and its line is not in the audit log: {why}; look before you repeat it");
+        // Final: a manager that passed it on must not ask again, and get a refusal for an answer.
+        Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).with_details(&serde_json::json!({"final": true})))
+    }
+
+    /// Writes the line of what was refused before it was begun.
+    pub fn refuse(mut self, why: &ErrorBody) {
+        let Some(draft) = self.draft.take() else { return };
+        let unauthenticated = draft.by == Principal::Anonymous;
+        let line = self.line(draft, Outcome::of(why.code), Some(why), None);
+        self.inner.tell(match unauthenticated {
+            true => AuditMsg::RecordUnauthenticated { line },
+            false => AuditMsg::Record { line, reply: None },
+        });
+    }
+
+    fn line(&self, draft: Draft, outcome: Outcome, error: Option<&ErrorBody>, revision: Option<Revision>) -> String {
+        let Draft { request, by, origin, verb, object } = draft;
+        line(&Entry {
+            at: Clock.wall(),
+            request,
+            node: self.inner.setup.node,
+            by,
+            origin,
+            verb,
+            object,
+            outcome,
+            code: error.map(|e| e.code),
+            reason: error.map(|e| e.message.clone()),
+            revision,
+            took_ms: millis(self.begun.elapsed()),
+        })
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let Some(draft) = self.draft.take() else { return };
+        if self.class == Class::Read && !self.inner.setup.reads {
+            return;
+        }
+        let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller did not wait for the answer");
+        let line = self.line(draft, Outcome::UnknownOutcome, Some(&why), None);
+        self.inner.tell(AuditMsg::Record { line, reply: None });
+    }
+}
+
+impl Inner {
+    fn tell(&self, msg: AuditMsg) {
+        if self.setup.to.tell(msg).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn unavailable(why: &str) -> ErrorBody {
+    let text = format!(
+        "the audit log of this node is required and cannot be written: {why}; the request was refused before it was carried out"
+    );
+    ErrorBody::new(ErrorCode::AuditUnavailable, text).retry_after(Duration::from_secs(1))
+}

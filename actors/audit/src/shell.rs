@@ -1,0 +1,196 @@
+//! The actor `node/audit`: hands one write at a time to a thread that may block, and answers the callers that wait for it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
+use muster_messages::protocol::{AuditFault, AuditMsg, Named, Reply};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::core::{AskId, AuditState, Effect, Input, Job, Queue};
+use crate::file::Sink;
+
+/// Written lines are synced, and a file that failed is tried, so often.
+const TICK: Duration = Duration::from_secs(1);
+/// Messages waiting. Each is a request in progress; further lines are counted as lost.
+const MAILBOX: usize = 4096;
+/// A last write when the process stops. The stop deadline of an actor is 5 s.
+const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What it takes, and its own news.
+pub enum Msg {
+    Protocol(AuditMsg),
+    Tick,
+    /// A job has ended. `None`: its thread has panicked, and the file with it.
+    Ended {
+        sink: Option<Box<dyn Sink>>,
+        result: Result<(), String>,
+    },
+}
+impl From<AuditMsg> for Msg {
+    fn from(msg: AuditMsg) -> Self {
+        Msg::Protocol(msg)
+    }
+}
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Msg::Protocol(msg) => msg.name(),
+            Msg::Tick => "tick",
+            Msg::Ended { .. } => "ended",
+        }
+    }
+}
+
+/// What outlives an incarnation.
+#[derive(Clone)]
+pub struct AuditPorts {
+    /// Makes what takes the lines. Does not block.
+    pub open: Arc<dyn Fn() -> Box<dyn Sink> + Send + Sync>,
+    pub state: Arc<watch::Sender<AuditState>>,
+    slot: Slot<Queue>,
+}
+
+impl AuditPorts {
+    /// Ports without lines.
+    pub fn new(open: Arc<dyn Fn() -> Box<dyn Sink> + Send + Sync>) -> Self {
+        Self { open, state: Arc::new(watch::Sender::new(AuditState::default())), slot: Slot::new() }
+    }
+}
+
+/// Where the actor is reached, whichever incarnation runs.
+pub fn audit_address() -> Address<Msg> {
+    Address::new(MAILBOX)
+}
+
+/// The actor.
+pub fn audit_spec(address: Address<Msg>, ports: AuditPorts) -> Spec {
+    Spec::actor("audit", address, move || Ok(AuditShell::new(ports.clone())))
+}
+
+struct AuditShell {
+    ports: AuditPorts,
+    queue: Queue,
+    /// `None` while a thread has it.
+    sink: Option<Box<dyn Sink>>,
+    asks: BTreeMap<AskId, Reply<Result<(), AuditFault>>>,
+    next_ask: u64,
+}
+
+impl AuditShell {
+    fn new(ports: AuditPorts) -> Self {
+        let queue = ports.slot.get().unwrap_or_default().resume();
+        let sink = Some((ports.open)());
+        Self { ports, queue, sink, asks: BTreeMap::new(), next_ask: 0 }
+    }
+
+    fn park(&mut self, reply: Reply<Result<(), AuditFault>>) -> AskId {
+        self.next_ask += 1;
+        let ask = AskId(self.next_ask);
+        self.asks.insert(ask, reply);
+        ask
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
+        let mut effects = Vec::new();
+        self.queue.step(cx.now(), input, &mut effects);
+        self.ports.slot.set(self.queue.clone()); // before any effect: a crash from here on writes again what may not be written
+        let state = self.queue.state();
+        self.ports.state.send_if_modified(|known| {
+            let changed = *known != state;
+            *known = state;
+            changed
+        });
+        for effect in effects {
+            self.apply(cx, effect);
+        }
+    }
+
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) {
+        match effect {
+            Effect::Run(job) => self.run(cx, job),
+            Effect::Answer(ask, result) => {
+                if let Some(reply) = self.asks.remove(&ask) {
+                    let _gave_up = reply.send(result.map_err(AuditFault));
+                }
+            }
+            Effect::Failing { why, waiting, dropped } => {
+                tracing::error!(%why, waiting, dropped, "audit log cannot be written; trying each second");
+            }
+            Effect::Recovered { dropped } => tracing::info!(dropped, "audit log is written again"),
+        }
+    }
+
+    fn run(&mut self, cx: &Cx<Msg>, job: Job) {
+        let mut sink = self.sink.take().unwrap_or_else(|| (self.ports.open)());
+        let me = cx.me().clone();
+        cx.spawn(async move {
+            let ran = tokio::task::spawn_blocking(move || {
+                let result = sink.run(&job).map_err(|error| error.to_string());
+                (sink, result)
+            });
+            let (sink, result) = match ran.await {
+                Ok((sink, result)) => (Some(sink), result),
+                Err(panicked) => (None, Err(panicked.to_string())),
+            };
+            let _gone = me.tell(Msg::Ended { sink, result });
+        });
+    }
+}
+
+impl Shell for AuditShell {
+    type Msg = Msg;
+    const KIND: &'static str = "Audit";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        // What an earlier incarnation left is written, and a file that cannot be is known before the first request.
+        self.step(cx, Input::Reopen);
+        cx.after(TICK, Msg::Tick);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        let input = match msg {
+            Msg::Protocol(AuditMsg::Record { line, reply }) => {
+                let ask = reply.map(|reply| self.park(reply));
+                Input::Record { line, ask, unauthenticated: false }
+            }
+            Msg::Protocol(AuditMsg::RecordUnauthenticated { line }) => {
+                Input::Record { line, ask: None, unauthenticated: true }
+            }
+            Msg::Protocol(AuditMsg::Check { reply }) => Input::Check(self.park(reply)),
+            Msg::Protocol(AuditMsg::Reopen) => Input::Reopen,
+            Msg::Tick => {
+                cx.after(TICK, Msg::Tick);
+                Input::Tick
+            }
+            Msg::Ended { sink, result } => {
+                self.sink = sink;
+                Input::Ended(result)
+            }
+        };
+        self.step(cx, input);
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let AuditState { failing, written, failed, dropped, suppressed, waiting } = self.queue.state();
+        json!({
+            "failing": failing, "written": written, "failed": failed, "dropped": dropped, "suppressed": suppressed,
+            "waiting": waiting,
+        })
+    }
+
+    /// The process stops: what waits is written now or never. What a thread has in hand ends without us.
+    async fn stopping(&mut self, _cx: &Cx<Msg>) {
+        let job = self.queue.rest();
+        let mut sink = self.sink.take().unwrap_or_else(|| (self.ports.open)());
+        let last = tokio::task::spawn_blocking(move || sink.run(&job));
+        match tokio::time::timeout(LAST_WRITE_TIMEOUT, last).await {
+            Ok(Ok(Ok(()))) => self.ports.slot.set(self.queue.clone()),
+            other => tracing::error!(?other, "audit log: the last lines are not written"),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Lines of the audit log for what reaches the leader on another way than the API: joins, and certificates of nodes.
+
+use std::future::Future;
+
+use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome, Pending, Via};
+use muster_messages::wire::PeerCall;
+use muster_messages::{CertIdentity, ErrorBody, NodeId, Principal};
+
+/// The line of a call. `forwarder`: the manager that answers the caller. `None`: the call changes nothing, has its line elsewhere, or there
+/// is no log.
+pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Option<Pending> {
+    let via = |addr: &String| match forwarder {
+        Some(_) => Via::Internal,
+        None => Via::Addr(addr.clone()),
+    };
+    match call {
+        PeerCall::Join { observed_addr, request } => {
+            // A node whose certificate has expired must get back in, whatever becomes of the log.
+            let (class, verb) = match &request.rekey {
+                Some(_) => (Class::Vital, "node.rekey"),
+                None => (Class::Change, "node.join"),
+            };
+            log.begin(class, || Draft {
+                request: Some(request.request_id),
+                by: Principal::Anonymous,
+                origin: Origin { via: via(observed_addr), serial: None, forwarder },
+                verb: verb.to_owned(),
+                object: node(request.node, Some(request.name.to_string())),
+            })
+        }
+        PeerCall::SignNode { identity, observed_addr, .. } | PeerCall::SignPinned { identity, observed_addr, .. } => {
+            let CertIdentity { serial, .. } = identity;
+            let id = identity.node().map(|(id, _)| id)?;
+            log.begin(Class::Vital, || Draft {
+                request: None,
+                by: Principal::Node(id),
+                origin: Origin { via: via(observed_addr), serial: Some(serial.clone()), forwarder },
+                verb: "certificate.sign".to_owned(),
+                object: node(id, None),
+            })
+        }
+        PeerCall::Api { .. }
+        | PeerCall::Seat { .. }
+        | PeerCall::Lacking { .. }
+        | PeerCall::Sessions(_)
+        | PeerCall::Actors(_)
+        | PeerCall::Clock => None,
+    }
+}
+
+/// Carries it out, if the log lets it be done, and writes the line.
+pub async fn close(
+    line: Pending,
+    work: impl Future<Output = Result<Vec<u8>, ErrorBody>>,
+) -> Result<Vec<u8>, ErrorBody> {
+    let result = match line.admit().await {
+        Ok(()) => work.await,
+        Err(unavailable) => Err(unavailable),
+    };
+    line.close(result, Ok(Outcome::Done), None).await
+}
+
+fn node(id: NodeId, name: Option<String>) -> Object {
+    Object { kind: "node", id: Some(id.to_string()), name }
+}
