@@ -131,6 +131,71 @@ fn a_plain_user_may_not_change_the_cluster() {
 }
 
 #[test]
+fn a_read_only_operator_reads_and_changes_nothing() {
+    let world = World::with(1, 1);
+    world.muster(&["user", "create", "eye", "--read-only", "--namespace", "default"]).ended(2);
+    world.muster(&["user", "create", "eye", "--read-only", "--out", "eye.json"]).ended(0);
+    let users = world.muster(&["user", "ls"]).ended(0).json();
+    assert_eq!((&users["items"][0]["read_only"], &users["items"][0]["admin"]), (&true.into(), &false.into()));
+    let asked = |command: &[&str]| world.muster_at("n2", &[&["--identity", "eye.json"], command].concat());
+    for command in [
+        &["status"][..],
+        &["node", "inspect", "n1"],
+        &["token", "ls"],
+        &["user", "ls"],
+        &["cert", "ls"],
+        &["events"],
+        &["lease", "ls"],
+        &["raft", "status"],
+        &["reconciler", "list"],
+        &["actors"],
+    ] {
+        asked(command).ended(0);
+    }
+    for command in [
+        &["token", "show", "worker"][..],
+        &["backup", "all.backup"],
+        &["node", "update", "n2", "--label-add", "a=b"],
+        &["node", "promote", "n2"],
+        &["token", "create", "--role", "worker"],
+        &["user", "create", "eve", "--admin", "--out", "eve.json"],
+        &["user", "renew", "eye", "--out", "again.json"],
+        &["kubeconfig", "--user", "eye"],
+        &["lease", "create", "l"],
+        &["actors", "restart", "node/manager/leader/role-manager"],
+    ] {
+        assert_eq!(asked(command).ended(6).error_code(), "forbidden", "{command:?}");
+    }
+    // An operator makes a bearer token for it, which is no wider; and makes it a certificate for the next time.
+    world.muster(&["kubeconfig", "--user", "eye", "--namespace", "team-a", "--out", "eye.yaml"]).ended(0);
+    let users = world.muster(&["user", "ls"]).ended(0).json();
+    let eye = &users["items"][0];
+    assert!(eye["read_only"] == true && eye["namespaces"].as_array().is_some_and(Vec::is_empty), "{eye}");
+}
+
+#[test]
+#[ignore = "full tier"]
+fn a_renewed_identity_takes_the_place_of_the_old_one() {
+    let world = World::with(1, 0);
+    world.muster(&["user", "create", "ann", "--admin", "--out", "ann.json"]).ended(0);
+    let as_ann = |command: &[&str]| world.muster(&[&["--identity", "ann.json"], command].concat());
+    let file = world.folder().join("ann.json");
+    let old = std::fs::read(&file).expect("the identity");
+    std::fs::write(world.folder().join("old.json"), &old).expect("a copy");
+    assert_eq!(as_ann(&["user", "renew", "ann", "--out", "ann.json"]).ended(6).error_code(), "forbidden");
+    assert_eq!(std::fs::read(&file).expect("the identity"), old, "what was refused has changed nothing");
+    assert_eq!(world.muster(&["user", "renew", "bob"]).ended(4).error_code(), "not_found");
+    std::fs::write(world.folder().join("other"), "something else").expect("a file");
+    let taken = world.muster(&["user", "renew", "ann", "--out", "other"]).ended(6);
+    assert_eq!(taken.error_code(), "file_exists");
+    as_ann(&["node", "ls"]).ended(0);
+    let renewed = world.muster(&["user", "renew", "ann", "--ttl", "2h", "--out", "ann.json"]).ended(0).json();
+    assert_eq!(renewed["admin"], true);
+    as_ann(&["node", "update", "n1", "--label-add", "a=b"]).ended(0);
+    eventually_so("the old identity is refused", || world.muster(&["--identity", "old.json", "node", "ls"]).code == 6);
+}
+
+#[test]
 #[ignore = "full tier"]
 fn certificates_are_renewed_when_asked() {
     let world = World::with(1, 1);

@@ -132,6 +132,7 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::CaShow
         // Its key never leaves the client.
         | Request::UserCreate { .. }
+        | Request::UserRenew { .. }
         | Request::UserList
         | Request::UserRevoke { .. }
         | Request::BlocklistList { .. }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_kernel::Clock;
 use muster_messages::{
-    AccessToken, Change, ErrorBody, ErrorCode, Guard, Name, Principal, Revision, Tables, User, WallTime,
+    AccessToken, Change, ErrorBody, ErrorCode, Guard, Name, Principal, Revision, Tables, User, UserKind, WallTime,
 };
 use muster_pki::BearerToken;
 use serde_json::{Value, json};
@@ -53,13 +53,14 @@ impl Service {
         command = match tables.users.get(user) {
             Some(known) => {
                 let command = command.guard(Guard::UserSerial { name: user.clone(), serial: known.serial.clone() });
-                let reaches = known.admin || known.namespaces.iter().any(|own| own == namespace || own == "*");
+                let reaches =
+                    known.kind.reads_everything() || known.namespaces.iter().any(|own| own == namespace || own == "*");
                 if reaches { command } else { command.change(Change::PutUser(with_namespace(known, namespace))) }
             }
             None => {
                 let made = User {
                     name: user.clone(),
-                    admin: false,
+                    kind: UserKind::User,
                     namespaces: vec![namespace.to_owned()],
                     serial: String::new(),
                     created_at: now,
@@ -106,16 +107,18 @@ pub(crate) fn bearer(tables: &Tables, header: &str, now: WallTime) -> Option<Pri
     let token = known(tables, header).filter(|token| !is_over(token, now))?;
     let user = tables.users.get(&token.user)?;
     if !tables.remembers_callers() {
-        return Some(if user.admin { Principal::Admin(user.name.clone()) } else { Principal::User(user.name.clone()) });
+        return Some(user.kind.principal(user.name.clone()));
     }
     // Users that `muster kubeconfig` makes have no certificate, and so no end.
     if !user.serial.is_empty() && user.not_after <= now {
         return None;
     }
-    let was_operator = tables.token_rights.get(&token.id)?.admin;
-    Some(match was_operator && user.admin {
-        true => Principal::Admin(user.name.clone()),
-        false => Principal::Bearer { user: user.name.clone(), token: token.id.clone() },
+    // RIGHTS-1. The less of what its user was when it was made, and is now.
+    let kinds = [tables.token_rights.get(&token.id)?.kind, user.kind];
+    Some(match kinds {
+        [UserKind::Operator, UserKind::Operator] => Principal::Admin(user.name.clone()),
+        _ if kinds.iter().all(|kind| kind.reads_everything()) => Principal::Reader(user.name.clone()),
+        _ => Principal::Bearer { user: user.name.clone(), token: token.id.clone() },
     })
 }
 
@@ -145,7 +148,7 @@ mod tests {
         let name: Name = "ann".parse().unwrap();
         let user = User {
             name: name.clone(),
-            admin: false,
+            kind: UserKind::User,
             namespaces: vec!["default".to_owned()],
             serial: String::new(),
             created_at: WallTime(0),
@@ -182,13 +185,13 @@ mod tests {
     }
 
     /// At the level that keeps rights, with a token made for the namespace `default`.
-    fn with_rights(bearer: &BearerToken, admin: bool) -> Tables {
+    fn with_rights(bearer: &BearerToken, kind: UserKind) -> Tables {
         let mut tables = tables(bearer, None);
         let cluster = crate::tests::tables()
             .cluster
             .map(|c| muster_messages::ClusterRecord { feature_level: muster_messages::IDENTITY_LEVEL, ..(*c).clone() });
         tables.cluster = cluster.map(std::sync::Arc::new);
-        let rights = muster_messages::TokenRights { admin, namespaces: vec!["default".to_owned()] };
+        let rights = muster_messages::TokenRights { kind, namespaces: vec!["default".to_owned()] };
         tables.token_rights.insert(bearer.id.clone(), rights);
         tables
     }
@@ -197,9 +200,10 @@ mod tests {
     fn old_token_gains_no_rights_of_its_user() {
         let token = BearerToken::random();
         let header = format!("Bearer {}", token.to_text());
-        let mut state = with_rights(&token, false);
+        let mut state = with_rights(&token, UserKind::User);
         let user = state.users[&ann()].clone();
-        let wider = User { admin: true, namespaces: vec!["default".to_owned(), "ops".to_owned()], ..user.clone() };
+        let namespaces = vec!["default".to_owned(), "ops".to_owned()];
+        let wider = User { kind: UserKind::Operator, namespaces, ..user.clone() };
         state.users.insert(user.name.clone(), wider);
         let who = bearer(&state, &header, WallTime(1)).unwrap();
         assert!(!who.is_operator(), "{who:?}");
@@ -210,13 +214,47 @@ mod tests {
         assert!(crate::core::may_touch(&state, &who, "default").is_err(), "what its user has lost it has lost");
     }
 
+    /// RIGHTS-1, RIGHTS-2: the less of both, in every direction.
+    #[test]
+    fn a_token_is_the_less_of_its_making_and_its_user() {
+        use UserKind::{Operator, ReadOnly, User as Plain};
+        // Made for `default`, its user has `default` and `ops` now: what it reads and writes of them.
+        for (made, now, expected) in [
+            (Operator, Operator, ["rw", "rw"]),
+            (Operator, ReadOnly, ["r", "r"]),
+            (ReadOnly, Operator, ["r", "r"]),
+            (ReadOnly, ReadOnly, ["r", "r"]),
+            (ReadOnly, Plain, ["r", "r"]),
+            (Plain, ReadOnly, ["r", ""]),
+            (Plain, Operator, ["rw", ""]),
+            (Operator, Plain, ["rw", "rw"]),
+            (Plain, Plain, ["rw", ""]),
+        ] {
+            let token = BearerToken::random();
+            let mut state = with_rights(&token, made);
+            let namespaces = vec!["default".to_owned(), "ops".to_owned()];
+            let user = User { kind: now, namespaces, ..state.users[&ann()].clone() };
+            state.users.insert(ann(), user);
+            let who = bearer(&state, &format!("Bearer {}", token.to_text()), WallTime(1)).unwrap();
+            let may = ["default", "ops"].map(|namespace| {
+                let reads = crate::core::may_touch(&state, &who, namespace).is_ok();
+                let writes = reads && crate::core::may_write(&state, &[], &who, namespace).is_ok();
+                [if reads { "r" } else { "" }, if writes { "w" } else { "" }].concat()
+            });
+            assert_eq!(may, expected, "made for {made:?}, now {now:?}: {who}");
+            assert_eq!(who.is_operator(), (made, now) == (Operator, Operator));
+            let reads_all = crate::core::may_touch(&state, &who, "*").is_ok();
+            assert_eq!(reads_all, made.reads_everything() && now.reads_everything(), "{made:?} {now:?}");
+        }
+    }
+
     #[test]
     fn token_ends_with_its_users_certificate() {
         let token = BearerToken::random();
         let header = format!("Bearer {}", token.to_text());
-        let mut state = with_rights(&token, true);
-        let user =
-            User { admin: true, serial: "a1".to_owned(), not_after: WallTime(10), ..state.users[&ann()].clone() };
+        let mut state = with_rights(&token, UserKind::Operator);
+        let (kind, serial, not_after) = (UserKind::Operator, "a1".to_owned(), WallTime(10));
+        let user = User { kind, serial, not_after, ..state.users[&ann()].clone() };
         state.users.insert(user.name.clone(), user);
         assert_eq!(bearer(&state, &header, WallTime(9)), Some(Principal::Admin("ann".parse().unwrap())));
         assert_eq!(bearer(&state, &header, WallTime(10)), None);

@@ -429,7 +429,7 @@ fn may_ask(replica: &Replica, granted: &[String], asked: &Asked, request: &Lease
 #[cfg(test)]
 mod tests {
     use muster_messages::wire::Request;
-    use muster_messages::{GuardMode, Holding, Name, User, WallTime};
+    use muster_messages::{GuardMode, Holding, Name, User, UserKind, WallTime};
 
     use super::*;
 
@@ -443,7 +443,7 @@ mod tests {
         let name: Name = "ann".parse().unwrap();
         let user = User {
             name: name.clone(),
-            admin: false,
+            kind: UserKind::User,
             namespaces: vec!["own".to_owned()],
             serial: String::new(),
             created_at: WallTime(0),

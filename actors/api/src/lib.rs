@@ -26,6 +26,7 @@ mod shell;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod users;
 mod writes;
 
 pub use http::definition;

@@ -106,7 +106,11 @@ impl ApiLimits {
         match caller {
             Principal::Operator | Principal::Admin(_) => self.definitions(),
             Principal::Node(_) => self.body.max(OUTPUT).saturating_add(AROUND),
-            Principal::User(_) | Principal::Bearer { .. } | Principal::Anonymous | Principal::Cluster => self.body,
+            Principal::User(_)
+            | Principal::Bearer { .. }
+            | Principal::Reader(_)
+            | Principal::Anonymous
+            | Principal::Cluster => self.body,
         }
     }
 }

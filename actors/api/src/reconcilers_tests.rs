@@ -193,8 +193,9 @@ async fn arguments_of_a_command_are_not_shown_to_other_nodes() {
     let view = R::View { name: name.clone(), release, seen: Revision(0), wait_ms: 0 };
     let plan = R::Plan { name, release: Some(release) };
     let secret = |answer: &Value| answer.to_string().contains("hunter2");
+    let reader = Principal::Reader("eye".parse().unwrap());
     for (caller, of_view, of_plan) in
-        [(node(1), true, false), (node(2), false, false), (Principal::Operator, true, true)]
+        [(node(1), true, false), (node(2), false, false), (Principal::Operator, true, true), (reader, false, false)]
     {
         let (status, answer, _) = world.reconciler(&caller, view.clone()).await;
         assert_eq!((status.as_u16(), secret(&answer)), (200, of_view), "{caller}: {answer}");

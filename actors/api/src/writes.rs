@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_kernel::{AskError, Clock};
-use muster_messages::protocol::{CertAuthorityMsg, MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg};
+use muster_messages::protocol::{MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg, UserRights};
 use muster_messages::wire::{ListOf, PeerCall, Request, encode};
 use muster_messages::{
     Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, IDENTITY_LEVEL, NodeDoubts, NodeId, NodeRecord,
@@ -20,6 +20,7 @@ use crate::core::{self, Kind, Source, kind_of, labels_are_the_operators, lives_a
 use crate::ports::ManagerPorts;
 use crate::reads::{is_unavailable, not_leading, to_text};
 use crate::service::{Asked, Service};
+use crate::users;
 
 /// The pause between two attempts to reach a leader. A leader change takes tens of milliseconds.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -274,29 +275,13 @@ impl Service {
                 self.propose(manager, asked, command).await?;
                 json!({"node": id, "state": "rotate", "revoking": true})
             }
-            Request::UserCreate { name, admin, namespaces, ttl_ms, csr_pem } => {
-                let (name, admin, namespaces, lifetime_ms) = (name.clone(), *admin, namespaces.clone(), *ttl_ms);
-                lives_a_while(lifetime_ms)?;
-                let (csr_pem, by, request) = (csr_pem.clone(), asked.caller.clone(), asked.request_id);
-                let view = json!({"name": &name, "admin": admin, "namespaces": &namespaces});
-                let make = |reply| CertAuthorityMsg::SignUser {
-                    name,
-                    admin,
-                    namespaces,
-                    lifetime_ms,
-                    csr_pem,
-                    by,
-                    request,
-                    reply,
-                };
-                let signed = self.ask(asked, &manager.leader.authority, make).await?;
-                let mut view = view;
-                view["cert_pem"] = json!(signed.cert_pem);
-                view["root_pem"] = json!(signed.root_pem);
-                view["serial"] = json!(signed.serial);
-                view["not_after"] = json!(signed.not_after);
-                view["managers"] = json!(tables.members.values().map(|m| &m.addr).collect::<Vec<_>>());
-                view
+            Request::UserCreate { name, kind, namespaces, ttl_ms, csr_pem } => {
+                let rights = UserRights::New { kind: *kind, namespaces: namespaces.clone() };
+                self.sign_user(manager, asked, name, rights, *ttl_ms, csr_pem).await?
+            }
+            Request::UserRenew { name, ttl_ms, csr_pem } => {
+                users::renews_another(&asked.caller, name)?;
+                self.sign_user(manager, asked, name, UserRights::Kept, *ttl_ms, csr_pem).await?
             }
             Request::UserRevoke { name } => {
                 let command = self.command(asked, "user revoked").guard(Guard::UserExists(name.clone()));
@@ -363,7 +348,7 @@ impl Service {
         Box::pin(self.staleable_read(manager, asked, true)).await
     }
 
-    async fn ask<P: Send + 'static, T: Send + 'static>(
+    pub(crate) async fn ask<P: Send + 'static, T: Send + 'static>(
         &self,
         asked: &Asked,
         to: &muster_kernel::Recipient<P>,
@@ -502,7 +487,12 @@ fn shown(replica: &Replica, token: &Token) -> Result<Value, ErrorBody> {
 /// Refuses what managers of an earlier release could not read, before it is passed to one.
 fn known_to_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
     let level = tables.feature_level();
-    if matches!(request, Request::NodeRename { .. }) && level < IDENTITY_LEVEL {
+    let needs = match request {
+        Request::NodeRename { .. } | Request::UserRenew { .. } => true,
+        Request::UserCreate { kind, .. } => kind.is_read_only(),
+        _ => false,
+    };
+    if needs && level < IDENTITY_LEVEL {
         return Err(CommandRefusal::FeatureLevel { needs: IDENTITY_LEVEL, level }.into());
     }
     Ok(())

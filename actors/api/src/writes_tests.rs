@@ -72,15 +72,19 @@ fn events_come_in_pages_that_a_frame_holds() {
         let event = Event {
             revision: Revision(20 + n / 2),
             at: WallTime(0),
-            kind: if n % 3 == 0 { EventKind::Lease } else { EventKind::Role },
+            kind: [EventKind::Lease, EventKind::Role, EventKind::Certificate][n as usize % 3],
             node: None,
             by: Principal::Operator,
             reason: format!("{n} {}", "r".repeat(400)),
             before: None,
             after: None,
         };
-        let ring = if n % 3 == 0 { &mut tables.frequent_events } else { &mut tables.events };
-        ring.push_back(std::sync::Arc::new(event));
+        let history = match event.kind {
+            EventKind::Lease => &mut tables.frequent_events,
+            EventKind::Role => &mut tables.events,
+            _ => &mut tables.routine_events,
+        };
+        history.push_back(std::sync::Arc::new(event));
     }
     tables.revision = Revision(5_000);
     let (mut whole, mut since, mut pages) = (None, Revision(0), 0);

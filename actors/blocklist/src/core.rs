@@ -274,7 +274,7 @@ fn departed(seen: &Tables, tables: &Tables) -> BTreeSet<Principal> {
     for item in seen.users.diff(&tables.users) {
         match item {
             DiffItem::Remove(_, user) => drop(lost.insert(principal_of(user))),
-            DiffItem::Update { old: (_, old), new: (_, new) } if old.serial != new.serial || old.admin != new.admin => {
+            DiffItem::Update { old: (_, old), new: (_, new) } if old.serial != new.serial || old.kind != new.kind => {
                 lost.insert(principal_of(old));
             }
             _ => {}
@@ -305,7 +305,7 @@ fn newly_due(seen: &Tables, tables: &Tables) -> BTreeSet<Principal> {
 }
 
 fn principal_of(user: &User) -> Principal {
-    if user.admin { Principal::Admin(user.name.clone()) } else { Principal::User(user.name.clone()) }
+    user.kind.principal(user.name.clone())
 }
 
 #[cfg(test)]

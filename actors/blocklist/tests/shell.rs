@@ -106,7 +106,7 @@ async fn a_cut_survives_a_full_gateway_and_a_crash() {
     world.gateway.refuse(Undeliverable::Full);
     let revoked = User {
         name: Name::sanitized("ann"),
-        admin: false,
+        kind: UserKind::User,
         namespaces: vec![],
         serial: "1".to_owned(),
         created_at: WallTime(0),

@@ -147,10 +147,10 @@ impl CertAuthorityShell {
                 let wish = verify::join(*request, observed, self.core.tables());
                 (Port::Join(reply), wish.map(|w| Wish::Join(Box::new(w))))
             }
-            CertAuthorityMsg::SignUser { name, admin, namespaces, lifetime_ms, csr_pem, by, request, reply } => {
+            CertAuthorityMsg::SignUser { name, rights, lifetime_ms, csr_pem, by, request, reply } => {
                 let lifetime = lifetime_ms.map(Duration::from_millis);
-                let wish = verify::key(&csr_pem)
-                    .map(|key| Wish::User(UserWish { name, admin, namespaces, lifetime, by, request, key }));
+                let wish =
+                    verify::key(&csr_pem).map(|key| Wish::User(UserWish { name, rights, lifetime, by, request, key }));
                 (Port::User(reply), wish)
             }
         };

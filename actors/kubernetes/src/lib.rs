@@ -43,7 +43,7 @@ pub use self::events::{event_dropped, no_events};
 pub use self::openapi::openapi;
 pub use self::plan::{Context, Plan, Refused, plan, room_for_another};
 pub use self::resource::{COORDINATION, Resource, SERVED};
-pub use self::review::{AccessQuestion, access_answer, access_review, rules_answer, rules_review, self_review};
+pub use self::review::{AccessQuestion, Rules, access_answer, access_review, rules_answer, rules_review, self_review};
 pub use self::route::{Ask, Freshness, Head, Takes, Verb, route};
 pub use self::status::{Cause, Reason, Status};
 pub use self::watch::Watcher;

@@ -100,28 +100,40 @@ pub fn rules_review(ask: &Ask, body: &[u8]) -> Result<String, Status> {
     if namespace.is_empty() { Err(Status::bad_request("no namespace on request")) } else { Ok(namespace.to_owned()) }
 }
 
-/// Answers a `SelfSubjectRulesReview`. `allowed`: the asker may touch the namespace, and so everything in it.
-pub fn rules_answer(allowed: bool) -> KubeAnswer {
+/// What an asker may do in a namespace: the same with everything in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    None,
+    Read,
+    All,
+}
+
+/// Answers a `SelfSubjectRulesReview`.
+pub fn rules_answer(rules: Rules) -> KubeAnswer {
+    let allowed = |verb: &String| {
+        rules == Rules::All || rules == Rules::Read && matches!(verb.as_str(), "get" | "list" | "watch")
+    };
     let rule = |verbs: &[String], group: &str, resources: &[&str]| json!({"verbs": verbs, "apiGroups": [group], "resources": resources});
     let create = ["create".to_owned()];
-    let mut rules = vec![
+    let mut listed = vec![
         rule(&create, "authentication.k8s.io", &["selfsubjectreviews"]),
         rule(&create, "authorization.k8s.io", &["selfsubjectaccessreviews", "selfsubjectrulesreviews"]),
     ];
-    if allowed {
-        let verbs = VERBS.map(|verb| verb.to_string());
+    if rules != Rules::None {
+        let verbs: Vec<String> = VERBS.map(|verb| verb.to_string()).into_iter().filter(allowed).collect();
+        let of_events: Vec<String> = events::VERBS.map(str::to_owned).into_iter().filter(allowed).collect();
         let plurals = |group: &str| {
             let mut plurals: Vec<&str> = SERVED.iter().filter(|r| r.group == group).map(|r| r.plural()).collect();
             plurals.dedup();
             plurals
         };
-        rules.extend([COORDINATION, ""].map(|group| rule(&verbs, group, &plurals(group))));
-        rules.extend(events::GROUPS.map(|group| rule(&events::VERBS.map(str::to_owned), group, &[events::PLURAL])));
+        listed.extend([COORDINATION, ""].map(|group| rule(&verbs, group, &plurals(group))));
+        listed.extend(events::GROUPS.map(|group| rule(&of_events, group, &[events::PLURAL])));
     }
     let urls = ["/", "/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi/*", "/readyz", "/version"];
     let review = json!({
         "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": {},
-        "status": {"resourceRules": rules, "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": urls}],
+        "status": {"resourceRules": listed, "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": urls}],
                    "incomplete": false},
     });
     json_answer(201, &review)
@@ -163,6 +175,20 @@ mod tests {
         for bad in ["{}", "{\"spec\": {}}", "{\"spec\": 1}", "[]", ""] {
             assert_eq!(access_review(&ask, bad.as_bytes()).unwrap_err().reason.code(), 400, "{bad}");
         }
+        // What only reads may ask for its rules as well, and is told no verb that writes.
+        let rules = |rules| -> Value { serde_json::from_str(&rules_answer(rules).body).unwrap() };
+        for (may, leases, events) in [
+            (Rules::Read, json!(["get", "list", "watch"]), json!(["get", "list"])),
+            (Rules::All, json!(VERBS.map(|verb| verb.to_string())), json!(events::VERBS)),
+        ] {
+            let listed = rules(may)["status"]["resourceRules"].as_array().cloned().unwrap();
+            let of = |resource: &str| -> Value {
+                let found = listed.iter().find(|rule| rule["resources"].as_array().unwrap().contains(&json!(resource)));
+                found.map_or(Value::Null, |rule| rule["verbs"].clone())
+            };
+            assert_eq!((of("leases"), of("events")), (leases, events), "{may:?}");
+        }
+        assert_eq!(rules(Rules::None)["status"]["resourceRules"].as_array().unwrap().len(), 2);
         let me: Value = serde_json::from_str(&self_review("ann", &["g".to_owned()]).body).unwrap();
         assert_eq!(me["status"]["userInfo"], json!({"username": "ann", "groups": ["g"]}));
     }

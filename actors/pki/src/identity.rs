@@ -125,6 +125,7 @@ fn subject_of(uri: &str) -> Result<(ClusterId, Subject), BadCertificate> {
         "worker" => Subject::Node { node: id.parse()?, role: Role::Worker },
         "user" => Subject::User(id.parse()?),
         "admin" => Subject::Admin(id.parse()?),
+        "reader" => Subject::Reader(id.parse()?),
         _ => return Err(BadCertificate::Uri),
     };
     Ok((cluster.parse()?, subject))

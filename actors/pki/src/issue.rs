@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use muster_messages::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, Secret, WallTime};
+use muster_messages::{
+    CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, Secret, UserKind, WallTime,
+};
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber,
@@ -96,7 +98,7 @@ pub struct NodeProfile {
 pub struct UserProfile {
     pub cluster: ClusterId,
     pub name: Name,
-    pub admin: bool,
+    pub kind: UserKind,
     pub incarnation: Incarnation,
     pub lifetime: Duration,
     pub now: WallTime,
@@ -166,7 +168,11 @@ impl Issuer {
         let mut params = self.lasting(profile.now, profile.lifetime, MIN_USER_LIFETIME)?;
         let (cluster, who) = (profile.cluster.as_str(), profile.name.as_str());
         // The group is for people and for Kubernetes clients; what a user may do is decided by its record.
-        let (kind, group) = if profile.admin { ("admin", "muster:admins") } else { ("user", "muster:users") };
+        let (kind, group) = match profile.kind {
+            UserKind::User => ("user", "muster:users"),
+            UserKind::Operator => ("admin", "muster:admins"),
+            UserKind::ReadOnly => ("reader", "muster:readers"),
+        };
         params.distinguished_name = name(who, None, group);
         params.subject_alt_names = vec![uri(format!("spiffe://{cluster}/{kind}/{who}"))?];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];

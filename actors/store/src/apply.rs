@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use imbl::Vector;
 use muster_messages::{
     Change, Command, CommandRefusal, Event, EventKind, NodeId, ObjectChange, Outcome, Principal, RequestId, Revision,
     Tables, Term, WallTime, in_short,
@@ -13,7 +12,7 @@ use crate::{changes, guards, requests, sabotaged};
 
 pub use crate::requests::MAX_OUTCOMES;
 
-/// How many events stay readable; from `IDENTITY_LEVEL` on, so many beside as many frequent ones.
+/// How many events stay readable; from `IDENTITY_LEVEL` on, so many of each class.
 pub const MAX_EVENTS: usize = 10_000;
 /// Characters of each text of an event, from `IDENTITY_LEVEL` on: what is kept is bounded in bytes, too.
 const MAX_EVENT_TEXT: usize = 512;
@@ -134,7 +133,7 @@ pub(crate) struct Stamp<'a> {
 }
 
 impl Stamp<'_> {
-    /// Appends an event.
+    /// Appends an event to the history of its kind's class.
     pub fn log(
         &self,
         tables: &mut Tables,
@@ -143,11 +142,11 @@ impl Stamp<'_> {
         before: Option<String>,
         after: Option<String>,
     ) {
-        let event = self.event(tables, kind, node, (before, after));
-        keep(&mut tables.events, event);
+        let class = if is_routine(kind) { Class::Routine } else { Class::Membership };
+        self.keep(tables, class, kind, node, (before, after));
     }
 
-    /// Appends an event that a lease or a node causes as often as it likes: it drives out its like alone.
+    /// Appends an event that a lease or a node causes as often as it likes.
     pub fn log_frequent(
         &self,
         tables: &mut Tables,
@@ -156,9 +155,28 @@ impl Stamp<'_> {
         before: Option<String>,
         after: Option<String>,
     ) {
-        let event = self.event(tables, kind, node, (before, after));
-        let apart = tables.remembers_callers();
-        keep(if apart { &mut tables.frequent_events } else { &mut tables.events }, event);
+        self.keep(tables, Class::Frequent, kind, node, (before, after));
+    }
+
+    /// From `IDENTITY_LEVEL` on an event pushes out older ones of its class only.
+    fn keep(
+        &self,
+        tables: &mut Tables,
+        class: Class,
+        kind: EventKind,
+        node: Option<NodeId>,
+        words: (Option<String>, Option<String>),
+    ) {
+        let event = self.event(tables, kind, node, words);
+        let history = match class {
+            Class::Routine if tables.remembers_callers() => &mut tables.routine_events,
+            Class::Frequent if tables.remembers_callers() => &mut tables.frequent_events,
+            _ => &mut tables.events,
+        };
+        history.push_back(Arc::new(event));
+        if history.len() > MAX_EVENTS {
+            history.pop_front();
+        }
     }
 
     fn event(
@@ -183,9 +201,21 @@ impl Stamp<'_> {
     }
 }
 
-fn keep(events: &mut Vector<Arc<Event>>, event: Event) {
-    events.push_back(Arc::new(event));
-    if events.len() > MAX_EVENTS {
-        events.pop_front();
+/// Which history an event belongs to.
+#[derive(Clone, Copy)]
+enum Class {
+    /// Who is in the cluster, in which role.
+    Membership,
+    Routine,
+    Frequent,
+}
+
+/// Whether a node, or the holder of a token, can cause events of this kind without end.
+pub(crate) fn is_routine(kind: EventKind) -> bool {
+    match kind {
+        EventKind::Certificate | EventKind::Token | EventKind::User | EventKind::Gate => true,
+        EventKind::Cluster | EventKind::Node | EventKind::Role | EventKind::Membership => false,
+        // Logged as frequent ones, but for what an operator does.
+        EventKind::Liveness | EventKind::Lease => false,
     }
 }

@@ -203,10 +203,10 @@ fn bounds(tables: &Tables) -> Verdict {
     let ordered = tables.outcome_order.len();
     holds(outcomes == ordered, BOUND_1, || format!("{outcomes} outcomes of {ordered} requests"))?;
     holds(outcomes <= MAX_OUTCOMES, BOUND_1, || format!("{outcomes} outcomes"))?;
-    let events = tables.events.len();
-    holds(events <= MAX_EVENTS, BOUND_1, || format!("{events} events"))?;
-    let frequent = tables.frequent_events.len();
-    holds(frequent <= MAX_EVENTS, BOUND_1, || format!("{frequent} frequent events"))?;
+    for history in [&tables.events, &tables.routine_events, &tables.frequent_events] {
+        let events = history.len();
+        holds(events <= MAX_EVENTS, BOUND_1, || format!("{events} events"))?;
+    }
     requests(&tables.requests)
 }
 

@@ -85,7 +85,7 @@ impl From<TablesV1> for Tables {
             access_tokens, outcomes, outcome_order, events
         }, reconcilers: Reconcilers::default(), requests: Requests::default(), frequent_events: Vector::new(),
             token_rights: OrdMap::new(), reported: OrdMap::new(), certificates: OrdMap::new(),
-            user_pins: OrdMap::new())
+            user_pins: OrdMap::new(), routine_events: Vector::new())
     }
 }
 
@@ -104,7 +104,8 @@ impl From<TablesV2> for Tables {
             revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
             access_tokens, reconcilers, outcomes, outcome_order, events
         }, requests: Requests::default(), frequent_events: Vector::new(), token_rights: OrdMap::new(),
-            reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new())
+            reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new(),
+            routine_events: Vector::new())
     }
 }
 

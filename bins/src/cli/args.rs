@@ -212,11 +212,11 @@ pub enum TokenCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         uses: Option<u32>,
     },
-    /// List the tokens, without their secrets
+    /// List the tokens, without their secrets. Default tokens never expire
     Ls,
     /// Make a token useless
     Revoke { id: String },
-    /// Replace the default token of a role
+    /// Replace the default token of a role: the old one admits no node from now on
     Rotate { role: Role },
     /// Show the default token of a role (-q: the token alone)
     Show { role: Role },
@@ -257,6 +257,9 @@ pub enum UserCommand {
         /// An operator, who may do everything
         #[arg(long)]
         admin: bool,
+        /// An operator who only reads: everything but secrets, in every namespace
+        #[arg(long, conflicts_with_all = ["admin", "namespace"])]
+        read_only: bool,
         /// A namespace whose leases the user may hold
         #[arg(long, value_name = "NS")]
         namespace: Vec<String>,
@@ -264,6 +267,17 @@ pub enum UserCommand {
         #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
         ttl: Option<Duration>,
         /// Where the identity goes; `-` prints it [default: NAME.identity.json]
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Replace a user's valid certificate, which ends with that; rights and bearer tokens stay. For a new key, made here
+    Renew {
+        name: Name,
+        /// How long the new certificate is valid
+        #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
+        ttl: Option<Duration>,
+        /// Where the identity goes; `-` prints it. An identity of the same user there is replaced [default:
+        /// NAME.identity.json]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },

@@ -24,6 +24,9 @@ pub enum Principal {
     /// A user, by an access token, with the rights of that token. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on; below, a
     /// token stands for its user.
     Bearer { user: Name, token: String },
+    /// An operator who only reads: by its certificate, or by an access token that may do no more. From
+    /// [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
+    Reader(Name),
 }
 impl Principal {
     /// Whether it may do everything.
@@ -47,6 +50,7 @@ impl Principal {
             Principal::Anonymous => ("anonymous", None),
             Principal::Cluster => ("cluster", None),
             Principal::Bearer { user, .. } => ("user", Some(user.to_string())),
+            Principal::Reader(name) => ("reader", Some(name.to_string())),
         };
         serde_json::json!({"kind": kind, "id": id})
     }
@@ -61,6 +65,7 @@ impl fmt::Display for Principal {
             Principal::Anonymous => f.write_str("someone without identity"),
             Principal::Cluster => f.write_str("the cluster itself"),
             Principal::Bearer { user, token } => write!(f, "user {user} (token {token})"),
+            Principal::Reader(name) => write!(f, "read-only operator {name}"),
         }
     }
 }
@@ -71,6 +76,7 @@ pub enum Subject {
     Node { node: NodeId, role: Role },
     User(Name),
     Admin(Name),
+    Reader(Name),
 }
 
 /// A verified certificate, reduced to what decisions need.
@@ -97,6 +103,7 @@ impl CertIdentity {
             Subject::Node { node, .. } => Principal::Node(*node),
             Subject::User(name) => Principal::User(name.clone()),
             Subject::Admin(name) => Principal::Admin(name.clone()),
+            Subject::Reader(name) => Principal::Reader(name.clone()),
         }
     }
     /// The node and the role its certificate claims, if this is a node's certificate.

@@ -45,11 +45,46 @@ pub struct Token {
     pub revision: Revision,
 }
 
+/// What a user may do.
+///
+/// Takes the place of feature level 2's `admin: bool`, and is the same byte: `false` was 0, `true` was 1. The third kind is
+/// written from [`IDENTITY_LEVEL`] on only. Hence the order of the variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum UserKind {
+    /// Leases, locks and config maps of its namespaces.
+    #[default]
+    User,
+    /// Everything.
+    Operator,
+    /// Reads what an operator reads, without secrets, and changes nothing.
+    ReadOnly,
+}
+impl UserKind {
+    pub fn is_operator(self) -> bool {
+        self == UserKind::Operator
+    }
+    pub fn is_read_only(self) -> bool {
+        self == UserKind::ReadOnly
+    }
+    /// Whether it reads in every namespace, whatever namespaces it was given.
+    pub fn reads_everything(self) -> bool {
+        self != UserKind::User
+    }
+    /// The principal that a user of this kind is.
+    pub fn principal(self, name: Name) -> Principal {
+        match self {
+            UserKind::User => Principal::User(name),
+            UserKind::Operator => Principal::Admin(name),
+            UserKind::ReadOnly => Principal::Reader(name),
+        }
+    }
+}
+
 /// A credential for a person or a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     pub name: Name,
-    pub admin: bool,
+    pub kind: UserKind,
     pub namespaces: Vec<String>,
     /// The serial of the certificate that is in force; any other certificate of this name is refused. Empty: none.
     pub serial: String,
@@ -73,8 +108,8 @@ pub struct AccessToken {
 /// What an access token may do at most; what its user may do now bounds it too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRights {
-    /// Its user was an operator when it was made.
-    pub admin: bool,
+    /// Its user's kind when it was made.
+    pub kind: UserKind,
     pub namespaces: Vec<String>,
 }
 
@@ -95,4 +130,21 @@ pub struct Outcome {
     pub revision: Revision,
     /// The refusal, if it was refused. Boxed, because most are not and many thousands of outcomes are kept.
     pub refused: Option<Box<super::CommandRefusal>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{decode_stored, encode_stored};
+
+    /// Logs and snapshots of feature level 2 have a `bool` there.
+    #[test]
+    fn a_users_kind_is_the_byte_that_admin_was() {
+        for (admin, kind) in [(false, UserKind::User), (true, UserKind::Operator)] {
+            let bytes = encode_stored(&admin).unwrap();
+            assert_eq!(encode_stored(&kind).unwrap(), bytes);
+            assert_eq!(decode_stored::<UserKind>(&bytes).unwrap(), kind);
+        }
+        assert!(decode_stored::<bool>(&encode_stored(&UserKind::ReadOnly).unwrap()).is_err());
+    }
 }

@@ -57,6 +57,9 @@ pub struct Tables {
     pub certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
     /// From feature level 3 on; empty below, and without users whose certificate was signed below.
     pub user_pins: OrdMap<Name, UserPin>,
+    /// Events of certificates, tokens, users and gates: apart from `events`, so that a node that asks for certificates again and
+    /// again, say, pushes out no event of roles and membership. Oldest first (bounded by count).
+    pub routine_events: Vector<Arc<Event>>,
 }
 
 impl Tables {
@@ -102,12 +105,13 @@ impl Tables {
     /// All remembered events after a revision, newest first.
     pub fn events_after(&self, since: Revision) -> impl Iterator<Item = &Arc<Event>> {
         let newer = move |event: &&Arc<Event>| event.revision > since;
-        let mut rare = self.events.iter().rev().take_while(newer).peekable();
-        let mut frequent = self.frequent_events.iter().rev().take_while(newer).peekable();
-        std::iter::from_fn(move || match (rare.peek(), frequent.peek()) {
-            (Some(one), Some(other)) if one.revision < other.revision => frequent.next(),
-            (None, Some(_)) => frequent.next(),
-            _ => rare.next(),
+        // Of one revision in this order.
+        let mut histories = [&self.events, &self.routine_events, &self.frequent_events]
+            .map(|history| history.iter().rev().take_while(newer).peekable());
+        std::iter::from_fn(move || {
+            let heads = histories.iter_mut().map(|history| history.peek().map(|event| event.revision));
+            let newest = heads.enumerate().max_by_key(|(n, head)| (*head, std::cmp::Reverse(*n)));
+            newest.and_then(|(n, _)| histories[n].next())
         })
     }
     /// The newest event.

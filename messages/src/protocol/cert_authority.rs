@@ -1,7 +1,7 @@
 //! What the certificate authority hears.
 
 use super::{Named, Reply};
-use crate::model::{CertIdentity, ErrorBody, Name, Principal, RequestId, Secret, WallTime};
+use crate::model::{CertIdentity, ErrorBody, Name, Principal, RequestId, Secret, UserKind, WallTime};
 use crate::wire::{JoinReply, JoinRequest, SignReply};
 
 /// Messages of the certificate authority. It signs for the granted role in its own applied copy, whatever was asked.
@@ -19,14 +19,22 @@ pub enum CertAuthorityMsg {
     /// A certificate for a person or program.
     SignUser {
         name: Name,
-        admin: bool,
-        namespaces: Vec<String>,
+        rights: UserRights,
         lifetime_ms: Option<u64>,
         csr_pem: String,
         by: Principal,
         request: RequestId,
         reply: Reply<Result<UserCertificate, ErrorBody>>,
     },
+}
+
+/// What a user's certificate is to stand for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UserRights {
+    /// Of a new user.
+    New { kind: UserKind, namespaces: Vec<String> },
+    /// As its record has them: the certificate takes the place of one that is valid.
+    Kept,
 }
 
 /// A signed user certificate.

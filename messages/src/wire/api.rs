@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role};
+use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role, UserKind};
 
 /// A frame of the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ pub enum Request {
     /// The key is made by the client and never travels: only its CSR does.
     UserCreate {
         name: Name,
-        admin: bool,
+        kind: UserKind,
         namespaces: Vec<String>,
         ttl_ms: Option<u64>,
         csr_pem: String,
@@ -140,6 +140,13 @@ pub enum Request {
     /// Like `CertRotate`, and what the node holds now stops to count once it is seen with what it gets.
     CertRevoke {
         node: NodeRef,
+    },
+    /// A fresh certificate, for a new key, in place of a user's valid one, which stops to count. Its rights and its access
+    /// tokens stay.
+    UserRenew {
+        name: Name,
+        ttl_ms: Option<u64>,
+        csr_pem: String,
     },
 }
 

@@ -7,7 +7,7 @@ use muster_client::{Client, Failure, Outcome, parse};
 use muster_local_cluster::{answers, temporary_folder};
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{NodeView, Role};
+use muster_messages::{NodeView, Role, UserKind};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -75,11 +75,12 @@ impl Cluster {
     }
 
     /// A user's certificate, made as `muster user create` makes it.
-    pub async fn user(&self, name: &str, admin: bool) -> Outcome<NodeCredentials> {
+    pub async fn user(&self, name: &str, kind: UserKind) -> Outcome<NodeCredentials> {
         let key = muster_pki::new_key();
         let csr_pem = muster_pki::make_csr(&key).map_err(|e| Failure::internal(e.to_string()))?;
         let name = name.parse().map_err(|_| Failure::internal(format!("{name} is no name")))?;
-        let request = Request::UserCreate { name, admin, namespaces: vec!["default".into()], ttl_ms: None, csr_pem };
+        let namespaces = if kind.is_read_only() { vec![] } else { vec!["default".into()] };
+        let request = Request::UserCreate { name, kind, namespaces, ttl_ms: None, csr_pem };
         let made = self.ask("n1", request).await?;
         let cert_pem = made["cert_pem"].as_str().ok_or_else(|| Failure::internal(made.to_string()))?.to_owned();
         let root_pem = self.node("n1").credentials()?.root_pem;

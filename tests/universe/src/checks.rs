@@ -152,6 +152,7 @@ fn same(known: &Tables, tables: &Tables) -> Verdict {
         && known.reconcilers.gates == tables.reconcilers.gates
         && known.removed_raft_ids == tables.removed_raft_ids
         && known.events.len() == tables.events.len()
+        && known.routine_events.len() == tables.routine_events.len()
         && known.frequent_events.len() == tables.frequent_events.len()
         && known.requests.weight == tables.requests.weight
         && known.outcomes.len() == tables.outcomes.len();

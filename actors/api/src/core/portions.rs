@@ -148,7 +148,8 @@ pub fn certificate(n: &NodeRecord) -> Value {
 
 /// An item of `muster user ls`.
 pub fn user(u: &User) -> Value {
-    json!({"name": u.name, "admin": u.admin, "namespaces": u.namespaces, "serial": u.serial,
+    let (admin, read_only) = (u.kind.is_operator(), u.kind.is_read_only());
+    json!({"name": u.name, "admin": admin, "read_only": read_only, "namespaces": u.namespaces, "serial": u.serial,
            "created_at": u.created_at, "not_after": u.not_after})
 }
 

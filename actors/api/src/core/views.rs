@@ -288,7 +288,7 @@ pub fn event(event: &Event) -> Value {
 }
 
 /// Events after `since`, oldest first, as many as `bytes` hold. `revision` is where the next page begins; `more`: there are
-/// later ones already. `incomplete_before`: of leases and nodes, events before that revision are no longer kept.
+/// later ones already. `incomplete_before`: of some kinds, events before that revision are no longer kept.
 pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> Value {
     let mut newer: Vec<&Arc<Event>> = tables.events_after(since).collect();
     newer.reverse();
@@ -308,9 +308,11 @@ pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> Value {
     if more {
         page["more"] = true.into();
     }
-    let oldest = tables.frequent_events.front().filter(|_| tables.frequent_events.len() >= MAX_EVENTS);
-    if let Some(oldest) = oldest.filter(|oldest| since.next() < oldest.revision) {
-        page["incomplete_before"] = json!(oldest.revision);
+    let full =
+        [&tables.routine_events, &tables.frequent_events].into_iter().filter(|history| history.len() >= MAX_EVENTS);
+    let oldest = full.filter_map(|history| history.front()).map(|event| event.revision).max();
+    if let Some(oldest) = oldest.filter(|oldest| since.next() < *oldest) {
+        page["incomplete_before"] = json!(oldest);
     }
     page
 }

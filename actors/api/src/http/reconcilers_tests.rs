@@ -259,3 +259,29 @@ async fn an_operator_brings_whole_definitions_and_objects_and_nobody_else_more_t
         assert!(said.contains(&limit), "{path}: {said}");
     }
 }
+
+/// RIGHTS-2.
+#[tokio::test]
+async fn a_read_only_operator_reads_over_http_and_changes_nothing() {
+    let world = World::new();
+    let eye = Principal::Reader("eye".parse().unwrap());
+    for target in
+        ["/v1/status", "/v1/nodes", "/v1/users", "/v1/tokens", "/v1/certificates", "/v1/events", "/v1/reconcilers"]
+    {
+        let (status, answer, _) = world.http(&eye, "GET", target, "").await;
+        assert_eq!(status.as_u16(), 200, "{target}: {answer}");
+    }
+    for (method, target, body) in [
+        ("GET", "/v1/backup", json!({})),
+        ("POST", "/v1/tokens", json!({"role": "worker"})),
+        ("POST", "/v1/nodes/n1/promote", json!({})),
+        ("DELETE", "/v1/nodes/n1", json!({})),
+        ("DELETE", "/v1/users/ann", json!({})),
+        ("POST", "/v1/actors/node/manager?action=restart", json!({})),
+        ("PUT", "/v1/objects/table/default/users", json!({"body": {}})),
+    ] {
+        let (status, answer, proposed) = world.http(&eye, method, target, &body.to_string()).await;
+        assert_eq!((status.as_u16(), proposed.len()), (403, 0), "{method} {target}: {answer}");
+        assert_eq!(answer["error"]["code"], "forbidden", "{method} {target}");
+    }
+}

@@ -19,14 +19,14 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
 use muster_kernel::Clock;
-use muster_kubernetes::{Ask, Freshness, Head, Reason, Status, Takes, Verb};
+use muster_kubernetes::{Ask, Freshness, Head, Reason, Rules, Status, Takes, Verb};
 use muster_messages::wire::{ApiCall, KubeAnswer, KubeCall, Refusal, Request as Asked};
 use muster_messages::{ErrorBody, ErrorCode, Principal, Replica, RequestId, Tables, WallTime, millis};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::access::{bearer, bearer_token};
-use crate::core::{may_touch, may_write, speaks};
+use crate::core::{may_touch, may_write, only_reads, speaks};
 use crate::http::Peer;
 use crate::ports::ManagerPorts;
 use crate::service::{Service, refusal_error};
@@ -176,7 +176,13 @@ async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result
             let body = peer.body(body).await?;
             let namespace = muster_kubernetes::rules_review(&ask, &body)?;
             let copy = manager.replica.borrow().clone();
-            Ok(respond(muster_kubernetes::rules_answer(may_touch(&copy.tables, &caller, &namespace).is_ok())))
+            let granted = &service.ports.limits.node_namespaces;
+            let rules = match may_touch(&copy.tables, &caller, &namespace) {
+                Err(_) => Rules::None,
+                Ok(()) if may_write(&copy.tables, granted, &caller, &namespace).is_err() => Rules::Read,
+                Ok(()) => Rules::All,
+            };
+            Ok(respond(muster_kubernetes::rules_answer(rules)))
         }
         Takes::NoEvents => {
             let copy = fresh_copy(service, &manager, Freshness::Any, deadline).await?;
@@ -202,6 +208,9 @@ async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result
             watch::stream(service, manager, who, &caller, &ask, &copy.tables)
         }
         Takes::Write => {
+            if only_reads(&manager.replica.borrow().tables, &caller) {
+                return Err(ask.forbidden(&name_of(&caller)));
+            }
             let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
             let call = KubeCall {
                 method: head.method.to_string(),
@@ -363,13 +372,19 @@ fn may(caller: Option<&Principal>, ask: &Ask, tables: &Tables) -> Result<(), Sta
     if matches!(ask.verb, Verb::Get | Verb::List | Verb::Watch) {
         return Ok(());
     }
+    if only_reads(tables, caller) {
+        return Err(ask.forbidden(&name_of(caller)));
+    }
     speaks::by_hand(caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))
 }
 
 /// As Kubernetes spells names of users.
 fn name_of(caller: &Principal) -> String {
     match caller {
-        Principal::User(name) | Principal::Admin(name) | Principal::Bearer { user: name, .. } => name.to_string(),
+        Principal::User(name)
+        | Principal::Admin(name)
+        | Principal::Reader(name)
+        | Principal::Bearer { user: name, .. } => name.to_string(),
         Principal::Node(id) => format!("system:node:{id}"),
         Principal::Operator => "muster:operator".to_owned(),
         Principal::Anonymous => "system:anonymous".to_owned(),
@@ -381,6 +396,7 @@ fn groups_of(caller: &Principal) -> Vec<String> {
     let own = match caller {
         Principal::User(_) | Principal::Bearer { .. } => "muster:users",
         Principal::Admin(_) | Principal::Operator => "system:masters",
+        Principal::Reader(_) => "muster:readers",
         Principal::Node(_) => "system:nodes",
         Principal::Anonymous | Principal::Cluster => return vec![],
     };

@@ -2,7 +2,7 @@
 
 use muster_kernel::{Recipient, Undeliverable};
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{ConfigMap, Name, Object, ObjectBody, ObjectMeta, Outcome, Revision, Uid, User};
+use muster_messages::{ConfigMap, Name, Object, ObjectBody, ObjectMeta, Outcome, Revision, Uid, User, UserKind};
 use tokio::sync::watch;
 
 use super::*;
@@ -59,7 +59,7 @@ pub(super) fn copy_with(maps: usize, bytes: usize) -> Tables {
     let times = (WallTime(0), WallTime(0));
     let user = User {
         name: name.clone(),
-        admin: false,
+        kind: UserKind::User,
         namespaces,
         serial: String::new(),
         created_at: times.0,
@@ -192,4 +192,83 @@ async fn events_are_for_those_who_may_touch_the_namespace() {
         assert_eq!(status_of(&service, get).await.0, listed, "{namespace}");
     }
     assert_eq!(service.counters.events_dropped.load(Ordering::Relaxed), 1);
+}
+
+/// A cluster with a config map in `ns` and a read-only operator, who has this token.
+fn copy_with_reader(token: &muster_pki::BearerToken) -> Tables {
+    let cluster = muster_messages::ClusterRecord { feature_level: 3, ..crate::tests::cluster() };
+    let mut tables = Tables { cluster: Some(Arc::new(cluster)), ..copy_with(1, 10) };
+    let name: Name = "eye".parse().unwrap();
+    let kind = UserKind::ReadOnly;
+    let user = User { name: name.clone(), kind, namespaces: vec![], ..tables.users.values().next().unwrap().clone() };
+    tables.users.insert(name.clone(), user);
+    let access = muster_messages::AccessToken {
+        id: token.id.clone(),
+        user: name,
+        digest: token.digest(),
+        created_at: WallTime(0),
+        expires_at: None,
+    };
+    let rights = muster_messages::TokenRights { kind, namespaces: vec![] };
+    tables.token_rights.insert(token.id.clone(), rights);
+    tables.access_tokens.insert(token.id.clone(), access);
+    tables
+}
+
+/// RIGHTS-2, over HTTP: by certificate as well as by token.
+#[tokio::test]
+async fn a_read_only_operator_reads_and_is_told_so() {
+    let token = muster_pki::BearerToken::random();
+    let tables = copy_with_reader(&token);
+    let half = Half::with(tables.clone(), Some(tables));
+    let service = half.service();
+    let by_certificate = (Principal::Reader("eye".parse().unwrap()), None);
+    let by_token = (Principal::Anonymous, Some(format!("Bearer {}", token.to_text())));
+    for (caller, header) in [by_certificate, by_token] {
+        let ask = async |method: &str, target: &str, body: serde_json::Value| {
+            let mut request = Request::builder().method(method).uri(target);
+            if let Some(header) = &header {
+                request = request.header("authorization", header);
+            }
+            let answer =
+                serve(&peer(&service, caller.clone()), request.body(Body::from(body.to_string())).unwrap()).await;
+            let status = answer.status().as_u16();
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            (status, serde_json::from_slice::<serde_json::Value>(&body).unwrap())
+        };
+        let none = serde_json::Value::Null;
+        for target in ["/api/v1/configmaps", MAPS, "/apis/coordination.k8s.io/v1/leases", "/api/v1/namespaces/x/events"]
+        {
+            assert_eq!(ask("GET", target, none.clone()).await.0, 200, "{target}");
+        }
+        let map = serde_json::json!({"metadata": {"name": "m000"}, "data": {}});
+        for (method, target) in [
+            ("POST", MAPS.to_owned()),
+            ("PUT", format!("{MAPS}/m000")),
+            ("DELETE", format!("{MAPS}/m000")),
+            ("DELETE", MAPS.to_owned()),
+            ("POST", "/api/v1/namespaces/ns/events".to_owned()),
+        ] {
+            let (status, answer) = ask(method, &target, map.clone()).await;
+            assert_eq!((status, &answer["reason"]), (403, &"Forbidden".into()), "{method} {target}: {answer}");
+        }
+        for (verb, allowed) in [("get", true), ("list", true), ("watch", true), ("update", false), ("*", false)] {
+            for namespace in ["ns", "other", ""] {
+                let (group, resource) = ("coordination.k8s.io", "leases");
+                let resource =
+                    serde_json::json!({"verb": verb, "group": group, "resource": resource, "namespace": namespace});
+                let review = serde_json::json!({"spec": {"resourceAttributes": resource}});
+                let target = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+                let (_, answer) = ask("POST", target, review).await;
+                assert_eq!(answer["status"]["allowed"], allowed, "{verb} in {namespace:?}: {answer}");
+            }
+        }
+        let target = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+        let (_, rules) = ask("POST", target, serde_json::json!({"spec": {"namespace": "ns"}})).await;
+        let rules = rules["status"]["resourceRules"].as_array().cloned().unwrap();
+        let of_leases = rules.iter().find(|rule| rule["resources"].as_array().unwrap().contains(&"leases".into()));
+        assert_eq!(of_leases.unwrap()["verbs"], serde_json::json!(["get", "list", "watch"]));
+        let (_, me) = ask("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", serde_json::json!({})).await;
+        assert_eq!(me["status"]["userInfo"]["username"], "eye");
+    }
 }

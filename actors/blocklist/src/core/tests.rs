@@ -25,10 +25,10 @@ fn node(n: u8, role: Role) -> NodeRecord {
     }
 }
 
-fn user(who: &str, serial: &str, admin: bool) -> Change {
+fn user(who: &str, serial: &str, kind: UserKind) -> Change {
     Change::PutUser(User {
         name: name(who),
-        admin,
+        kind,
         namespaces: vec![],
         serial: serial.to_owned(),
         created_at: T0,
@@ -79,8 +79,8 @@ impl World {
             Change::CreateNode(Box::new(node(1, Role::Manager))),
             Change::CreateNode(Box::new(node(2, Role::Manager))),
             Change::CreateNode(Box::new(node(3, Role::Worker))),
-            user("ann", "a1", false),
-            user("bob", "b1", true),
+            user("ann", "a1", UserKind::User),
+            user("bob", "b1", UserKind::Operator),
         ]);
         world
     }
@@ -195,7 +195,7 @@ fn news_that_take_no_right_away_cut_nobody() {
     world.apply([
         Change::SetLiveness { node: id(3), liveness: Liveness::Down },
         Change::SetDesiredRole { node: id(2), role: Role::Worker },
-        user("eve", "e1", false),
+        user("eve", "e1", UserKind::User),
     ]);
     assert_eq!(world.look(), []);
 }
@@ -212,7 +212,7 @@ fn a_worker_that_is_new_to_the_copy_is_kept_out_of_the_mesh() {
 #[test]
 fn revoked_and_replaced_credentials_are_cut() {
     let mut world = World::settled();
-    world.apply([Change::DeleteUser(name("ann")), user("bob", "b2", true)]);
+    world.apply([Change::DeleteUser(name("ann")), user("bob", "b2", UserKind::Operator)]);
     let (ann, bob) = (Principal::User(name("ann")), Principal::Admin(name("bob")));
     let out = RefusalReason::Unauthenticated;
     assert_eq!(world.look(), [everything(ann, out), everything(bob, out)]);

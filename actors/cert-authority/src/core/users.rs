@@ -1,9 +1,9 @@
 //! Certificates for people and programs.
 
-use muster_messages::protocol::UserCertificate;
+use muster_messages::protocol::{UserCertificate, UserRights};
 use muster_messages::{
-    Change, Command, DNS_LABEL, ErrorBody, ErrorCode, Guard, Principal, RequestId, Revision, User, UserPin, WallTime,
-    is_dns_label,
+    Change, Command, CommandRefusal, DNS_LABEL, ErrorBody, ErrorCode, Guard, IDENTITY_LEVEL, Principal, RequestId,
+    Revision, User, UserKind, UserPin, WallTime, is_dns_label,
 };
 use muster_pki::{Signed, UserProfile};
 
@@ -22,14 +22,12 @@ impl CertAuthority {
         out: &mut Vec<Effect>,
     ) -> Result<(), ErrorBody> {
         let cluster = self.cluster()?;
-        if wish.namespaces.len() > MAX_NAMESPACES || !wish.namespaces.iter().all(|n| is_dns_label(n)) {
-            return Err(ErrorBody::invalid(format!("at most {MAX_NAMESPACES} namespaces, each {DNS_LABEL}")));
-        }
         self.guard_of(wish, wall)?;
+        let kind = self.record_of(wish)?.0;
         let profile = UserProfile {
             cluster: cluster.id,
             name: wish.name.clone(),
-            admin: wish.admin,
+            kind,
             incarnation: cluster.incarnation,
             lifetime: wish.lifetime.unwrap_or(self.config.user_lifetime),
             now: wall,
@@ -50,20 +48,25 @@ impl CertAuthority {
         wall: WallTime,
         out: &mut Vec<Effect>,
     ) {
-        let (guard, request) = match self.guard_of(wish, wall) {
+        let judged = self.guard_of(wish, wall).and_then(|guard| Ok((guard, self.record_of(wish)?)));
+        let ((guard, request), (kind, namespaces, created_at)) = match judged {
             Ok(found) => found,
             Err(refusal) => return self.answer(ask, Err(refusal), out),
         };
         let user = User {
             name: wish.name.clone(),
-            admin: wish.admin,
-            namespaces: wish.namespaces.clone(),
+            kind,
+            namespaces,
             serial: signed.serial.clone(),
-            created_at: wall,
+            created_at: created_at.unwrap_or(wall),
             not_after: signed.not_after,
             revision: Revision(0),
         };
-        let mut command = Command::idempotent(wall, wish.by.clone(), "user certificate signed")
+        let reason = match wish.rights {
+            UserRights::New { .. } => "user certificate signed",
+            UserRights::Kept => "user certificate renewed",
+        };
+        let mut command = Command::idempotent(wall, wish.by.clone(), reason)
             .with_request(request)
             .guard(guard)
             .change(Change::PutUser(user));
@@ -77,24 +80,60 @@ impl CertAuthority {
         out.push(Effect::Propose { step, command });
     }
 
-    /// A name belongs to one certificate. It is written when it is free, when its certificate has expired, or again by
-    /// the request that wrote it (the answer was lost, and with it the certificate).
+    /// What the user's record is to say: kind, namespaces, and since when, if it is there.
+    fn record_of(&self, wish: &UserWish) -> Result<(UserKind, Vec<String>, Option<WallTime>), ErrorBody> {
+        match &wish.rights {
+            UserRights::Kept => {
+                let user = self.tables.users.get(&wish.name).ok_or_else(|| no_such(wish))?;
+                Ok((user.kind, user.namespaces.clone(), Some(user.created_at)))
+            }
+            UserRights::New { kind, namespaces } => {
+                if namespaces.len() > MAX_NAMESPACES || !namespaces.iter().all(|n| is_dns_label(n)) {
+                    return Err(ErrorBody::invalid(format!("at most {MAX_NAMESPACES} namespaces, each {DNS_LABEL}")));
+                }
+                if kind.is_read_only() {
+                    if !namespaces.is_empty() {
+                        let text = "a read-only operator reads every namespace and writes in none; name no namespace";
+                        return Err(ErrorBody::invalid(text));
+                    }
+                    if !self.tables.records_identities() {
+                        let (needs, level) = (IDENTITY_LEVEL, self.tables.feature_level());
+                        return Err(CommandRefusal::FeatureLevel { needs, level }.into());
+                    }
+                }
+                Ok((*kind, namespaces.clone(), None))
+            }
+        }
+    }
+
+    /// A name belongs to one certificate. It is written when it is free, when its certificate has expired, when it is renewed
+    /// while that one is valid, or again by the request that wrote it (the answer was lost, and with it the certificate).
     fn guard_of(&self, wish: &UserWish, wall: WallTime) -> Result<(Guard, RequestId), ErrorBody> {
         let name = wish.name.clone();
         let request = first_time(wish);
         let first = self.tables.outcome_of(&Principal::Cluster, request);
         let written = first.is_some_and(|outcome| outcome.refused.is_none());
+        let renews = wish.rights == UserRights::Kept;
         match self.tables.users.get(&name) {
+            None if renews => Err(no_such(wish)),
             None if written => Err(ErrorBody::new(
                 ErrorCode::Conflict,
                 format!("user {name} was created by this request and revoked since"),
             )),
             None => Ok((Guard::UserAbsent(name), request)),
             Some(user) if written => Ok((replaces(user), RequestId(0))),
-            Some(user) if user.not_after <= wall => Ok((replaces(user), request)),
+            // Of an expired one the access tokens are over, too, and must not come to life again with old rights.
+            Some(user) if renews && (user.not_after <= wall || user.serial.is_empty()) => Err(ErrorBody::new(
+                ErrorCode::Conflict,
+                format!("user {name} has no valid certificate to renew; `muster user create {name}` makes a new one"),
+            )),
+            Some(user) if renews || user.not_after <= wall => Ok((replaces(user), request)),
             Some(_) => Err(ErrorBody::new(
                 ErrorCode::Conflict,
-                format!("user {name} exists; revoke it first, or choose another name"),
+                format!(
+                    "user {name} exists; `muster user renew {name}` replaces its certificate; or revoke it first, or choose \
+                     another name"
+                ),
             )),
         }
     }
@@ -104,10 +143,18 @@ pub(super) fn certificate(signed: Signed, root_pem: String) -> UserCertificate {
     UserCertificate { cert_pem: signed.cert_pem, root_pem, serial: signed.serial, not_after: signed.not_after }
 }
 
+fn no_such(wish: &UserWish) -> ErrorBody {
+    ErrorBody::new(ErrorCode::NotFound, format!("no such user: {}; `muster user ls` shows those there are", wish.name))
+}
+
 fn replaces(user: &User) -> Guard {
     Guard::UserSerial { name: user.name.clone(), serial: user.serial.clone() }
 }
 
 fn first_time(wish: &UserWish) -> RequestId {
-    request_id(&[b"muster-user/1", &wish.request.0.to_be_bytes(), wish.name.as_str().as_bytes(), wish.key.spki()])
+    let what: &[u8] = match wish.rights {
+        UserRights::New { .. } => b"muster-user/1",
+        UserRights::Kept => b"muster-user-renewal/1",
+    };
+    request_id(&[what, &wish.request.0.to_be_bytes(), wish.name.as_str().as_bytes(), wish.key.spki()])
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use muster_messages::protocol::{ProposeError, UserCertificate};
+use muster_messages::protocol::{ProposeError, UserCertificate, UserRights};
 use muster_messages::wire::{JoinReply, SignReply};
 use muster_messages::{
     CertIdentity, Command, ErrorBody, Moment, Name, NodeId, Principal, RequestId, Revision, Secret, Tables,
@@ -52,8 +52,7 @@ pub struct JoinWish {
 #[derive(Clone, Debug)]
 pub struct UserWish {
     pub name: Name,
-    pub admin: bool,
-    pub namespaces: Vec<String>,
+    pub rights: UserRights,
     pub lifetime: Option<Duration>,
     pub by: Principal,
     pub request: RequestId,

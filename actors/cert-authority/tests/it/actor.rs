@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use crate::world::{MANAGER, WORKER, World, id};
 use muster_cert_authority::{CertAuthorityShell, Config, Msg};
 use muster_kernel::{Address, AskError, Fuse, Spec};
-use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg, Reply};
+use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg, Reply, UserRights};
 use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
 use muster_messages::*;
 use muster_pki::*;
@@ -286,8 +286,7 @@ async fn one_re_keys_and_a_person_is_certified(fuse: Fuse) {
         let csr_pem = make_csr(&new_key()).unwrap();
         let make = |reply| CertAuthorityMsg::SignUser {
             name: "ann".parse().unwrap(),
-            admin: false,
-            namespaces: vec!["shop".to_owned()],
+            rights: UserRights::New { kind: UserKind::User, namespaces: vec!["shop".to_owned()] },
             lifetime_ms: None,
             csr_pem: csr_pem.clone(),
             by: Principal::Operator,

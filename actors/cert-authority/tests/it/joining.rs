@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::world::*;
 use muster_cert_authority::Config;
 use muster_cert_authority::core::*;
-use muster_messages::protocol::ProposeError;
+use muster_messages::protocol::{ProposeError, UserRights};
 use muster_messages::wire::JoinReply;
 use muster_messages::*;
 
@@ -305,11 +305,82 @@ fn two_operators_who_create_one_user_get_one() {
     assert_eq!(code(world.answer(b).unwrap()), ErrorCode::Conflict);
 }
 
+fn rights(kind: UserKind, namespaces: &[&str]) -> UserRights {
+    UserRights::New { kind, namespaces: namespaces.iter().map(|&n| n.to_owned()).collect() }
+}
+
+fn renewal(request: u128) -> UserWish {
+    UserWish { rights: UserRights::Kept, ..ada(request) }
+}
+
+fn record(world: &World) -> User {
+    world.log.users[&"ada".parse::<Name>().unwrap()].clone()
+}
+
+#[test]
+fn a_renewed_user_keeps_its_rights_and_its_tokens() {
+    for kind in [UserKind::User, UserKind::Operator, UserKind::ReadOnly] {
+        let mut world = World::new();
+        let namespaces: &[&str] = if kind == UserKind::User { &["shop"] } else { &[] };
+        assert_eq!(code(&world.user(renewal(9))), ErrorCode::NotFound);
+        let first = certificate(&world.user(UserWish { rights: rights(kind, namespaces), ..ada(1) }));
+        let token = AccessToken {
+            id: "t".to_owned(),
+            user: "ada".parse().unwrap(),
+            digest: [7; 32],
+            created_at: world.wall,
+            expires_at: None,
+        };
+        world.change(Change::PutAccessToken(token));
+        let (before, tokens) = (record(&world), world.log.token_rights.clone());
+        world.wall = world.wall.plus(HOUR);
+        let second = certificate(&world.user(renewal(2)));
+        let after = record(&world);
+        assert_eq!((&after.serial, after.not_after), (&second.serial, second.not_after));
+        assert!(second.serial != first.serial && second.not_after > first.not_after && second.subject == first.subject);
+        let User { serial, not_after, revision, .. } = after.clone();
+        assert_eq!(after, User { serial, not_after, revision, ..before }, "nothing else has changed");
+        assert_eq!((world.log.access_tokens.len(), &world.log.token_rights), (1, &tokens));
+        assert_eq!(world.log.user_pins[&after.name].serial, second.serial);
+        // Its own request, repeated because the answer was lost.
+        let third = certificate(&world.user(renewal(2)));
+        assert_eq!(record(&world).serial, third.serial);
+    }
+}
+
+#[test]
+fn an_expired_or_revoked_user_is_not_renewed() {
+    let mut world = World::new();
+    let wish = renewal(2);
+    let first = certificate(&world.user(ada(1)));
+    world.wall = first.not_after;
+    let refused = world.user(wish.clone()).unwrap_err();
+    assert!(refused.code == ErrorCode::Conflict && refused.message.contains("muster user create ada"), "{refused}");
+    world.user(ada(3)).unwrap();
+    world.user(wish.clone()).unwrap();
+    world.change(Change::DeleteUser("ada".parse().unwrap()));
+    assert_eq!(code(&world.user(wish)), ErrorCode::NotFound, "a repeated renewal makes nobody");
+}
+
+#[test]
+fn a_read_only_operator_has_no_namespaces_and_needs_level_3() {
+    let reader =
+        |request, namespaces: &[&str]| UserWish { rights: rights(UserKind::ReadOnly, namespaces), ..ada(request) };
+    let mut world = World::new();
+    assert_eq!(code(&world.user(reader(1, &["shop"]))), ErrorCode::Invalid);
+    let made = certificate(&world.user(reader(2, &[])));
+    assert_eq!(made.principal(), Principal::Reader("ada".parse().unwrap()));
+    assert_eq!(record(&world).kind, UserKind::ReadOnly);
+    let mut older = World::at_level(IDENTITY_LEVEL - 1);
+    let refused = older.user(reader(1, &[])).unwrap_err();
+    assert!(refused.message.contains("level 3"), "{refused}");
+}
+
 #[test]
 fn namespaces_and_lifetimes_of_users_are_checked() {
     let mut world = World::new();
     for (n, bad) in ["Bad Name", "-a", "a-", "a.b", ""].into_iter().enumerate() {
-        let bad = UserWish { namespaces: vec![bad.to_owned()], ..ada(10 + n as u128) };
+        let bad = UserWish { rights: rights(UserKind::User, &[bad]), ..ada(10 + n as u128) };
         assert_eq!(code(&world.user(bad)), ErrorCode::Invalid);
     }
     let short = UserWish { lifetime: Some(std::time::Duration::from_secs(1)), ..ada(2) };

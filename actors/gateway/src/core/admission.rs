@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use muster_messages::protocol::Service;
 use muster_messages::{
-    CertIdentity, ClusterId, Incarnation, Name, NodeId, RefusalReason, Replica, Role, Subject, Tables, User, WallTime,
+    CertIdentity, ClusterId, Incarnation, Name, NodeId, RefusalReason, Replica, Role, Subject, Tables, User, UserKind,
+    WallTime,
 };
 
 /// What the deciding process is itself.
@@ -100,8 +101,9 @@ pub fn admit(
     }
     match &identity.subject {
         Subject::Node { node, role } => node_admission(identity, *node, *role, service, replica),
-        Subject::User(name) => user_admission(identity, name, false, service, replica, here),
-        Subject::Admin(name) => user_admission(identity, name, true, service, replica, here),
+        Subject::User(name) => user_admission(identity, name, UserKind::User, service, replica, here),
+        Subject::Admin(name) => user_admission(identity, name, UserKind::Operator, service, replica, here),
+        Subject::Reader(name) => user_admission(identity, name, UserKind::ReadOnly, service, replica, here),
     }
 }
 
@@ -323,7 +325,7 @@ fn can_catch_up(replica: &Replica) -> bool {
 fn user_admission(
     identity: &CertIdentity,
     name: &Name,
-    admin: bool,
+    kind: UserKind,
     service: Service,
     replica: Option<&Replica>,
     here: &HereIs,
@@ -342,7 +344,7 @@ fn user_admission(
     let record = replica.tables.users.get(name);
     let pin = replica.tables.user_pins.get(name).map(|pinned| pinned.pin);
     let is_pinned = pin.is_none() || identity.pin.is_none() || pin == identity.pin;
-    if is_pinned && record.is_some_and(|user| in_force(user, identity, admin)) {
+    if is_pinned && record.is_some_and(|user| in_force(user, identity, kind)) {
         return Admission::Accept;
     }
     let not_in_force = refuse(
@@ -360,8 +362,8 @@ fn user_admission(
     refuse(RefusalReason::NotKnownHereYet, sentence)
 }
 
-fn in_force(user: &User, identity: &CertIdentity, admin: bool) -> bool {
-    user.serial == identity.serial && user.admin == admin
+fn in_force(user: &User, identity: &CertIdentity, kind: UserKind) -> bool {
+    user.serial == identity.serial && user.kind == kind
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ impl Copy {
         let name: Name = name.parse().unwrap();
         let user = User {
             name: name.clone(),
-            admin: false,
+            kind: UserKind::User,
             namespaces: Vec::new(),
             serial: serial.to_owned(),
             created_at: NOW,
@@ -375,6 +375,8 @@ fn a_users_certificate_counts_while_its_serial_is_in_force() {
     }
     let claims_admin = CertIdentity { subject: Subject::Admin("ann".parse().unwrap()), ..user_cert("ann", "aa") };
     assert_eq!(copy.clone().leading().judges(&claims_admin, Http), No(R::Unauthenticated));
+    let claims_reader = CertIdentity { subject: Subject::Reader("ann".parse().unwrap()), ..user_cert("ann", "aa") };
+    assert_eq!(copy.clone().leading().judges(&claims_reader, Http), No(R::Unauthenticated));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::support::*;
 use muster_gateway::{DialError, Dialer, GatewayConfig};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, Refusal};
-use muster_messages::{RefusalReason, Replica, Role};
+use muster_messages::{RefusalReason, Replica, Role, UserKind};
 
 const NATIVE: [Service; 3] = [Service::Mesh, Service::Agent, Service::Api];
 
@@ -29,16 +29,17 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
     let (manager, worker) = (world.node(2, Role::Manager, 5), world.node(3, Role::Worker, 6));
     let (demoted, removed, blocked) =
         (world.node(4, Role::Manager, 5), world.node(5, Role::Worker, 5), world.node(6, Role::Worker, 5));
-    let (user, admin, revoked) = (world.user("ann", false), world.user("root", true), world.user("bob", false));
+    let (user, revoked) = (world.user("ann", UserKind::User), world.user("bob", UserKind::User));
+    let (admin, reader) = (world.user("root", UserKind::Operator), world.user("eye", UserKind::ReadOnly));
     let mut replica = copy_at(10);
     replica = with_node(with_node(replica, 2, Role::Manager, 5), 3, Role::Worker, 6);
     replica = with_block(with_node(replica, 4, Role::Worker, 9), 6);
-    replica = with_user(with_user(replica, &user), &admin);
+    replica = with_user(with_user(with_user(replica, &user), &admin), &reader);
     let mut gate = Gate::manager(&world, quick(), replica).await;
 
     // The refusal at the mesh, the agent session, the API.
     type Row<'a> = (&'a str, &'a Arc<NodeCredentials>, [Option<R>; 3]);
-    let expected: [Row<'_>; 8] = [
+    let expected: [Row<'_>; 9] = [
         ("manager", &manager, [None, None, None]),
         ("worker", &worker, [Some(R::Forbidden), None, None]),
         ("demoted", &demoted, [Some(R::Demoted), None, None]),
@@ -46,6 +47,7 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
         ("blocked", &blocked, [Some(R::Blocked), Some(R::Blocked), Some(R::Blocked)]),
         ("user", &user, [Some(R::Forbidden), Some(R::Forbidden), None]),
         ("operator", &admin, [Some(R::Forbidden), Some(R::Forbidden), None]),
+        ("read-only operator", &reader, [Some(R::Forbidden), Some(R::Forbidden), None]),
         ("revoked", &revoked, [Some(R::Forbidden), Some(R::Forbidden), Some(R::Unauthenticated)]),
     ];
     for (who, credentials, wanted) in expected {
@@ -268,7 +270,7 @@ async fn a_dialer_says_what_is_wrong() {
     let late = dialer(&worker).with_timeouts(timeouts).dial(&mute_addr, Service::Agent, None).await.unwrap_err();
     assert!(matches!(late, DialError::Timeout { stage: muster_gateway::Stage::Tls, .. }), "{late:?}");
 
-    let user = world.user("ann", false);
+    let user = world.user("ann", UserKind::User);
     let unreadable = dialer(&user).dial("not an address", Service::Api, None).await;
     assert!(matches!(unreadable, Err(DialError::Resolve { .. })), "{unreadable:?}");
     gate.finish().await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::*;
 use muster_gateway::{Connection, Dialed, Framed, GatewayConfig, Msg};
 use muster_messages::protocol::{GatewayMsg, NodeCredentials, Service};
-use muster_messages::{CrashHow, RefusalReason, Replica, Role};
+use muster_messages::{CrashHow, RefusalReason, Replica, Role, UserKind};
 
 /// Both ends of a connection that is in use.
 struct Live {
@@ -118,7 +118,7 @@ async fn a_manager_accepted_on_its_certificate_goes_when_the_copy_catches_up() {
 #[tokio::test]
 async fn a_revoked_user_is_cut() {
     let world = World::new(1);
-    let user = world.user("ann", false);
+    let user = world.user("ann", UserKind::User);
     let mut gate = Gate::manager(&world, GatewayConfig::default(), with_user(copy_at(10), &user)).await;
     let api = Live::open(&mut gate, &user, Service::Api).await;
     gate.publish(copy_at(11));
@@ -129,7 +129,7 @@ async fn a_revoked_user_is_cut() {
 #[tokio::test]
 async fn a_raft_member_that_replays_its_log_ends_nothing() {
     let world = World::new(1);
-    let user = world.user("ann", false);
+    let user = world.user("ann", UserKind::User);
     let mut gate = Gate::manager(&world, GatewayConfig::default(), with_user(copy_at(10), &user)).await;
     let mut api = Live::open(&mut gate, &user, Service::Api).await;
     for revision in 0..10 {

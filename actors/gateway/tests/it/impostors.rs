@@ -5,7 +5,7 @@ use std::sync::Arc;
 use muster_gateway::{BoxStream, DialError, Dialer, Framed};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{Greeting, Refusal};
-use muster_messages::{RefusalReason, Role};
+use muster_messages::{RefusalReason, Role, UserKind};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
@@ -40,7 +40,7 @@ fn no(reason: RefusalReason) -> Greeting {
 
 /// Everybody who asks a manager for something: a node, a user, a joiner or a caller with a bearer token.
 fn callers(world: &World) -> Vec<Dialer> {
-    let known: [Arc<NodeCredentials>; 2] = [world.node(3, Role::Worker, 6), world.user("ann", true)];
+    let known: [Arc<NodeCredentials>; 2] = [world.node(3, Role::Worker, 6), world.user("ann", UserKind::Operator)];
     known.iter().map(dialer).chain([Dialer::anonymous(&world.root.cert_pem)]).collect()
 }
 

@@ -1,8 +1,8 @@
 //! A server without a network: routes, plans, applies to tables, answers.
 
 use muster_kubernetes::{
-    Ask, Context, Head, Refused, Status, Takes, Watcher, access_answer, access_review, answer, document, event_dropped,
-    no_events, plan, route, rules_answer, rules_review, self_review,
+    Ask, Context, Head, Refused, Rules, Status, Takes, Watcher, access_answer, access_review, answer, document,
+    event_dropped, no_events, plan, route, rules_answer, rules_review, self_review,
 };
 use muster_messages::wire::KubeAnswer;
 use muster_messages::{
@@ -138,7 +138,8 @@ impl Server {
                 let question = access_review(&ask, &request.body)?;
                 Ok(access_answer(&question, question.verb == "get", ""))
             }
-            Takes::Rules => rules_review(&ask, &request.body).map(|namespace| rules_answer(namespace == "ns")),
+            Takes::Rules => rules_review(&ask, &request.body)
+                .map(|namespace| rules_answer(if namespace == "ns" { Rules::All } else { Rules::None })),
             Takes::NoEvents => no_events(&ask),
             Takes::Event => event_dropped(&ask, &request.body),
             Takes::Read => answer(&ask, &self.tables, self.wall()),

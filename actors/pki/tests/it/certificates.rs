@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use crate::fixture::{Cluster, HOUR, ago, key, now};
-use muster_messages::{Incarnation, Name, NodeId, Principal, Revision, Role, Secret, Subject, WallTime};
+use muster_messages::{Incarnation, Name, NodeId, Principal, Revision, Role, Secret, Subject, UserKind, WallTime};
 use muster_pki::*;
 use proptest::prelude::*;
 use rcgen::{CertificateParams, CustomExtension, DnType, KeyPair, SanType};
@@ -74,17 +74,20 @@ fn a_certificate_is_recorded_as_it_is_shown() {
 fn users_and_operators_are_told_apart() {
     let cluster = Cluster::new(1);
     let name: Name = "ada".parse().unwrap();
-    for admin in [false, true] {
+    for (kind, wanted) in [
+        (UserKind::User, Principal::User(name.clone())),
+        (UserKind::Operator, Principal::Admin(name.clone())),
+        (UserKind::ReadOnly, Principal::Reader(name.clone())),
+    ] {
         let profile = UserProfile {
             cluster: cluster.id,
             name: name.clone(),
-            admin,
+            kind,
             incarnation: Incarnation(1),
             lifetime: HOUR,
             now: now(),
         };
         let signed = cluster.issuer.sign_user(&profile, &key()).unwrap();
-        let wanted = if admin { Principal::Admin(name.clone()) } else { Principal::User(name.clone()) };
         assert_eq!(identity_of_pem(&signed.cert_pem).unwrap().principal(), wanted);
     }
 }
@@ -284,7 +287,7 @@ fn an_expired_node_proves_with_its_old_key_that_it_is_itself() {
     let user = UserProfile {
         cluster: cluster.id,
         name: "ada".parse().unwrap(),
-        admin: true,
+        kind: UserKind::Operator,
         incarnation: Incarnation(1),
         lifetime: HOUR,
         now: now(),

@@ -118,7 +118,7 @@ async fn a_user_certificate_cannot_serve() {
     let profile = UserProfile {
         cluster: cluster.id,
         name: "ada".parse().unwrap(),
-        admin: true,
+        kind: muster_messages::UserKind::Operator,
         incarnation: muster_messages::Incarnation(1),
         lifetime: HOUR,
         now: fixture::now(),

@@ -1,6 +1,6 @@
 //! Changes of what is not a node: the cluster itself, tokens, users.
 
-use muster_messages::{ClusterRecord, Member, RaftId};
+use muster_messages::{ClusterRecord, Member, RaftId, UserKind};
 
 use super::*;
 use crate::guards::token;
@@ -114,6 +114,10 @@ fn token_words(token: &Token) -> String {
 }
 
 fn user_words(user: &User) -> String {
-    let kind = if user.admin { "operator" } else { "user" };
+    let kind = match user.kind {
+        UserKind::User => "user",
+        UserKind::Operator => "operator",
+        UserKind::ReadOnly => "read-only operator",
+    };
     format!("{kind} {} {}", user.name, user.serial)
 }

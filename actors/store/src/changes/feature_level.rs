@@ -7,13 +7,14 @@
 //! Why LEVEL-3 beside the gate: a manager votes before it takes part, and below a raised floor it never does. The gate waits
 //! for those who serve; who was away when it was restricted, and is back, is none of them.
 
+use imbl::Vector;
 use muster_messages::{
     ClusterRecord, DefinitionKey, Event, Hold, IDENTITY_LEVEL, LEVEL_RECONCILER, Liveness, MANAGERS_SCOPE,
     RECONCILERS_LEVEL, level_release,
 };
 
 use super::*;
-use crate::apply::MAX_OUTCOMES;
+use crate::apply::{MAX_OUTCOMES, is_routine};
 use crate::guards::{believed, not_found};
 
 /// Nodes that a refusal names.
@@ -48,12 +49,13 @@ pub(super) fn raise(tables: &mut Tables, stamp: &Stamp<'_>, level: u32) -> Resul
 /// Labels stay in the records: which of them a node had reported was not kept, so all count as the operator's.
 /// Outcomes of level 2 stay where they are and are forgotten one by one; see `requests`.
 fn begin_identity_level(tables: &mut Tables) {
-    let (leases, others) = std::mem::take(&mut tables.events)
+    let (frequent, others): (Vector<_>, Vector<_>) = std::mem::take(&mut tables.events)
         .into_iter()
         .partition(|event: &Arc<Event>| matches!(event.kind, EventKind::Lease | EventKind::Liveness));
-    (tables.frequent_events, tables.events) = (leases, others);
+    let (routine, others) = others.into_iter().partition(|event: &Arc<Event>| is_routine(event.kind));
+    (tables.frequent_events, tables.routine_events, tables.events) = (frequent, routine, others);
     for token in tables.access_tokens.values().cloned().collect::<Vec<_>>() {
-        objects::give_rights(tables, &token);
+        objects::keep_rights(tables, &token);
     }
     // A full table of level 2 has forgotten others.
     if tables.outcomes.len() == MAX_OUTCOMES {

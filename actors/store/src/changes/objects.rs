@@ -7,7 +7,8 @@
 
 use muster_messages::{
     AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, IDENTITY_LEVEL, Lease, LeaseSpec,
-    MEMBERS_NAMESPACE, MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, RUNNERS_NAMESPACE, SessionId, TokenRights, Uid, in_short,
+    MEMBERS_NAMESPACE, MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, RUNNERS_NAMESPACE, SessionId, TokenRights,
+    Uid, UserKind, in_short,
 };
 
 use super::*;
@@ -338,8 +339,20 @@ pub(super) fn delete_access_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &s
 /// RIGHTS-1. What its user may do now is all that the token will ever allow.
 pub(super) fn give_rights(tables: &mut Tables, token: &AccessToken) {
     if let Some(user) = tables.users.get(&token.user) {
-        let rights = TokenRights { admin: user.admin, namespaces: user.namespaces.clone() };
+        let rights = TokenRights { kind: user.kind, namespaces: user.namespaces.clone() };
         tables.token_rights.insert(token.id.clone(), rights);
+    }
+}
+
+/// RIGHTS-1, for a token of feature level 2, when the level rises. A token that is older than its user's record was made for an
+/// earlier user of that name, whose rights are not known any more: it is left without any. Otherwise its user had the kind it
+/// has now; which of the namespaces were added later is not known.
+pub(super) fn keep_rights(tables: &mut Tables, token: &AccessToken) {
+    let is_older = tables.users.get(&token.user).is_some_and(|user| token.created_at < user.created_at);
+    if is_older {
+        tables.token_rights.insert(token.id.clone(), TokenRights { kind: UserKind::User, namespaces: Vec::new() });
+    } else {
+        give_rights(tables, token);
     }
 }
 

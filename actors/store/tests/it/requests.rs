@@ -189,6 +189,53 @@ fn lease_events_push_out_no_others() {
     assert!(all.is_sorted_by(|a, b| a >= b) && all.len() == MAX_EVENTS + world.tables.events.len());
 }
 
+/// What a node causes by asking for certificates again and again, an operator by tokens, a runner by steps.
+#[test]
+fn certificate_events_push_out_no_others() {
+    let mut world = world();
+    world.must(command([Change::SetDesiredRole { node: id(2), role: Role::Manager }]));
+    world.must(command([Change::GrantRole { node: id(2), role: Role::Manager }]));
+    world.learner(2, 2).unwrap();
+    world.must(acquire("l", "h", 1));
+    let kept = |world: &World| (world.tables.events.clone(), world.tables.frequent_events.clone());
+    let before = kept(&world);
+    let of = |kind| before.0.iter().filter(|event| event.kind == kind).count();
+    assert!(of(EventKind::Role) > 0 && of(EventKind::Membership) > 0 && !before.1.is_empty());
+    let granted = Some(world.record(2).granted);
+    for n in 0..2 * MAX_EVENTS as u64 {
+        let record = CertificateRecord { serial: format!("c{n}"), ..certificate(world.record(2).role, granted, 7) };
+        world.must(command([Change::RecordCertificate { node: id(2), certificate: record }]));
+    }
+    for n in 0..10 {
+        let token = token(&format!("t{n}"), Role::Worker);
+        world.must(command([Change::PutToken(token), Change::PutUser(user(&format!("u{n}"), "a1"))]));
+    }
+    invariants::check(&world.tables).unwrap();
+    assert_eq!(kept(&world), before);
+    let routine = &world.tables.routine_events;
+    assert_eq!(routine.len(), MAX_EVENTS);
+    let kinds: Vec<EventKind> = routine.iter().rev().take(3).map(|event| event.kind).collect();
+    assert_eq!(kinds, [EventKind::User, EventKind::Token, EventKind::User]);
+    let all: Vec<Revision> = world.tables.events_after(Revision(0)).map(|event| event.revision).collect();
+    assert!(all.is_sorted_by(|a, b| a >= b) && all.len() == MAX_EVENTS + before.0.len() + before.1.len());
+    assert_eq!(world.tables.last_event().map(|event| event.revision), Some(world.tables.revision));
+}
+
+#[test]
+fn events_of_level_2_are_told_apart_when_the_level_rises() {
+    let mut world = World::founded().with([(2, Role::Worker)]);
+    world.must(command([Change::PutUser(user("ann", "a1"))]));
+    world.must(acquire("l", "h", 1));
+    let all = |world: &World| world.tables.events_after(Revision(0)).map(|event| event.kind).collect::<Vec<_>>();
+    let before = all(&world);
+    world.must(command([Change::SetFeatureLevel(IDENTITY_LEVEL)]));
+    assert_eq!(all(&world)[1..], before, "in one order, as before");
+    let Tables { events, routine_events, frequent_events, .. } = &world.tables;
+    let kinds = |of: &imbl::Vector<std::sync::Arc<Event>>| of.iter().map(|event| event.kind).collect::<Vec<_>>();
+    assert_eq!((kinds(routine_events), kinds(frequent_events)), (vec![EventKind::User], vec![EventKind::Lease]));
+    assert!(!kinds(events).contains(&EventKind::User) && kinds(events).contains(&EventKind::Node));
+}
+
 #[test]
 fn texts_of_events_are_bounded() {
     let mut world = world();
@@ -197,14 +244,44 @@ fn texts_of_events_are_bounded() {
     assert!(world.tables.last_event().unwrap().reason.len() < 1_000);
 }
 
+/// S8. Of a token that was made before its user was, nobody knows with which rights.
+#[test]
+fn an_earlier_users_tokens_lose_their_rights_at_the_rise() {
+    let mut world = World::founded();
+    let token = |id: &str, created_at| AccessToken {
+        id: id.to_owned(),
+        user: name("ann"),
+        digest: [7; 32],
+        created_at,
+        expires_at: None,
+    };
+    // The name was a token's alone; then an operator was made of it.
+    world.must(command([Change::PutUser(User { serial: String::new(), ..user("ann", "") })]));
+    world.must(command([Change::PutAccessToken(token("old", T0))]));
+    let later = WallTime(T0.0 + HOUR);
+    world.must(command([Change::PutUser(User { kind: UserKind::Operator, created_at: later, ..user("ann", "a2") })]));
+    world.must(command([Change::PutAccessToken(token("new", later))]));
+    world.must(command([Change::SetFeatureLevel(IDENTITY_LEVEL)]));
+    let rights = |kind, namespaces: &[&str]| TokenRights {
+        kind,
+        namespaces: namespaces.iter().map(|&n| n.to_owned()).collect(),
+    };
+    assert_eq!(world.tables.token_rights["old"], rights(UserKind::User, &[]));
+    assert_eq!(world.tables.token_rights["new"], rights(UserKind::Operator, &["default"]));
+}
+
 #[test]
 fn access_tokens_keep_the_rights_of_their_making() {
     let mut world = world();
     let token =
         AccessToken { id: "t".to_owned(), user: name("ann"), digest: [7; 32], created_at: T0, expires_at: None };
     world.must(command([Change::PutUser(user("ann", "a1")), Change::PutAccessToken(token)]));
-    world.must(command([Change::PutUser(User { admin: true, namespaces: vec!["*".to_owned()], ..user("ann", "a2") })]));
-    let rights = TokenRights { admin: false, namespaces: vec!["default".to_owned()] };
+    world.must(command([Change::PutUser(User {
+        kind: UserKind::Operator,
+        namespaces: vec!["*".to_owned()],
+        ..user("ann", "a2")
+    })]));
+    let rights = TokenRights { kind: UserKind::User, namespaces: vec!["default".to_owned()] };
     assert_eq!(world.tables.token_rights.get("t"), Some(&rights));
     world.must(command([Change::DeleteUser(name("ann"))]));
     assert!(world.tables.token_rights.is_empty());

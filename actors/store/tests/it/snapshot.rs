@@ -98,6 +98,7 @@ fn full_of_identities() -> Tables {
     let (addr, release) = (record.addr.clone(), record.release.clone());
     world.must(command([
         Change::PutUser(user("ann", "a1")),
+        Change::PutUser(User { kind: UserKind::ReadOnly, namespaces: vec![], ..user("eye", "e1") }),
         Change::PinUser { name: name("ann"), pin: UserPin { serial: "a1".to_owned(), pin, issuer: RootId([7; 8]) } },
         Change::PutAccessToken(AccessToken {
             id: "t".to_owned(),
@@ -118,9 +119,10 @@ fn full_of_identities() -> Tables {
 #[test]
 fn the_bytes_of_version_three_stay_readable() {
     let tables = full_of_identities();
-    let Tables { certificates, user_pins, token_rights, reported, requests, frequent_events, .. } = &tables;
+    let Tables { certificates, user_pins, token_rights, reported, requests, frequent_events, routine_events, .. } =
+        &tables;
     assert!(![certificates.len(), user_pins.len(), token_rights.len(), reported.len()].contains(&0));
-    assert!(*requests != Requests::default() && !frequent_events.is_empty());
+    assert!(*requests != Requests::default() && !frequent_events.is_empty() && !routine_events.is_empty());
     golden("snapshot-v3.bin", &tables);
 }
 

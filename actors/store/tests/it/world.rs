@@ -52,7 +52,7 @@ pub fn token(id: &str, role: Role) -> Token {
 pub fn user(who: &str, serial: &str) -> User {
     User {
         name: name(who),
-        admin: false,
+        kind: UserKind::User,
         namespaces: vec!["default".to_owned()],
         serial: serial.to_owned(),
         created_at: T0,

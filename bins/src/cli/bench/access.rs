@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_client::{Client, Failure, Identity, Outcome, Target};
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
-use muster_messages::{ErrorCode, LeaseView, Name, NodeId, RaftStatusView};
+use muster_messages::{ErrorCode, LeaseView, Name, NodeId, RaftStatusView, UserKind};
 use serde::Deserialize;
 
 use crate::cli::args::Global;
@@ -73,7 +73,7 @@ impl Access {
 /// An operator made for a run.
 pub async fn own_identity(control: &mut Client) -> Outcome<Identity> {
     let name: Name = format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
-    let wanted = NewUser { name, admin: true, namespaces: Vec::new(), ttl_ms: Some(millis(LIFETIME)) };
+    let wanted = NewUser { name, kind: UserKind::Operator, namespaces: Vec::new(), ttl_ms: Some(millis(LIFETIME)) };
     Ok(create(control, wanted).await?.0)
 }
 

@@ -49,7 +49,7 @@ fn never(value: &Value, word: &str) -> String {
 }
 
 pub fn tokens(document: &Value) -> String {
-    list(
+    let mut text = list(
         document,
         &["ID", "ROLE", "EXPIRES", "USES LEFT", "DEFAULT"],
         &[
@@ -60,7 +60,12 @@ pub fn tokens(document: &Value) -> String {
             |t| cell(&t["default"]),
         ],
         "no tokens",
-    )
+    );
+    let endless = |t: &Value| t["default"] == true && t["expires_at"].is_null();
+    if document["items"].as_array().is_some_and(|items| items.iter().any(endless)) {
+        text += "default tokens never expire; `muster token rotate ROLE` replaces one\n";
+    }
+    text
 }
 
 pub fn token(document: &Value) -> String {
@@ -99,10 +104,18 @@ pub fn ca(document: &Value) -> String {
 pub fn users(document: &Value) -> String {
     list(
         document,
-        &["NAME", "ADMIN", "NAMESPACES", "NOT AFTER"],
-        &[|u| cell(&u["name"]), |u| cell(&u["admin"]), |u| cell(&u["namespaces"]), |u| when(&u["not_after"])],
+        &["NAME", "RIGHTS", "NAMESPACES", "NOT AFTER"],
+        &[|u| cell(&u["name"]), |u| rights(u).to_owned(), |u| cell(&u["namespaces"]), |u| when(&u["not_after"])],
         "no users",
     )
+}
+
+fn rights(user: &Value) -> &'static str {
+    match (user["admin"].as_bool(), user["read_only"].as_bool()) {
+        (Some(true), _) => "operator",
+        (_, Some(true)) => "read-only",
+        _ => "user",
+    }
 }
 
 pub fn leases(document: &Value) -> String {
@@ -261,9 +274,18 @@ mod tests {
             json!({"items": [{"id": "a1", "role": "worker", "expires_at": null, "uses_left": 3, "default": true}]});
         assert_eq!(
             tokens(&tokens_seen),
-            "ID  ROLE    EXPIRES  USES LEFT  DEFAULT\na1  worker  never    3          yes\n"
+            "ID  ROLE    EXPIRES  USES LEFT  DEFAULT\na1  worker  never    3          yes\n\
+             default tokens never expire; `muster token rotate ROLE` replaces one\n"
         );
         assert_eq!(blocklist(&json!({"items": []})), "nobody is blocked");
+        let users_seen = json!({"items": [
+            {"name": "ann", "admin": true, "read_only": false, "namespaces": [], "not_after": null},
+            {"name": "eye", "admin": false, "read_only": true, "namespaces": [], "not_after": null},
+            {"name": "job", "admin": false, "read_only": false, "namespaces": ["shop"], "not_after": null}]});
+        let rights = users(&users_seen);
+        for (line, kind) in rights.lines().zip(["RIGHTS", "operator", "read-only", "user"]) {
+            assert!(line.contains(kind), "{rights}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub struct Honest {
 impl Honest {
     pub async fn new(cluster: &Cluster, victim: &str, door: Door) -> Outcome<Self> {
         let (to, number) = (cluster.node(victim).listen, rand::random::<u32>());
-        let user = cluster.user(&format!("honest-{number}"), false).await?;
+        let user = cluster.user(&format!("honest-{number}"), muster_messages::UserKind::User).await?;
         let from = Ipv4Addr::new(127, 0, 0, 2);
         let greeted = Caller::with(to, Service::Api.alpn(), &user)?.from(from).greeted().await;
         let connection = Connection::over(greeted.map_err(|no| Failure::internal(format!("{no:?}")))?);

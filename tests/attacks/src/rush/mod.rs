@@ -179,7 +179,7 @@ async fn workers(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Vec<Wor
     let mut workers: Vec<Worker> = Vec::new();
     let operator = match rush.door {
         Door::Api | Door::Http | Door::Http2 => {
-            Some(cluster.user(&format!("rush-{}", rand::random::<u32>()), true).await?)
+            Some(cluster.user(&format!("rush-{}", rand::random::<u32>()), muster_messages::UserKind::Operator).await?)
         }
         Door::Socket | Door::Join => None,
     };

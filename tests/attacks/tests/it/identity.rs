@@ -8,7 +8,7 @@ use muster_attacks::cluster::{Cluster, until};
 use muster_client::{CallError, Connection};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{CrashHow, ErrorCode, NodeId, RefusalReason, RequestId, Revision, Role};
+use muster_messages::{CrashHow, ErrorCode, NodeId, RefusalReason, RequestId, Revision, Role, UserKind};
 use muster_pki::IdentityStore;
 use rustix::process::Signal;
 
@@ -72,7 +72,7 @@ fn forbidden_to_nodes(own: NodeId) -> Vec<Request> {
         Request::NodeRename { node: node.clone(), name: "n9".parse().expect("a name") },
         Request::CertRotate { node: "n1".into() },
         Request::CertRevoke { node: "n1".into() },
-        Request::UserCreate { name, admin: true, namespaces: vec![], ttl_ms: None, csr_pem },
+        Request::UserCreate { name, kind: UserKind::Operator, namespaces: vec![], ttl_ms: None, csr_pem },
         Request::UserRevoke { name: "root".parse().expect("a name") },
         Request::TransferLeader { to: Some(node) },
         Request::Actors {
@@ -113,14 +113,22 @@ async fn certificates_open_only_what_their_holder_may_use() {
     assert!(!cluster.node("n1").log().contains("panicked"), "{}", cluster.node("n1").log());
 
     // An operator's and a user's: the API, and nothing else. Revoked: nothing at all, not even on a live connection.
-    for (name, admin) in [("op", true), ("alice", false)] {
-        let user = cluster.user(name, admin).await.expect("n1 signs");
+    for (name, kind) in [("op", UserKind::Operator), ("alice", UserKind::User), ("eye", UserKind::ReadOnly)] {
+        let user = cluster.user(name, kind).await.expect("n1 signs");
         for service in [Service::Mesh, Service::Agent] {
             refused(&cluster, "n1", service, &user, &[RefusalReason::Forbidden]).await;
         }
         let mut live = welcomed(&cluster, "n1", Service::Api, &user).await;
         let shown = asked(&mut live, Request::TokenShow { role: Role::Manager }).await;
-        assert_eq!(shown.is_ok(), admin, "{shown:?}");
+        assert_eq!(shown.is_ok(), kind.is_operator(), "{shown:?}");
+        let listed = asked(&mut live, Request::TokenList).await;
+        assert_eq!(listed.is_ok(), kind.reads_everything(), "{listed:?}");
+        if kind.is_read_only() {
+            for request in forbidden_to_nodes(node_of(&worker)) {
+                let text = format!("{request:?}");
+                assert_eq!(asked(&mut live, request).await, Err(ErrorCode::Forbidden), "{text}");
+            }
+        }
         let revoked = Request::UserRevoke { name: name.parse().expect("a name") };
         cluster.ask("n1", revoked).await.expect("n1 revokes");
         let revoked = Instant::now();

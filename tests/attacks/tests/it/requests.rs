@@ -48,7 +48,7 @@ async fn entries(cluster: &Cluster) -> u64 {
 async fn ids_taken_by_a_user_of_leases_delay_no_role_change() {
     let cluster = Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 1, 2).await.expect("a cluster");
     let (_, term) = cluster.leader("n1").await.expect("n1 leads");
-    let eve = cluster.user("eve", false).await.expect("n1 signs");
+    let eve = cluster.user("eve", muster_messages::UserKind::User).await.expect("n1 signs");
     takes_ids(&cluster, &eve, term).await.join_all().await;
 
     let before = entries(&cluster).await;

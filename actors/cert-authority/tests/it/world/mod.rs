@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_cert_authority::Config;
 use muster_cert_authority::core::*;
-use muster_messages::protocol::{ProposeError, UserCertificate};
+use muster_messages::protocol::{ProposeError, UserCertificate, UserRights};
 use muster_messages::wire::{JoinReply, SignReply};
 use muster_messages::*;
 use muster_pki::*;
@@ -305,8 +305,7 @@ pub fn joiner(n: u128, secret: &str) -> JoinWish {
 pub fn ada(request: u128) -> UserWish {
     UserWish {
         name: "ada".parse().unwrap(),
-        admin: true,
-        namespaces: vec![],
+        rights: UserRights::New { kind: UserKind::Operator, namespaces: vec![] },
         lifetime: None,
         by: Principal::Operator,
         request: RequestId(request),

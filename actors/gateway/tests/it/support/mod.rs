@@ -53,12 +53,12 @@ impl World {
         };
         self.credentials(self.issuer.sign_node(&profile, &csr).unwrap().cert_pem, key_pem)
     }
-    pub fn user(&self, name: &str, admin: bool) -> Arc<NodeCredentials> {
+    pub fn user(&self, name: &str, kind: UserKind) -> Arc<NodeCredentials> {
         let (key_pem, csr) = key();
         let profile = UserProfile {
             cluster: self.cluster,
             name: name.parse().unwrap(),
-            admin,
+            kind,
             incarnation: Incarnation(1),
             lifetime: HOUR,
             now: Clock.wall(),
@@ -106,14 +106,15 @@ pub fn with_block(mut replica: Replica, n: u128) -> Replica {
     replica
 }
 pub fn with_user(mut replica: Replica, creds: &NodeCredentials) -> Replica {
-    let (name, admin) = match &creds.identity.subject {
-        Subject::User(name) => (name.clone(), false),
-        Subject::Admin(name) => (name.clone(), true),
+    let (name, kind) = match &creds.identity.subject {
+        Subject::User(name) => (name.clone(), UserKind::User),
+        Subject::Admin(name) => (name.clone(), UserKind::Operator),
+        Subject::Reader(name) => (name.clone(), UserKind::ReadOnly),
         Subject::Node { .. } => unreachable!("a user"),
     };
     let user = User {
         name: name.clone(),
-        admin,
+        kind,
         namespaces: Vec::new(),
         serial: creds.identity.serial.clone(),
         created_at: WallTime(0),
