@@ -4,7 +4,7 @@
 
 use muster_audit::{Class, Object, Outcome};
 use muster_messages::wire::{ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Role, Tables};
+use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Role, Tables, UserKind};
 use serde_json::Value;
 
 use super::authorize::{Kind, kind_of, takes_part};
@@ -138,8 +138,12 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::CertRotate { node: of } => ("certificate.rotate", node(of)),
         Request::CertRevoke { node: of } => ("certificate.revoke", node(of)),
         Request::CaShow => ("ca.show", cluster()),
-        Request::UserCreate { name, admin: false, .. } => ("user.create", Object::named("user", name)),
-        Request::UserCreate { name, admin: true, .. } => ("user.create_admin", Object::named("user", name)),
+        Request::UserCreate { name, kind: UserKind::User, .. } => ("user.create", Object::named("user", name)),
+        Request::UserCreate { name, kind: UserKind::Operator, .. } => ("user.create_admin", Object::named("user", name)),
+        Request::UserCreate { name, kind: UserKind::ReadOnly, .. } => {
+            ("user.create_read_only", Object::named("user", name))
+        }
+        Request::UserRenew { name, .. } => ("user.renew", Object::named("user", name)),
         Request::UserList => ("user.list", cluster()),
         Request::UserRevoke { name } => ("user.revoke", Object::named("user", name)),
         Request::AccessTokenCreate { user, .. } => ("access_token.create", Object::named("access_token", user)),
