@@ -548,9 +548,10 @@ fn where_to_look(request: &Request) -> String {
             "`muster token ls`".to_owned()
         }
         Request::CertRotate { .. } => "`muster cert ls`".to_owned(),
-        Request::UserCreate { .. } | Request::UserRevoke { .. } | Request::AccessTokenCreate { .. } => {
-            "`muster user ls`".to_owned()
-        }
+        Request::UserCreate { .. }
+        | Request::UserRenew { .. }
+        | Request::UserRevoke { .. }
+        | Request::AccessTokenCreate { .. } => "`muster user ls`".to_owned(),
         Request::Lease(_) => "`muster lease ls`".to_owned(),
         Request::TransferLeader { .. } => "`muster raft status`".to_owned(),
         Request::Reconciler(_) => "`muster reconciler ls`".to_owned(),

@@ -58,10 +58,9 @@ impl LogFile {
             let there = std::fs::symlink_metadata(path);
             there.is_ok_and(|there| (there.dev(), there.ino()) == (open.device, open.inode))
         };
-        match self.open.take_if(|open| !same(open)) {
+        if let Some(before) = self.open.take_if(|open| !same(open)) {
             // Renamed or removed: what it has is safe first.
-            Some(before) => before.file.sync_data()?,
-            None => {}
+            before.file.sync_data()?;
         }
         if self.open.is_none() {
             self.open = Some(open(path)?);

@@ -13,9 +13,9 @@
 use std::sync::Arc;
 
 use muster_messages::{
-    ClusterRecord, EventKind, FIRST_INCARNATION, FencingToken, Generation, Holding, Incarnation, Lease, MEMBERS_NAMESPACE, Member,
-    MicroTime, Name, NodeId, NodeRecord, Object, ObjectBody, ObjectKey, ObjectMeta, Principal, RaftId, Revision, Role,
-    Tables, Term, WallTime,
+    ClusterRecord, EventKind, FIRST_INCARNATION, FencingToken, Generation, Holding, Incarnation, Lease,
+    MEMBERS_NAMESPACE, Member, MicroTime, Name, NodeId, NodeRecord, Object, ObjectBody, ObjectKey, ObjectMeta,
+    Principal, RaftId, Revision, Role, Tables, Term, WallTime,
 };
 use serde::Serialize;
 

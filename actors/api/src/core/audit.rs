@@ -139,7 +139,9 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::CertRevoke { node: of } => ("certificate.revoke", node(of)),
         Request::CaShow => ("ca.show", cluster()),
         Request::UserCreate { name, kind: UserKind::User, .. } => ("user.create", Object::named("user", name)),
-        Request::UserCreate { name, kind: UserKind::Operator, .. } => ("user.create_admin", Object::named("user", name)),
+        Request::UserCreate { name, kind: UserKind::Operator, .. } => {
+            ("user.create_admin", Object::named("user", name))
+        }
         Request::UserCreate { name, kind: UserKind::ReadOnly, .. } => {
             ("user.create_read_only", Object::named("user", name))
         }

@@ -159,7 +159,10 @@ fn lease_unknown_to_the_copy_is_free_after_its_duration() {
     ];
     for (who, attempt) in &attempts {
         let refused = world.refused(at(14_999, attempt.clone()));
-        assert!(matches!(&refused, CommandRefusal::LeaseHeld { holder, .. } if holder == NOT_KNOWN), "{who}: {refused:?}");
+        assert!(
+            matches!(&refused, CommandRefusal::LeaseHeld { holder, .. } if holder == NOT_KNOWN),
+            "{who}: {refused:?}"
+        );
     }
     world.must(at(15_000, attempts[0].1.clone()));
     world.must(at(15_000, attempts[2].1.clone()));
