@@ -64,9 +64,11 @@ impl Router {
 
     /// Asks whoever leads; waits for one through an election. This node answers the caller, so the line is its own.
     async fn to_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
-        match audit::begin(self.api.audit(), None, &call) {
-            Some(line) => audit::close(line, self.ask_leader(call)).await,
-            None => self.ask_leader(call).await,
+        let line = audit::begin(self.api.audit(), None, &call);
+        let answer = Box::pin(self.ask_leader(call));
+        match line {
+            Some(line) => audit::close(line, answer).await,
+            None => answer.await,
         }
     }
 
@@ -104,9 +106,11 @@ impl Router {
     /// Answers a call of another manager, with the leader's line beside that manager's.
     async fn answer_peer(&self, forwarder: NodeId, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let leading = self.ports.replica.borrow().raft.leading;
-        match audit::begin(self.api.audit(), Some(forwarder), &call).filter(|_| leading) {
-            Some(line) => audit::close(line, self.answer(forwarder, call, LIMIT)).await,
-            None => self.answer(forwarder, call, LIMIT).await,
+        let line = audit::begin(self.api.audit(), Some(forwarder), &call).filter(|_| leading);
+        let answer = Box::pin(self.answer(forwarder, call, LIMIT));
+        match line {
+            Some(line) => audit::close(line, answer).await,
+            None => answer.await,
         }
     }
 
