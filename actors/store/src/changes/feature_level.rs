@@ -13,8 +13,8 @@ use muster_messages::{
 };
 
 use super::*;
-use crate::apply::MAX_OUTCOMES;
 use crate::guards::{believed, not_found};
+use crate::limits::MAX_OUTCOMES;
 
 /// Nodes that a refusal names.
 const NAMED: usize = 5;
