@@ -34,6 +34,7 @@ use self::sabotage::engaged as sabotaged;
 mod sabotage {
     pub enum Sabotage {
         SignDesiredRole,
+        RenewFormer,
     }
 }
 #[cfg(not(feature = "sabotage"))]

@@ -8,6 +8,8 @@ use std::cell::Cell;
 pub enum Sabotage {
     /// Signs for the role that is wished, and records the one that is granted (breaks CERT-1).
     SignDesiredRole,
+    /// A certificate that is over is renewed (breaks CERT-6).
+    RenewFormer,
 }
 
 thread_local! {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use muster_messages::{FEATURE_LEVEL, RaftId, Revision, Tables, Term};
-use muster_store::{Place, apply, apply_empty, apply_seat};
+use muster_store::{Limits, Place, apply_empty, apply_seat_within, apply_within};
 
 use crate::core::{CoreFault, Durable, HardMark, LogPoint, Recovered, SnapshotJob, content};
 use crate::disk::{self, LogFault};
@@ -38,11 +38,11 @@ pub enum CannotSurvey {
 
 /// Reads a member's directory while no member runs in it. Blocks. Opening it writes to it: whoever must not, opens a copy.
 pub fn survey(dir: &Path) -> Result<Survey, CannotSurvey> {
-    survey_of(disk::read(dir).map_err(CannotSurvey::Disk)?)
+    survey_of(&Limits::DEFAULT, disk::read(dir).map_err(CannotSurvey::Disk)?)
 }
 
-/// [`survey`], of what a disk gave back.
-pub fn survey_of(recovered: Recovered) -> Result<Survey, CannotSurvey> {
+/// [`survey`], of what a disk gave back to a member with these limits.
+pub fn survey_of(limits: &Limits, recovered: Recovered) -> Result<Survey, CannotSurvey> {
     let Recovered { seat, hard, snapshot, entries, .. } = recovered;
     let seat = seat.ok_or(CannotSurvey::NoSeat)?;
     let (mut tables, mut term) = snapshot.map_or_else(Default::default, |(head, tables)| (tables, head.term));
@@ -64,8 +64,8 @@ pub fn survey_of(recovered: Recovered) -> Result<Survey, CannotSurvey> {
                 apply_empty(&mut tables, revision);
                 Ok(())
             }
-            Some(crate::core::Content::Command1(command)) => apply(&mut tables, place, &command),
-            Some(crate::core::Content::Seat1(change)) => apply_seat(&mut tables, revision, &change),
+            Some(crate::core::Content::Command1(command)) => apply_within(limits, &mut tables, place, &command),
+            Some(crate::core::Content::Seat1(change)) => apply_seat_within(limits, &mut tables, revision, &change),
         };
         // What follows may be written as this build cannot read.
         spoken_here(&tables)?;
@@ -84,18 +84,22 @@ fn spoken_here(tables: &Tables) -> Result<(), CannotSurvey> {
 
 /// RECOVER-5. Writes a member's data anew: these tables, in which `seat` is the one voter. Blocks; no member runs in it.
 pub fn replace(dir: &Path, seat: RaftId, term: u64, tables: Tables) -> Result<(), LogFault> {
+    disk::write(dir, written_anew(seat, term, tables))
+}
+
+/// The one write of [`replace`].
+pub fn written_anew(seat: RaftId, term: u64, tables: Tables) -> Durable {
     let index = tables.revision.0;
     let job = SnapshotJob::new(LogPoint { index, term }, (vec![seat.0], vec![]), tables);
     let (head, data) = job.run();
-    let write = Durable {
+    Durable {
         number: 1,
         sync: true,
         start_over: Some(seat),
         install: Some((head, Arc::new(data))),
         hard: HardMark { term, vote: 0, commit: index },
         ..Durable::default()
-    };
-    disk::write(dir, write)
+    }
 }
 
 #[cfg(test)]
@@ -159,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_write_that_this_member_did_not_know_to_be_committed_is_kept() {
-        let survey = survey_of(follower()).unwrap();
+        let survey = survey_of(&Limits::DEFAULT, follower()).unwrap();
         assert_eq!((survey.seat, survey.term, survey.uncommitted), (RaftId(1), 7, 1));
         assert_eq!(written(&survey.tables), "acknowledged elsewhere");
     }
@@ -169,7 +173,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let raft = dir.path().join("raft");
         replace(&raft, RaftId(1), 6, Tables { revision: Revision(9), ..Tables::default() }).unwrap(); // older data
-        let Survey { mut tables, term, .. } = survey_of(follower()).unwrap();
+        let Survey { mut tables, term, .. } = survey_of(&Limits::DEFAULT, follower()).unwrap();
         let recovery = Recovery {
             node: node(1).id,
             admit_as: None,
@@ -204,8 +208,8 @@ mod tests {
 
     #[test]
     fn data_without_a_seat_and_data_of_a_newer_build_are_refused() {
-        assert_eq!(survey_of(Recovered::default()).unwrap_err(), CannotSurvey::NoSeat);
-        let Survey { mut tables, .. } = survey_of(follower()).unwrap();
+        assert_eq!(survey_of(&Limits::DEFAULT, Recovered::default()).unwrap_err(), CannotSurvey::NoSeat);
+        let Survey { mut tables, .. } = survey_of(&Limits::DEFAULT, follower()).unwrap();
         let cluster = (*tables.cluster.clone().unwrap()).clone();
         tables.cluster = Some(Arc::new(ClusterRecord { feature_level: FEATURE_LEVEL + 1, ..cluster }));
         let job = SnapshotJob::new(LogPoint { index: 4, term: 7 }, (vec![1], vec![]), tables.clone());
@@ -216,6 +220,6 @@ mod tests {
             entries: vec![unreadable],
             ..follower()
         };
-        assert_eq!(survey_of(newer).unwrap_err(), CannotSurvey::Newer(FEATURE_LEVEL + 1));
+        assert_eq!(survey_of(&Limits::DEFAULT, newer).unwrap_err(), CannotSurvey::Newer(FEATURE_LEVEL + 1));
     }
 }

@@ -7,13 +7,10 @@ use muster_messages::{
     Tables, Term, WallTime, in_short,
 };
 
+use crate::limits::Limits;
 use crate::sabotage::{Sabotage, mood};
 use crate::{changes, guards, requests, sabotaged};
 
-pub use crate::requests::MAX_OUTCOMES;
-
-/// How many events stay readable; from `IDENTITY_LEVEL` on, so many of each class.
-pub const MAX_EVENTS: usize = 10_000;
 /// Characters of each text of an event, from `IDENTITY_LEVEL` on: what is kept is bounded in bytes, too.
 const MAX_EVENT_TEXT: usize = 512;
 
@@ -34,25 +31,29 @@ impl From<Revision> for Place {
 
 /// Applies a command at its place in the log. `tables.revision` is that place's afterwards whatever the outcome.
 pub fn apply(tables: &mut Tables, at: impl Into<Place>, command: &Command) -> Result<(), CommandRefusal> {
-    let at = at.into();
+    apply_within(&Limits::DEFAULT, tables, at.into(), command)
+}
+
+/// [`apply`] within these limits.
+pub fn apply_within(limits: &Limits, tables: &mut Tables, at: Place, command: &Command) -> Result<(), CommandRefusal> {
     debug_assert!(at.revision > tables.revision, "entries are applied in log order");
     tables.revision = at.revision;
     if command.request == RequestId(0) {
-        return judge_and_change(tables, at, command);
+        return judge_and_change(limits, tables, at, command);
     }
     if tables.remembers_callers() {
         if let Some(known) = requests::recall(tables, command) {
             return known;
         }
-        let result = judge_and_change(tables, at, command);
-        requests::remember(tables, command, at.revision, result.as_ref().err());
+        let result = judge_and_change(limits, tables, at, command);
+        requests::remember(limits, tables, command, at.revision, result.as_ref().err());
         return result;
     }
     if let Some(first) = tables.outcomes.get(&command.request) {
         return first.refused.as_deref().cloned().map_or(Ok(()), Err);
     }
-    let result = judge_and_change(tables, at, command);
-    remember(tables, command.request, at.revision, result.as_ref().err());
+    let result = judge_and_change(limits, tables, at, command);
+    remember(limits, tables, command.request, at.revision, result.as_ref().err());
     result
 }
 
@@ -63,11 +64,22 @@ pub fn apply_watched(
     command: &Command,
     seen: &mut Vec<ObjectChange>,
 ) -> Result<(), CommandRefusal> {
+    apply_watched_within(&Limits::DEFAULT, tables, at, command, seen)
+}
+
+/// [`apply_watched`] within these limits.
+pub fn apply_watched_within(
+    limits: &Limits,
+    tables: &mut Tables,
+    at: Place,
+    command: &Command,
+    seen: &mut Vec<ObjectChange>,
+) -> Result<(), CommandRefusal> {
     let mut touched: Vec<_> = command.changes.iter().filter_map(Change::object).collect();
     touched.sort_unstable();
     touched.dedup();
     let touched: Vec<_> = touched.into_iter().map(|key| (tables.objects.get(&key).cloned(), key)).collect();
-    apply(tables, at, command)?;
+    apply_within(limits, tables, at, command)?;
     for (before, key) in touched {
         let after = tables.objects.get(&key).cloned();
         let same = match (&before, &after) {
@@ -87,11 +99,12 @@ pub fn apply_empty(tables: &mut Tables, at: Revision) {
     tables.revision = at;
 }
 
-fn judge_and_change(tables: &mut Tables, at: Place, command: &Command) -> Result<(), CommandRefusal> {
+fn judge_and_change(limits: &Limits, tables: &mut Tables, at: Place, command: &Command) -> Result<(), CommandRefusal> {
     if sabotaged(Sabotage::ApplyByMood) && mood() {
         return Ok(());
     }
-    let stamp = Stamp { at: at.revision, term: at.term, wall: command.at, by: &command.by, reason: &command.reason };
+    let (by, reason) = (&command.by, command.reason.as_str());
+    let stamp = Stamp { at: at.revision, term: at.term, wall: command.at, by, reason, limits };
     for guard in &command.guards {
         guards::judge(tables, &stamp, guard)?;
     }
@@ -112,11 +125,17 @@ fn judge_and_change(tables: &mut Tables, at: Place, command: &Command) -> Result
     made
 }
 
-fn remember(tables: &mut Tables, request: RequestId, revision: Revision, refused: Option<&CommandRefusal>) {
+fn remember(
+    limits: &Limits,
+    tables: &mut Tables,
+    request: RequestId,
+    revision: Revision,
+    refused: Option<&CommandRefusal>,
+) {
     let outcome = Outcome { request, revision, refused: refused.cloned().map(Box::new) };
     tables.outcomes.insert(request, outcome);
     tables.outcome_order.push_back(request);
-    if tables.outcome_order.len() > MAX_OUTCOMES
+    if tables.outcome_order.len() > limits.outcomes
         && let Some(oldest) = tables.outcome_order.pop_front()
     {
         tables.outcomes.remove(&oldest);
@@ -130,6 +149,7 @@ pub(crate) struct Stamp<'a> {
     pub wall: WallTime,
     pub by: &'a Principal,
     pub reason: &'a str,
+    pub limits: &'a Limits,
 }
 
 impl Stamp<'_> {
@@ -168,13 +188,14 @@ impl Stamp<'_> {
         words: (Option<String>, Option<String>),
     ) {
         let event = self.event(tables, kind, node, words);
+        let apart = tables.remembers_callers() && !sabotaged(Sabotage::KeepEventsTogether);
         let history = match class {
-            Class::Routine if tables.remembers_callers() => &mut tables.routine_events,
-            Class::Frequent if tables.remembers_callers() => &mut tables.frequent_events,
+            Class::Routine if apart => &mut tables.routine_events,
+            Class::Frequent if apart => &mut tables.frequent_events,
             _ => &mut tables.events,
         };
         history.push_back(Arc::new(event));
-        if history.len() > MAX_EVENTS {
+        if history.len() > self.limits.events {
             history.pop_front();
         }
     }

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 
 use muster_messages::{NodeRecord, Principal, RaftId, Requests, Role, Tables};
 
-use crate::apply::{MAX_EVENTS, MAX_OUTCOMES};
-use crate::requests::MAX_CALLERS;
+use crate::limits::{MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES};
 
 /// Every seat belongs to a node that exists, and no node holds two.
 pub const MEMBER_1: &str = "MEMBER-1";

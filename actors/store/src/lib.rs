@@ -8,6 +8,8 @@
 //!        APPLY-3  a request id is applied at most once; its retry gets the first outcome, or is refused once that is forgotten
 //!                 (below `IDENTITY_LEVEL` it may then be applied again).
 //!        APPLY-4  no caller's requests evict outcomes of another that has fewer of them (from `IDENTITY_LEVEL` on).
+//!        EVENT-1  an event makes room for one of its own sort alone: what leases, liveness and nodes' reports cause pushes out
+//!                 nothing else (from `IDENTITY_LEVEL` on).
 //! Why guards are judged here and not where a command is proposed: between proposing and applying, other entries
 //! are applied. Judged here, callers may pipeline without a lock, and every member judges alike.
 
@@ -18,6 +20,7 @@ pub mod growth;
 mod guards;
 pub mod history;
 pub mod invariants;
+mod limits;
 pub mod recovery;
 mod requests;
 #[cfg(feature = "sabotage")]
@@ -25,10 +28,10 @@ pub mod sabotage;
 mod seats;
 pub mod snapshot;
 
-pub use self::apply::{MAX_EVENTS, MAX_OUTCOMES, Place, apply, apply_empty, apply_watched};
+pub use self::apply::{Place, apply, apply_empty, apply_watched, apply_watched_within, apply_within};
 pub use self::history::History;
-pub use self::requests::MAX_CALLERS;
-pub use self::seats::{apply_seat, judge_seat};
+pub use self::limits::{Limits, MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES};
+pub use self::seats::{apply_seat, apply_seat_within, judge_seat};
 
 /// True while a test has broken this promise on purpose.
 #[cfg(feature = "sabotage")]
@@ -46,6 +49,13 @@ mod sabotage {
         AdmitUnseen,
         RestrictUnseen,
         RunWithoutTerm,
+        LeapByConstant,
+        ReviveLeases,
+        ApplyForgotten,
+        ShareRequestIds,
+        TakeAnyLabels,
+        TakeReportedNames,
+        KeepEventsTogether,
     }
     pub fn mood() -> bool {
         false

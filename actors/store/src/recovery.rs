@@ -21,6 +21,9 @@ use serde::Serialize;
 
 use crate::apply::Stamp;
 use crate::changes::{allow_unrecorded, create};
+use crate::limits::Limits;
+use crate::sabotage::Sabotage;
+use crate::sabotaged;
 
 /// Revisions per millisecond of an incarnation's time. No cluster writes a million entries a second, so none comes as far as
 /// the one that is founded later begins. Below 2⁵³, which JavaScript counts to, until the year 2255.
@@ -112,7 +115,8 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
         Revision(leap(revision_before.0, recovery.incarnation.0.saturating_mul(REVISIONS_PER_MS), REVISION_LEAP));
     tables.revision = revision;
     let by = Principal::Operator;
-    let stamp = Stamp { at: revision, term: Term(0), wall: recovery.at, by: &by, reason: &recovery.reason };
+    let (wall, reason, limits) = (recovery.at, recovery.reason.as_str(), &Limits::DEFAULT);
+    let stamp = Stamp { at: revision, term: Term(0), wall, by: &by, reason, limits };
     let words = |incarnation| Some(format!("incarnation {incarnation}"));
     stamp.log(tables, EventKind::Cluster, None, words(cluster.incarnation), words(recovery.incarnation));
     let record = ClusterRecord { incarnation: recovery.incarnation, revision, ..(*cluster).clone() };
@@ -140,7 +144,7 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
 
 /// RECOVER-3. To where the incarnation's time is, or further from here if that is not ahead.
 fn leap(from: u64, time: u64, far: u64) -> u64 {
-    if time > from { time } else { from.saturating_add(far) }
+    if time > from && !sabotaged(Sabotage::LeapByConstant) { time } else { from.saturating_add(far) }
 }
 
 fn judge(tables: &Tables, cluster: &ClusterRecord, recovery: &Recovery) -> Result<(), CannotRecover> {
@@ -225,6 +229,9 @@ fn withhold_leases(tables: &mut Tables, stamp: &Stamp<'_>) -> usize {
         |key: &ObjectKey, object: &Object| object.lease().is_some() && key.namespace != MEMBERS_NAMESPACE;
     let leases: Vec<_> = tables.objects.iter().filter(|(key, object)| is_contended(key, object)).collect();
     let leases: Vec<_> = leases.into_iter().map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
+    if sabotaged(Sabotage::ReviveLeases) {
+        return 0;
+    }
     let count = leases.len();
     for (key, object) in leases {
         let Some(was) = object.lease() else { continue };

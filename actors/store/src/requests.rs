@@ -15,12 +15,12 @@ use muster_messages::{
     Answered, CallerRequests, Command, CommandRefusal, Guard, Principal, RequestId, Requests, Revision, Tables,
 };
 
-/// How many requests keep their outcome, over all callers. A refusal with a long text counts for several.
-pub const MAX_OUTCOMES: usize = 65_536;
-/// How many callers are remembered: more than a cluster has nodes.
-pub const MAX_CALLERS: usize = 16_384;
-/// What one eviction makes room for, so that finding the callers with most outcomes is paid once for many commands.
-const EVICTED_AT_ONCE: u64 = MAX_OUTCOMES as u64 / 64;
+use crate::limits::Limits;
+use crate::sabotage::Sabotage;
+use crate::sabotaged;
+
+/// One outcome in so many is evicted at once, so that finding the callers with most of them is paid once for many commands.
+const EVICTED_ONE_IN: u64 = 64;
 /// Bytes of a refusal that count as one outcome.
 const REFUSAL_BYTES: usize = 256;
 /// How far the clock that an id was made by may be ahead of the leader's. Ids of the far future would raise the floor of their
@@ -33,6 +33,9 @@ fn space(command: &Command) -> (&Principal, Option<u64>) {
         Guard::Request { digest } => Some(*digest),
         _ => None,
     });
+    if sabotaged(Sabotage::ShareRequestIds) {
+        return (&Principal::Cluster, None);
+    }
     if digest.is_some() { (&command.by, digest) } else { (&Principal::Cluster, None) }
 }
 
@@ -56,12 +59,22 @@ pub(crate) fn recall(tables: &Tables, command: &Command) -> Option<Result<(), Co
     if id.time() > command.at.plus(MAX_AHEAD) {
         return Some(Err(CommandRefusal::RequestAhead { id: Box::new(id), now: command.at }));
     }
-    (id <= tables.requests.floor_of(caller)).then_some(Err(CommandRefusal::OutcomeForgotten(Box::new(id))))
+    let forgotten = id <= tables.requests.floor_of(caller) && !sabotaged(Sabotage::ApplyForgotten);
+    forgotten.then_some(Err(CommandRefusal::OutcomeForgotten(Box::new(id))))
 }
 
 /// Remembers how a new request ended, and forgets others where there is no room.
-pub(crate) fn remember(tables: &mut Tables, command: &Command, revision: Revision, refused: Option<&CommandRefusal>) {
+pub(crate) fn remember(
+    limits: &Limits,
+    tables: &mut Tables,
+    command: &Command,
+    revision: Revision,
+    refused: Option<&CommandRefusal>,
+) {
     let (caller, digest) = space(command);
+    if sabotaged(Sabotage::ApplyForgotten) && command.request <= tables.requests.floor_of(caller) {
+        return;
+    }
     forget_one_of_level_2(tables, command);
     let requests = &mut tables.requests;
     let answered = Answered { revision, digest: digest.unwrap_or(0), refused: refused.cloned().map(Box::new) };
@@ -74,11 +87,11 @@ pub(crate) fn remember(tables: &mut Tables, command: &Command, revision: Revisio
     own.outcomes.insert(command.request, answered);
     own.weight += weight;
     requests.weight += weight;
-    if requests.weight > MAX_OUTCOMES as u64 {
-        evict(requests);
+    if requests.weight > limits.outcomes as u64 {
+        evict(limits, requests);
     }
-    if requests.callers.len() > MAX_CALLERS {
-        forget_callers(requests);
+    if requests.callers.len() > limits.callers {
+        forget_callers(limits, requests);
     }
 }
 
@@ -96,8 +109,9 @@ fn weight(answered: &Answered) -> u64 {
 }
 
 /// APPLY-4: takes from those that have most, until all have at most the same.
-fn evict(requests: &mut Requests) {
-    let level = fair_level(requests, MAX_OUTCOMES as u64 - EVICTED_AT_ONCE);
+fn evict(limits: &Limits, requests: &mut Requests) {
+    let outcomes = limits.outcomes as u64;
+    let level = fair_level(requests, outcomes - outcomes / EVICTED_ONE_IN);
     let above = requests.callers.iter().filter(|(_, own)| own.weight > level).map(|(caller, _)| caller.clone());
     for caller in above.collect::<Vec<_>>() {
         let Some(own) = requests.callers.get_mut(&caller) else { continue };
@@ -130,12 +144,12 @@ fn fair_level(requests: &Requests, room: u64) -> u64 {
 }
 
 /// Forgets the callers whose newest ids are oldest; no id of that time is accepted as new afterwards.
-fn forget_callers(requests: &mut Requests) {
+fn forget_callers(limits: &Limits, requests: &mut Requests) {
     let newest = |own: &CallerRequests| own.outcomes.get_max().map_or(own.floor, |(id, _)| *id);
     let callers = requests.callers.iter().filter(|(caller, _)| **caller != Principal::Cluster);
     let mut callers: Vec<(RequestId, Principal)> = callers.map(|(caller, own)| (newest(own), caller.clone())).collect();
     callers.sort_unstable();
-    for (newest, caller) in callers.into_iter().take(MAX_CALLERS / 16) {
+    for (newest, caller) in callers.into_iter().take(limits.callers / 16) {
         let Some(gone) = requests.callers.remove(&caller) else { continue };
         requests.weight -= gone.weight;
         requests.floor = requests.floor.max(newest);

@@ -22,6 +22,20 @@ pub enum Sabotage {
     RestrictUnseen,
     /// A runner whose term is over goes on writing (breaks RELEASE-4).
     RunWithoutTerm,
+    /// A recovery's revisions leap by a constant, from wherever its copy is (breaks RECOVER-3).
+    LeapByConstant,
+    /// A recovery leaves leases as its copy shows them (breaks RECOVER-9).
+    ReviveLeases,
+    /// A request whose outcome was forgotten counts as new (breaks APPLY-3).
+    ApplyForgotten,
+    /// All callers' request ids are one space (breaks APPLY-3).
+    ShareRequestIds,
+    /// A node's report is kept as it comes (breaks LABEL-1).
+    TakeAnyLabels,
+    /// A node is called as it says (breaks NAME-1).
+    TakeReportedNames,
+    /// Events that leases cause are kept among the others (breaks EVENT-1).
+    KeepEventsTogether,
 }
 
 thread_local! {

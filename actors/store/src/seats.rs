@@ -11,6 +11,7 @@ use muster_messages::{
 
 use crate::apply::Stamp;
 use crate::guards::{no_seat, node, not_blocked, not_found, not_leaving, roles_are, stale};
+use crate::limits::Limits;
 use crate::sabotage::Sabotage;
 use crate::sabotaged;
 
@@ -50,52 +51,63 @@ pub fn judge_seat(tables: &Tables, change: &SeatChange) -> Result<(), CommandRef
 /// Applies a seat change at its place in the log, or applies nothing and says why.
 /// `tables.revision` is `at` afterwards whatever the outcome.
 pub fn apply_seat(tables: &mut Tables, at: Revision, change: &SeatChange) -> Result<(), CommandRefusal> {
+    apply_seat_within(&Limits::DEFAULT, tables, at, change)
+}
+
+/// [`apply_seat`] within these limits.
+pub fn apply_seat_within(
+    limits: &Limits,
+    tables: &mut Tables,
+    at: Revision,
+    change: &SeatChange,
+) -> Result<(), CommandRefusal> {
     debug_assert!(at > tables.revision, "entries are applied in log order");
     tables.revision = at;
     judge_seat(tables, change)?;
+    let stamp = Stamp { at, term: Term(0), wall: change.at, by: &change.by, reason: "", limits };
     match &change.kind {
-        SeatChangeKind::AddLearner { node, raft_id, addr } => add(tables, at, change, *node, *raft_id, addr),
-        SeatChangeKind::PromoteLearner { raft_id, .. } => promote(tables, at, change, *raft_id),
-        SeatChangeKind::Remove { raft_id } => remove(tables, at, change, *raft_id),
+        SeatChangeKind::AddLearner { node, raft_id, addr } => add(tables, &stamp, *node, *raft_id, addr),
+        SeatChangeKind::PromoteLearner { raft_id, .. } => promote(tables, &stamp, *raft_id),
+        SeatChangeKind::Remove { raft_id } => remove(tables, &stamp, *raft_id),
         SeatChangeKind::SetAddress { raft_id, addr } => {
-            set_address(tables, at, change, *raft_id, addr);
+            set_address(tables, &stamp, *raft_id, addr);
         }
     }
     Ok(())
 }
 
-fn add(tables: &mut Tables, at: Revision, change: &SeatChange, node: NodeId, raft_id: RaftId, addr: &str) {
+fn add(tables: &mut Tables, stamp: &Stamp<'_>, node: NodeId, raft_id: RaftId, addr: &str) {
     let member = Member { node, raft_id, addr: addr.to_owned(), voter: false };
     tables.members.insert(raft_id, member);
     tables.next_raft_id = raft_id.next();
-    log(tables, at, change, node, raft_id, "none", "learner");
+    log(tables, stamp, node, raft_id, "none", "learner");
 }
 
-fn promote(tables: &mut Tables, at: Revision, change: &SeatChange, raft_id: RaftId) {
+fn promote(tables: &mut Tables, stamp: &Stamp<'_>, raft_id: RaftId) {
     if let Some(member) = tables.members.get_mut(&raft_id) {
         member.voter = true;
         let node = member.node;
-        log(tables, at, change, node, raft_id, "learner", "voter");
+        log(tables, stamp, node, raft_id, "learner", "voter");
     }
 }
 
-fn remove(tables: &mut Tables, at: Revision, change: &SeatChange, raft_id: RaftId) {
+fn remove(tables: &mut Tables, stamp: &Stamp<'_>, raft_id: RaftId) {
     if let Some(member) = tables.members.remove(&raft_id) {
         tables.removed_raft_ids.insert(raft_id);
         if sabotaged(Sabotage::ReuseRaftId) {
             tables.next_raft_id = raft_id;
         }
         let was = if member.voter { "voter" } else { "learner" };
-        log(tables, at, change, member.node, raft_id, was, "none");
+        log(tables, stamp, member.node, raft_id, was, "none");
     }
 }
 
-fn set_address(tables: &mut Tables, at: Revision, change: &SeatChange, raft_id: RaftId, addr: &str) {
+fn set_address(tables: &mut Tables, stamp: &Stamp<'_>, raft_id: RaftId, addr: &str) {
     let old = tables.members.get(&raft_id);
     let Some(old) = old.filter(|m| m.addr != addr).cloned() else {
         return;
     };
-    log(tables, at, change, old.node, raft_id, &old.addr, addr);
+    log(tables, stamp, old.node, raft_id, &old.addr, addr);
     let new = Member { addr: addr.to_owned(), ..old };
     tables.members.insert(raft_id, new);
 }
@@ -123,16 +135,9 @@ fn next_id_is(tables: &Tables, raft_id: RaftId) -> Result<(), CommandRefusal> {
     Err(stale(format!("the next raft id is {next}, not {raft_id}")))
 }
 
-fn log(
-    tables: &mut Tables,
-    at: Revision,
-    change: &SeatChange,
-    node: NodeId,
-    raft_id: RaftId,
-    before: &str,
-    after: &str,
-) {
-    let stamp = Stamp { at, term: Term(0), wall: change.at, by: &change.by, reason: &format!("seat {raft_id}") };
+fn log(tables: &mut Tables, stamp: &Stamp<'_>, node: NodeId, raft_id: RaftId, before: &str, after: &str) {
+    let reason = format!("seat {raft_id}");
+    let stamp = Stamp { reason: &reason, ..*stamp };
     let (before, after) = (Some(before.to_owned()), Some(after.to_owned()));
     stamp.log(tables, EventKind::Membership, Some(node), before, after);
 }

@@ -39,7 +39,8 @@ pub(crate) fn read_certificate(node: NodeId, text: &str) -> Option<(CertIdentity
     let serial = words.next()?.to_owned();
     let not_after = WallTime(words.next()?.parse().ok()?);
     let issued_at = WallTime(words.next()?.parse().ok()?);
-    Some((certificate(node, role, Some(granted), serial, not_after), issued_at))
+    let incarnation = Incarnation(words.next()?.parse().ok()?);
+    Some((certificate(node, role, Some(granted), (serial, incarnation), not_after), issued_at))
 }
 
 /// A certificate of the universe's cluster.
@@ -47,11 +48,11 @@ pub(crate) fn certificate(
     node: NodeId,
     role: Role,
     granted: Option<Revision>,
-    serial: String,
+    (serial, incarnation): (String, Incarnation),
     not_after: WallTime,
 ) -> CertIdentity {
     let (cluster, subject) = (cluster(), Subject::Node { node, role });
-    CertIdentity { cluster, subject, serial, granted, incarnation: Incarnation(1), not_after, pin: None }
+    CertIdentity { cluster, subject, serial, granted, incarnation, not_after, pin: None }
 }
 
 impl Universe {
@@ -231,6 +232,7 @@ impl Universe {
         let verdict = self.checks.certified(id, role, granted);
         self.hold_to(verdict);
         self.say(format!("n{} gets a certificate as {role}, granted at {granted}", place + 1));
+        self.note_certificate(place, &certificate);
         let agent = &mut self.machines[place].agent;
         agent.certificate = Some(certificate);
         agent.issued_at = issued_at;
@@ -307,7 +309,7 @@ impl Universe {
         }
     }
 
-    fn wish_for(&mut self, to: Place, caller: Caller, wish: authority::Wish) {
+    pub(crate) fn wish_for(&mut self, to: Place, caller: Caller, wish: authority::Wish) {
         let node = match &wish {
             authority::Wish::Node(wish) => wish.identity.node().map(|(node, _)| node),
             authority::Wish::Join(wish) => Some(wish.node),

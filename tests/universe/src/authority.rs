@@ -65,7 +65,8 @@ impl Universe {
                 let not_after = profile.now.plus(profile.lifetime);
                 let granted = profile.granted.unwrap_or_default();
                 // What a node reads out of its certificate.
-                let cert_pem = format!("{} {granted} {serial} {} {}", profile.role, not_after.0, profile.now.0);
+                let (role, now, incarnation) = (profile.role, profile.now.0, profile.incarnation.0);
+                let cert_pem = format!("{role} {granted} {serial} {} {now} {incarnation}", not_after.0);
                 // Certificates are told apart by their serials here: what the nodes show has no pin.
                 let pin = CertificatePin { fingerprint: [0; 32], key: [0; 32] };
                 let signed = Signed { cert_pem, serial, not_after, pin, issuer: RootId([0; 8]) };
@@ -79,6 +80,9 @@ impl Universe {
             authority::Effect::CatchUp(_) => {}    // every newer copy is handed in anyway
             authority::Effect::Answer(ask, answer) => {
                 let Some((caller, node)) = self.authority(place).and_then(|a| a.asks.remove(&ask)) else { return };
+                if self.liar_answered(caller.ask, answer.is_ok()) {
+                    return;
+                }
                 let pem = answer.map(|a| match a {
                     authority::Answer::Signed(reply) => reply.cert_pem,
                     authority::Answer::Joined(JoinReply::Joined { cert_pem, .. }) => cert_pem,

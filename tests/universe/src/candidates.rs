@@ -2,7 +2,7 @@
 //! leader's clock over the leases, the real core of the elections.
 //!
 //! A candidate believes that it holds a lease until its own clock says that the lease's time, counted from before it
-//! asked, is over. Its clock runs as fast as everybody's and shows another time. Between two beliefs there must be no
+//! asked, is over. Its clock shows another time than everybody's, and runs a little faster or slower. Between two beliefs there must be no
 //! overlap (HOLD-1), whatever happens to managers, packets and candidates.
 
 use std::collections::BTreeMap;
@@ -12,15 +12,15 @@ use muster_elections::KeeperConfig;
 use muster_elections::core::keeper::{AskId, Effect, Input as Heard, Keeper, OpenExpiry, Outcome, ReadId};
 use muster_messages::protocol::{ProposeError, ReadError, Renewal};
 use muster_messages::{
-    Change, Command, ErrorBody, FencingToken, Moment, Name, ObjectKey, Principal, Replica, RequestId, SessionId, Term,
-    Uid,
+    Change, Command, ErrorBody, FencingToken, Guard, Moment, Name, ObjectKey, Principal, Replica, RequestId, SessionId,
+    Term, Uid,
 };
 use muster_raft_member::core::Input;
 
 use crate::breaks::Break;
 use crate::checks::broken;
 use crate::fleet;
-use crate::machine::{Asker, Place};
+use crate::machine::{Asker, Place, on_a_clock};
 use crate::world::{Event, Universe};
 
 pub const HOLD_1: &str = "HOLD-1";
@@ -29,6 +29,8 @@ pub const HOLD_1: &str = "HOLD-1";
 const LEASE: Duration = Duration::from_secs(2);
 /// How often a holder renews, and how often whoever holds nothing tries.
 const RENEW: Duration = Duration::from_millis(500);
+/// A candidate's clock and the leader's run at different rates: it counts on so much less, as `muster-elector` does.
+const MARGIN: Duration = Duration::from_millis(2000 / 20);
 const ASK_DEADLINE: Duration = Duration::from_secs(1);
 
 /// One question of one life of a candidate, and when it was sent.
@@ -61,6 +63,8 @@ pub enum Told {
 #[derive(Clone, Debug)]
 struct Candidate {
     lease: usize,
+    /// How much faster its clock runs, in millionths.
+    rate: i64,
     life: u32,
     session: SessionId,
     frozen: Option<Moment>,
@@ -80,8 +84,8 @@ struct Belief {
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     all: Vec<Candidate>,
-    /// The greatest token that anybody was granted, by lease.
-    granted: BTreeMap<usize, FencingToken>,
+    /// The greatest token that anybody was granted, by lease, and to whom.
+    granted: BTreeMap<usize, (FencingToken, usize, SessionId)>,
 }
 
 /// Who has asked for a lease to be renewed.
@@ -101,7 +105,7 @@ pub struct Clock {
     wakes: Option<Moment>,
 }
 
-fn key(lease: usize) -> ObjectKey {
+pub fn lease_key(lease: usize) -> ObjectKey {
     ObjectKey::lease("default", format!("lease-{lease}"))
 }
 
@@ -110,8 +114,8 @@ impl Universe {
     pub fn start_candidates(&mut self, candidates: usize, leases: usize) {
         for number in 0..candidates {
             let session = SessionId(self.dice.wide());
-            let lease = number % leases;
-            self.candidates.all.push(Candidate { lease, life: 0, session, frozen: None, at: None, held: None });
+            let (lease, rate) = (number % leases, self.rate());
+            self.candidates.all.push(Candidate { lease, rate, life: 0, session, frozen: None, at: None, held: None });
             let soon = self.dice.millis(1, 400);
             self.time.after(soon, Event::Candidate { candidate: number, life: 0 });
         }
@@ -137,6 +141,7 @@ impl Universe {
         let freezes = hurt && self.dice.chance(15);
         let releases = self.dice.chance(25);
         let another = SessionId(self.dice.wide());
+        let fresh = self.request();
         let candidate = &mut self.candidates.all[number];
         if candidate.life != life {
             return;
@@ -165,10 +170,10 @@ impl Universe {
                 candidate.held = None;
                 // A release that comes late must not meet what is acquired after it.
                 candidate.session = another;
-                What::Release(RequestId(self.dice.wide() | 1), belief.token)
+                What::Release(fresh, belief.token)
             }
             Some(belief) => What::Renew(belief.token),
-            None => What::Acquire(RequestId(self.dice.wide() | 1)),
+            None => What::Acquire(fresh),
         };
         self.candidate_asks(Asked { candidate: number, life, session, sent: now, what });
         let pause = RENEW.mul_f64(0.7) + self.dice.micros(0, 300_000);
@@ -207,7 +212,9 @@ impl Universe {
     pub(crate) fn candidate_told(&mut self, asked: Asked, told: Told) {
         let now = self.now();
         let number = asked.candidate;
-        let until = asked.sent + LEASE;
+        let margin = if self.settings.broken == Some(Break::NoMargin) { Duration::ZERO } else { MARGIN };
+        let good_for = u64::try_from((LEASE - margin).as_micros()).unwrap_or(0);
+        let until = Moment(asked.sent.0 + on_a_clock(self.candidates.all[number].rate, good_for));
         let candidate = &mut self.candidates.all[number];
         if candidate.life != asked.life {
             return;
@@ -224,7 +231,7 @@ impl Universe {
                 candidate.held = Some(Belief { token, until });
                 self.totals.count("leases acquired");
                 self.say(format!("candidate {number} holds lease {lease} under {token}"));
-                self.granted(number, lease, token);
+                self.granted((number, asked.session), lease, token);
             }
             (Told::Renewed, What::Renew(token)) => {
                 if let Some(belief) =
@@ -245,12 +252,15 @@ impl Universe {
     }
 
     /// FENCE-1, as those who are granted leases see it. The answer to a repeated question may come late.
-    fn granted(&mut self, number: usize, lease: usize, token: FencingToken) {
-        let greatest = self.candidates.granted.entry(lease).or_default();
-        let grew = token >= *greatest;
-        *greatest = token.max(*greatest);
-        if !grew {
-            let detail = format!("candidate {number} holds lease {lease} under {token}, after {greatest}");
+    fn granted(&mut self, (number, session): (usize, SessionId), lease: usize, token: FencingToken) {
+        let is = (token, number, session);
+        let greatest = self.candidates.granted.entry(lease).or_insert(is);
+        let before = *greatest;
+        if token > before.0 {
+            *greatest = is;
+        } else if is != before {
+            let (was, other, _) = before;
+            let detail = format!("candidate {number} holds lease {lease} under {token}, after {other} did under {was}");
             self.hold_to(Err(broken(muster_store::invariants::FENCE_1, detail)));
         }
         self.alone(number, lease);
@@ -274,10 +284,14 @@ impl Universe {
             return;
         }
         let candidate = &self.candidates.all[asked.candidate];
-        let (key, session) = (key(candidate.lease), asked.session);
+        let (key, session) = (lease_key(candidate.lease), asked.session);
         let by = Principal::User(Name::sanitized("candidate"));
         let wall = self.wall(place);
-        let command = |request| Command::idempotent(wall, by, "candidate").with_request(request);
+        let digested = self.digested(place);
+        let command = |request: RequestId| {
+            let command = Command::idempotent(wall, by, "candidate").with_request(request);
+            if digested { command.guard(Guard::Request { digest: asked.candidate as u64 + 1 }) } else { command }
+        };
         match asked.what {
             What::Acquire(request) => {
                 let holder = format!("candidate-{}", asked.candidate);
@@ -314,7 +328,7 @@ impl Universe {
     pub(crate) fn candidate_ended<T>(&mut self, place: Place, asked: Asked, result: Result<T, ProposeError>) {
         let candidate = &self.candidates.all[asked.candidate];
         let lease = self.machines[place].half.as_ref().and_then(|half| {
-            half.core.tables().objects.get(&key(candidate.lease)).and_then(|object| object.lease().cloned())
+            half.core.tables().objects.get(&lease_key(candidate.lease)).and_then(|object| object.lease().cloned())
         });
         let own = lease.filter(|lease| lease.is_live() && lease.holding.session == Some(asked.session));
         let told = match (result, own) {

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::{NodeId, RaftId, Revision, Role, SeatChangeKind, Tables, WallTime};
+use muster_messages::{
+    Event, EventKind, Incarnation, NodeId, Principal, RaftId, Revision, Role, SeatChangeKind, Tables, WallTime,
+};
 use muster_store::invariants::{self, Broken, CERT_1, RAFTID_1};
 
 use crate::blocks;
 use crate::fleet;
 use crate::machine::Place;
 use crate::model::Model;
+use crate::recoveries::RECOVER_3;
 
 pub const LEADER_1: &str = "LEADER-1";
 pub const WRITE_1: &str = "WRITE-1";
@@ -20,6 +23,7 @@ pub const APPLY_1: &str = "APPLY-1";
 pub const TOLD_1: &str = "TOLD-1";
 pub const DOWN_1: &str = "DOWN-1";
 pub const MEMBER_2: &str = "MEMBER-2";
+pub const EVENT_1: &str = "EVENT-1";
 pub const CONVERGE_1: &str = "CONVERGE-1";
 
 /// Two states of one revision are compared in full once in so many; their small tables are compared always.
@@ -42,14 +46,58 @@ pub struct Checks {
     grants: BTreeMap<(NodeId, Revision), Role>,
     /// How long the newest certificate lives that was ever handed out to a node.
     signed: BTreeMap<NodeId, WallTime>,
+    /// How many events of each sort are kept.
+    events: usize,
+    /// Of the newest recovery. What members of before still apply is another history's.
+    incarnation: Incarnation,
+    /// The greatest revision that anybody had before the last recovery.
+    past: Revision,
     /// Membership changes seen.
     pub changes: Vec<SeatChangeKind>,
 }
 
 impl Checks {
+    /// So many events of each sort are kept.
+    pub fn new(events: usize) -> Self {
+        Self { events, ..Self::default() }
+    }
+
     /// The newest state that any member has applied.
     pub fn newest(&self) -> Option<&Tables> {
         self.states.last_key_value().map(|(_, tables)| tables)
+    }
+
+    /// Another history begins with this state. RECOVER-3: nothing in it repeats what was seen of those before.
+    pub fn recovered(&mut self, tables: &Tables) -> Verdict {
+        let newest = self.states.last_key_value().map_or(Revision(0), |(revision, _)| *revision);
+        self.past = self.past.max(newest);
+        self.incarnation = incarnation_of(tables);
+        self.states.clear();
+        self.leaders.clear();
+        self.changes.clear();
+        self.after_the_past(tables.revision)?;
+        invariants::check(tables)?;
+        self.own_seats(tables)?;
+        self.states.insert(tables.revision, tables.clone());
+        Ok(())
+    }
+
+    fn after_the_past(&self, at: Revision) -> Verdict {
+        if at > self.past {
+            return Ok(());
+        }
+        let detail = format!("revision {at} comes after a recovery, and there was {} before it", self.past);
+        Err(broken(RECOVER_3, detail))
+    }
+
+    fn own_seats(&mut self, tables: &Tables) -> Verdict {
+        for (seat, member) in &tables.members {
+            let owner = *self.seats.entry(*seat).or_insert(member.node);
+            if owner != member.node {
+                return Err(broken(RAFTID_1, format!("seat {seat} was {owner}'s and is {}'s", member.node)));
+            }
+        }
+        Ok(())
     }
 
     /// LEADER-1: a term has one leader, and one that crashed does not lead its term again.
@@ -63,28 +111,29 @@ impl Checks {
 
     /// A member has applied up to here.
     pub fn applied(&mut self, tables: &Tables, model: &Model, today: WallTime) -> Verdict {
+        if incarnation_of(tables) < self.incarnation {
+            return Ok(());
+        }
         let at = tables.revision;
         if let Some(known) = self.states.get(&at) {
             return same(known, tables);
         }
+        self.after_the_past(at)?;
         invariants::check(tables)?;
         let before = self.states.range(..at).next_back().map(|(_, t)| t);
         let after = self.states.range(at..).next().map(|(_, t)| t);
         if let Some(before) = before {
             step(before, tables, model)?;
+            events_stay(before, tables, self.events)?;
             blocks::outlives(before, tables, &self.signed, today)?;
         }
         if let Some(after) = after {
             step(tables, after, model)?;
+            events_stay(tables, after, self.events)?;
         } else if let Some(before) = before {
             self.changes.extend(membership_changes(before, tables));
         }
-        for (seat, member) in &tables.members {
-            let owner = *self.seats.entry(*seat).or_insert(member.node);
-            if owner != member.node {
-                return Err(broken(RAFTID_1, format!("seat {seat} was {owner}'s and is {}'s", member.node)));
-            }
-        }
+        self.own_seats(tables)?;
         for (id, node) in &tables.nodes {
             let role = *self.grants.entry((*id, node.granted)).or_insert(node.role);
             if role != node.role {
@@ -143,6 +192,10 @@ impl Checks {
     }
 }
 
+fn incarnation_of(tables: &Tables) -> Incarnation {
+    tables.cluster.as_ref().map_or(Incarnation(0), |cluster| cluster.incarnation)
+}
+
 fn same(known: &Tables, tables: &Tables) -> Verdict {
     let small = known.members == tables.members
         && known.next_raft_id == tables.next_raft_id
@@ -171,6 +224,25 @@ fn step(before: &Tables, after: &Tables, model: &Model) -> Verdict {
         Some((key, was, is)) => Err(broken(WRITE_1, format!("k{key} went from {was} to {is} at {}", after.revision))),
         None => Ok(()),
     }
+}
+
+/// EVENT-1: an event is gone only when there are as many younger ones as are kept that no lease and no silence has caused.
+fn events_stay(before: &Tables, after: &Tables, kept: usize) -> Verdict {
+    let oldest = |tables: &Tables| tables.events.front().map(|event| event.revision);
+    if oldest(before).is_none() || oldest(before) == oldest(after) {
+        return Ok(());
+    }
+    // One that an operator made (a recovery tells of all leases at once) is none of these.
+    let frequent = |event: &Event| match event.kind {
+        EventKind::Lease => event.by != Principal::Operator,
+        kind => kind == EventKind::Liveness,
+    };
+    let younger = after.events.iter().filter(|event| !frequent(event)).count();
+    if younger >= kept {
+        return Ok(());
+    }
+    let detail = format!("at {} events are forgotten, and {younger} of {kept} are left", after.revision);
+    Err(broken(EVENT_1, detail))
 }
 
 fn membership_changes(before: &Tables, after: &Tables) -> Vec<SeatChangeKind> {

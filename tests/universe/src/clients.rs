@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
 use muster_messages::{
-    Change, Command, ErrorBody, ErrorCode, Guard, Liveness, NodeId, Principal, Replica, RequestId, Role,
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Liveness, NodeId, Principal, Replica, RequestId,
+    Role, request_digest,
 };
 use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles, Wish, Wished};
@@ -38,6 +39,9 @@ pub enum Written {
     Silence,
 }
 
+/// A key, the number to write there, and the request.
+pub type Write = (Key, u64, RequestId);
+
 /// Writes one number after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
@@ -46,7 +50,7 @@ pub struct Writer {
     attempt: u32,
     /// The latest try has not been answered.
     awaiting: bool,
-    current: Option<(Key, u64, RequestId)>,
+    current: Option<Write>,
     /// An earlier try may have been applied.
     maybe: bool,
     hint: Option<NodeId>,
@@ -76,6 +80,8 @@ pub struct Clients {
 
 const KEYS_EACH: usize = 3;
 const WRITE_DEADLINE: Duration = Duration::from_secs(3);
+/// Of a thousand writes so many are repeated long after their end.
+const REPEATED: u32 = 150;
 const OP_PATIENCE: Duration = Duration::from_secs(4);
 
 impl Clients {
@@ -122,6 +128,7 @@ impl Universe {
             let keys = self.clients.writers[number].keys.clone();
             let key = self.dice.pick(&keys).expect("a writer has keys");
             let (value, request) = (self.model.attempt(key), self.request());
+            self.steal(request);
             let writer = &mut self.clients.writers[number];
             writer.current = Some((key, value, request));
             writer.write += 1;
@@ -154,14 +161,55 @@ impl Universe {
             return self.answer_write(attempt, Written::Refused);
         }
         self.trace.whisper(self.time.now(), || format!("{attempt:?} of k{}={value} arrives at n{}", key.0, place + 1));
-        let add = [(key.label(), value.to_string())].into();
-        let mut command = Command::idempotent(self.wall(place), Principal::Operator, "write").with_request(request);
-        let by_caller = |half: &crate::machine::Half| half.core.tables().remembers_callers();
-        if self.machines[place].half.as_ref().is_some_and(by_caller) {
-            command = command.guard(Guard::Request { digest: value });
-        }
-        let command = command.change(Change::UpdateLabels { node: ledger, add, remove: Vec::new() });
+        let command = self.write_command(place, ledger, (key, value, request));
         self.propose(place, Asker::Writer(attempt), command, WRITE_DEADLINE);
+    }
+
+    fn write_command(&self, place: Place, ledger: NodeId, (key, value, request): Write) -> Command {
+        let add = [(key.label(), value.to_string())].into();
+        let command = Command::idempotent(self.wall(place), Principal::Operator, "write").with_request(request);
+        let digest = request_digest(&[key.label().as_bytes(), &value.to_be_bytes()]);
+        let command = if self.digested(place) { command.guard(Guard::Request { digest }) } else { command };
+        command.change(Change::UpdateLabels { node: ledger, add, remove: Vec::new() })
+    }
+
+    /// From this level on a client's request carries what it asks for.
+    pub(crate) fn digested(&self, place: Place) -> bool {
+        self.machines[place].half.as_ref().is_some_and(|half| half.core.tables().remembers_callers())
+    }
+
+    /// A client that was parted from everybody, or a proxy that kept it: the request of a write that was acknowledged comes once
+    /// more, when others have been written since.
+    fn repeat_much_later(&mut self, writer: usize, write: Option<Write>) {
+        let Some(write) = write.filter(|_| self.dice.chance(REPEATED)) else { return };
+        let (later, recoveries) = (self.dice.millis(200, 20_000), self.recoveries.done());
+        self.time.after(later, Event::LateWrite { writer, write, recoveries });
+    }
+
+    /// A recovery may have undone it: then it would not be repeated, but new.
+    pub(crate) fn write_comes_late(&mut self, writer: usize, write: Write, recoveries: u32) {
+        let place = self.leading().filter(|p| self.machines[*p].runs());
+        let (Some(place), Some(ledger)) = (place, self.model.ledger) else { return };
+        if recoveries != self.recoveries.done() || self.clients.resting {
+            return;
+        }
+        self.say(format!("writer {writer} asks for k{}={} again", write.0.0, write.1));
+        let command = self.write_command(place, ledger, write);
+        self.propose(place, Asker::Late, command, WRITE_DEADLINE);
+    }
+
+    /// Whether it was applied again is seen in what it wrote (WRITE-1).
+    pub(crate) fn late_write_ended(&mut self, result: Result<Applied, ProposeError>) {
+        match result {
+            Ok(_) => self.totals.count("late retries that got the first outcome"),
+            Err(ProposeError::Refused(CommandRefusal::OutcomeForgotten(_))) => {
+                self.totals.count("late retries whose outcome was forgotten");
+            }
+            Err(ProposeError::Refused(why)) => {
+                self.hold_to(Err(broken(WRITE_1, format!("a write was repeated, and refused: {why}"))));
+            }
+            Err(_) => {}
+        }
     }
 
     /// Acknowledged means: the member said so, whether or not the answer arrives.
@@ -195,7 +243,8 @@ impl Universe {
         let pause = match result {
             Written::Ended(Ok(_)) => {
                 self.totals.count("writes acknowledged");
-                writer.current = None;
+                let done = writer.current.take();
+                self.repeat_much_later(attempt.writer, done);
                 self.dice.millis(5, 120)
             }
             Written::Refused => {
@@ -210,6 +259,12 @@ impl Universe {
                     self.model.never(key, value);
                 }
                 self.dice.millis(1, 40)
+            }
+            // It may have been applied, and will not be again.
+            Written::Ended(Err(ProposeError::Refused(CommandRefusal::OutcomeForgotten(_)))) => {
+                self.totals.count("writes whose outcome was forgotten");
+                writer.current = None;
+                self.dice.millis(5, 120)
             }
             Written::Ended(Err(ProposeError::Refused(why))) => {
                 let detail = format!("nothing speaks against writing k{}, and it was refused: {why}", key.0);
@@ -325,7 +380,8 @@ impl Universe {
             return; // a later try is on its way
         }
         let again = |e: &ErrorBody| {
-            matches!(e.code, C::Unreachable | C::UnknownOutcome | C::TimedOut | C::NoQuorum | C::TooManyRequests)
+            !e.is_final()
+                && matches!(e.code, C::Unreachable | C::UnknownOutcome | C::TimedOut | C::NoQuorum | C::TooManyRequests)
         };
         if result.as_ref().is_err_and(again) {
             let pause = self.dice.millis(20, 250);

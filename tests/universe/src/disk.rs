@@ -1,5 +1,6 @@
 //! The disk of a machine: the cores' own simulated disk, behind a device that takes its time, may hang, and may die.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::RaftId;
@@ -42,6 +43,8 @@ pub struct Disk {
     pub held: Option<RaftId>,
     /// What a start finds missing or damaged.
     pub lost: Option<DataLoss>,
+    /// The disk as it was before a sync that failed unnoticed: whatever came later is behind a hole.
+    without: Option<SimDisk>,
 }
 
 impl Disk {
@@ -76,6 +79,27 @@ impl Disk {
         self.synced = self.synced.max(number);
         self.sim.sync(number);
     }
+    /// A sync has failed: everything is written anew, to other files.
+    pub fn renew(&mut self, job: &SnapshotJob, mut write: Durable) {
+        let (head, data) = job.run();
+        let number = write.number;
+        write.install = Some((head, Arc::new(data)));
+        self.sim.wipe();
+        self.sim.put(write);
+        self.sim.sync(number);
+        (self.written, self.told, self.synced) = (number, number, number);
+        (self.wants_sync, self.busy) = (false, false);
+    }
+    /// A sync has failed, and what the system still has is taken for what the disk has.
+    pub fn trust(&mut self, number: u64) {
+        let without = self.without.take().unwrap_or_else(|| {
+            let mut sim = self.sim.clone();
+            sim.crash(0);
+            sim
+        });
+        self.synced(number);
+        self.without = Some(without);
+    }
     pub fn take_snapshot(&mut self, job: &SnapshotJob) -> muster_messages::wire::SnapshotHead {
         self.sim.take_snapshot(job)
     }
@@ -86,6 +110,9 @@ impl Disk {
     }
     /// The power goes: of what was not synced a random beginning survives. True: something was lost.
     pub fn power_lost(&mut self, dice: &mut Dice) -> bool {
+        if let Some(without) = self.without.take() {
+            self.sim = without;
+        }
         let survive = dice.below(4);
         let loose = self.written - self.synced;
         self.sim.crash(survive);
@@ -99,6 +126,7 @@ impl Disk {
     /// Another device is put in: what was on it is gone.
     pub fn replace(&mut self, damaged: bool) {
         self.sim.wipe();
+        self.without = None;
         self.rest();
         let file = if damaged { "log" } else { "raft" }.to_owned();
         self.lost = self.held.map(|_| DataLoss { damaged, file });
@@ -106,8 +134,18 @@ impl Disk {
     /// The seat is gone for good, and its data with it.
     pub fn wipe(&mut self) {
         self.sim.wipe();
+        self.without = None;
         self.rest();
         self.held = None;
+        self.lost = None;
+    }
+    /// Everything on it is replaced by this, whole.
+    pub fn write_anew(&mut self, write: Durable) {
+        self.rest();
+        self.without = None;
+        let number = write.number;
+        self.sim.put(write);
+        self.sim.sync(number);
         self.lost = None;
     }
     pub fn recover(&mut self) -> Recovered {

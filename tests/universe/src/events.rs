@@ -7,7 +7,7 @@ use muster_raft_member::core::Input;
 use muster_role_manager::core::StepId;
 
 use crate::candidates::{Asked, Told};
-use crate::clients::{OpNumber, Try, Written};
+use crate::clients::{OpNumber, Try, Write, Written};
 use crate::faults::Injury;
 use crate::fleet;
 use crate::lines::LineId;
@@ -254,6 +254,22 @@ pub enum Event {
         incarnation: u32,
     },
 
+    LateWrite {
+        writer: usize,
+        write: Write,
+        recoveries: u32,
+    },
+    Liar,
+    Watcher(usize),
+    Backup,
+    /// All managers are lost.
+    Disaster,
+    /// One goes on alone.
+    Recover {
+        attempt: u32,
+    },
+    /// One of those who were lost comes back.
+    Straggler,
     Fault,
     Over(Injury),
 }
@@ -331,6 +347,13 @@ impl Event {
             E::Register(_) | E::RegisterTold { .. } => return None,
             E::Candidate { .. } | E::CandidateTold { .. } => return None,
             E::Process { .. } | E::FleetTold { .. } | E::FleetOperator => return None,
+            E::LateWrite { .. }
+            | E::Liar
+            | E::Watcher(_)
+            | E::Backup
+            | E::Disaster
+            | E::Recover { .. }
+            | E::Straggler => return None,
             E::Fault | E::Over(_) | E::WishAgain(_) | E::Wish(..) | E::Dismiss(_) | E::CutOffTheLeader => return None,
         };
         Some(place)

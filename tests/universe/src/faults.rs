@@ -56,7 +56,7 @@ impl Universe {
             return;
         }
         let place = self.dice.below(self.machines.len());
-        match self.dice.below(32) {
+        match self.dice.below(34) {
             0..=2 => self.crash_for_a_while(place, false),
             3..=5 => self.crash_for_a_while(place, true),
             6 => self.crash_leader(),
@@ -78,6 +78,7 @@ impl Universe {
             26..=28 => self.rotate(),
             29 => self.outdated_seat(),
             30 => self.dismiss(),
+            31 | 32 => self.false_hint(place),
             _ => self.crash_a_dispatcher(),
         }
     }
@@ -112,7 +113,7 @@ impl Universe {
     }
 
     pub(crate) fn start(&mut self, place: Place) {
-        if self.machines[place].up {
+        if self.machines[place].up || self.machines[place].gone {
             return;
         }
         self.disturbed = self.now();
@@ -404,6 +405,17 @@ impl Universe {
             self.totals.count("fault: dispatcher crashed");
             self.crash_dispatcher(place);
         }
+    }
+
+    /// A member hears that its leader is gone, which is not so.
+    fn false_hint(&mut self, place: Place) {
+        let Some(half) = self.machines[place].half.as_ref() else { return };
+        let (half, leader) = (half.number, half.core.replica().raft.leader_node);
+        let Some(node) = leader.filter(|node| *node != self.machines[place].id) else { return };
+        self.totals.count("fault: false leader-loss hint");
+        self.say(format!("n{} hears that its leader is gone, which is not so", place + 1));
+        let (soon, input) = (self.dice.micros(100, 5000), Box::new(Input::LeaderGone { node }));
+        self.time.after(soon, Event::Local { place, half, input });
     }
 
     /// Somebody asks a member to hand leadership over.

@@ -9,13 +9,12 @@ use muster_agent::core as agent;
 use muster_gateway::core::admission::{Admission, HereIs, admit};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{AgentFrame, HostFrame, Refusal};
-use muster_messages::{CertIdentity, Incarnation, NodeId};
+use muster_messages::{CertIdentity, NodeId};
 use muster_sessions::core::session::ConnId;
 use muster_sessions::core::{host, session};
 
 use crate::agents::MANAGERS;
 use crate::machine::Place;
-use crate::members::cluster;
 use crate::world::{Event, Universe};
 
 /// How soon something is tried again on a link that is cut.
@@ -128,13 +127,7 @@ impl Universe {
             return self.undialled(place, attempt, "nobody answers", after);
         }
         let copy = self.machines[host].half(half).map(|h| h.core.replica().clone());
-        let here = HereIs {
-            cluster: cluster(),
-            incarnation: Incarnation(1),
-            manager: copy.is_some(),
-            closed_to_others: false,
-            me: None,
-        };
+        let here = HereIs { manager: copy.is_some(), ..self.here(host) };
         let certificate = self.machines[place].agent.certificate.clone();
         let admission = admit(certificate.as_ref(), Service::Agent, copy.as_deref(), &here, self.wall(host));
         let node_stays = copy.as_deref().is_some_and(|copy| self.lets_stay(copy, node));
@@ -245,7 +238,7 @@ impl Universe {
         let broken = |why: &str| agent::Loss::Broken(why.to_owned());
         let input = match piece {
             Piece::Welcome => {
-                agent::Input::Connected { attempt, host: self.machines[host].id, incarnation: Incarnation(1) }
+                agent::Input::Connected { attempt, host: self.machines[host].id, incarnation: self.incarnation(host) }
             }
             Piece::FromHost(frame) => agent::Input::Heard { attempt, frame },
             Piece::Refused(refusal) => {

@@ -10,6 +10,7 @@ use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RequestId, Rev
 use muster_raft_member::core::RaftCore;
 use muster_role_manager::core as roles;
 use muster_sessions::core::dispatcher;
+use muster_store::History;
 
 use muster_elections::core::keeper::ReadId;
 
@@ -37,12 +38,20 @@ pub struct Machine {
     pub thaws: Option<Moment>,
     /// A monotonic clock starts anywhere, and anew with each process; wall clocks differ.
     pub clock: u64,
+    /// How much faster than the universe's it runs, in millionths.
+    pub rate: i64,
     pub wall_skew: i64,
     pub disk: Disk,
     pub agent: Agent,
     pub half: Option<Half>,
     /// Since when its member could not be heard, for whatever reason of its own.
     pub silent_since: Option<Moment>,
+    /// It refuses larger snapshots.
+    pub takes_at_most: Option<u64>,
+    /// It was lost in a disaster, and does not come back by itself.
+    pub gone: bool,
+    /// The cluster that was restored here is closed until then.
+    pub closed_until: Moment,
 }
 
 /// The agent half: its core, and what its disk keeps for the next one.
@@ -53,6 +62,8 @@ pub struct Agent {
     /// `None`: it has not joined yet.
     pub certificate: Option<CertIdentity>,
     pub issued_at: WallTime,
+    /// Those before it, the newest last, and it.
+    pub former: Vec<CertIdentity>,
     /// The serial of the certificate that was called demoted.
     pub told_demoted: Option<String>,
     /// Out for good.
@@ -86,6 +97,8 @@ pub struct Half {
     pub checked: Revision,
     /// Since when it follows nobody.
     pub alone_since: Option<Moment>,
+    /// What watchers are told.
+    pub history: History,
 }
 
 /// Gets this manager its seat, as the daemon's seat keeper does.
@@ -191,11 +204,28 @@ pub enum Asker {
         incarnation: u32,
         request: RequestId,
     },
+    /// A write that is repeated long after its end.
+    Late,
     /// Nobody in particular: founding, liveness, outdated commands.
     House,
 }
 
+/// So long on a clock of this rate, as the universe's time; rounded up.
+pub fn on_a_clock(rate: i64, time: u64) -> u64 {
+    let per_million = i128::from(1_000_000 + rate);
+    ((i128::from(time) * 1_000_000 + per_million - 1) / per_million) as u64
+}
+
 impl Machine {
+    /// What its monotonic clock shows then.
+    pub fn shows(&self, now: Moment) -> Moment {
+        let passed = i128::from(now.0) * i128::from(1_000_000 + self.rate) / 1_000_000;
+        Moment(self.clock + passed as u64)
+    }
+    /// When its clock shows this.
+    pub fn when(&self, at: Moment) -> Moment {
+        Moment(on_a_clock(self.rate, at.0.saturating_sub(self.clock)))
+    }
     pub fn runs(&self) -> bool {
         self.up && self.thaws.is_none()
     }

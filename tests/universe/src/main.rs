@@ -9,7 +9,7 @@ use muster_universe::{Break, Kind, Run, sweep};
 #[derive(Parser)]
 #[command(name = "muster-universe")]
 struct Args {
-    /// What to simulate: roles, leases or gates
+    /// What to simulate: roles, leases, gates or snapshots
     kind: Kind,
     /// A seed, or an inclusive range such as 1..2000
     #[arg(value_parser = seeds)]

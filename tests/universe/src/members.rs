@@ -7,8 +7,9 @@ use std::time::Duration;
 use muster_gateway::core::admission::{Admission, HereIs, admit};
 use muster_messages::protocol::{Service, SnapshotOutcome};
 use muster_messages::wire::RaftPacket;
-use muster_messages::{ClusterId, Incarnation, Moment, NodeId, RefusalReason, Revision};
-use muster_raft_member::core::{Answer, Batch, Input, Notice, Outbound, OutboundSnapshot, RaftCore};
+use muster_messages::{ClusterId, Moment, NodeId, ObjectChange, RefusalReason, Revision};
+use muster_raft_member::core::{Answer, Batch, Input, Notice, Outbound, RaftCore};
+use muster_store::History;
 
 use crate::blocks::Blocks;
 use crate::breaks::Break;
@@ -17,6 +18,9 @@ use crate::disk::Progress;
 use crate::hosts::Hosts;
 use crate::machine::{Asker, Half, Keeper, Place};
 use crate::world::{Event, Mail, Universe};
+
+/// Of a thousand syncs, while faults are injected.
+const SYNCS_FAIL: u32 = 3;
 
 /// The one cluster of a universe.
 pub fn cluster() -> ClusterId {
@@ -46,6 +50,8 @@ impl Universe {
         };
         self.halves += 1;
         let number = self.halves;
+        let mut history = History::default();
+        history.begin_at(core.tables().revision);
         let sessions = self.settings.sessions.clone();
         // Larger than any of an earlier life of this host.
         let first_sequence = self.now().0;
@@ -62,6 +68,7 @@ impl Universe {
             turn_due: true,
             checked: Revision(0),
             alone_since: None,
+            history,
         });
         if seated || founding {
             machine.silent_since = None;
@@ -174,6 +181,8 @@ impl Universe {
             again,
             notices,
             lost,
+            changes,
+            installed,
             ..
         } = batch;
         if let Some(why) = lost {
@@ -181,6 +190,7 @@ impl Universe {
             self.hold_to(Err(broken("FAULT", why)));
         }
         let number = self.machines[place].half.as_ref().map_or(0, |h| h.number);
+        self.record_history(place, installed, changes);
         self.send(place, send);
         if !make_durable.is_empty() {
             self.machines[place].disk.put(make_durable);
@@ -213,6 +223,16 @@ impl Universe {
             half.turn_due = true;
             self.due.push_back(place);
         }
+    }
+
+    /// What the member's feed remembers for watchers.
+    fn record_history(&mut self, place: Place, installed: Option<Revision>, changes: Vec<ObjectChange>) {
+        let now = self.clock(place);
+        let Some(half) = self.machines[place].half.as_mut() else { return };
+        if let Some(revision) = installed {
+            half.history.begin_at(revision);
+        }
+        half.history.record(now, half.core.tables().revision, changes);
     }
 
     fn check_applied(&mut self, place: Place) {
@@ -295,6 +315,7 @@ impl Universe {
             (Asker::Expiry { incarnation, request }, Answer::Proposed(_, result)) => {
                 self.expiry_ended(place, incarnation, request, result);
             }
+            (Asker::Late, Answer::Proposed(_, result)) => self.late_write_ended(result),
             (Asker::House, _) => {}
             (_, answer) => self.hold_to(Err(broken(PROPOSE_1, format!("an answer of another kind: {answer:?}")))),
         }
@@ -324,26 +345,53 @@ impl Universe {
 
     pub(crate) fn synced(&mut self, place: Place, half: u32, number: u64) {
         if self.machines[place].half(half).is_some() {
+            if self.faults.active && self.dice.chance(SYNCS_FAIL) && self.sync_failed(place, number) {
+                return;
+            }
             self.machines[place].disk.synced(number);
             self.hear(place, Input::Persisted { number });
             self.begin_disk(place);
         }
     }
 
+    /// As the member's shell does: nothing that was written to those files can be trusted, and everything is still in memory.
+    fn sync_failed(&mut self, place: Place, number: u64) -> bool {
+        let machine = &mut self.machines[place];
+        if self.settings.broken == Some(Break::TrustFailedSyncs) {
+            machine.disk.trust(number);
+            self.hear(place, Input::Persisted { number });
+            self.begin_disk(place);
+            return true;
+        }
+        let Some((job, write)) = machine.half.as_mut().and_then(|h| h.core.everything()) else { return false };
+        let number = write.number;
+        machine.disk.renew(&job, write);
+        self.totals.count("fault: sync failed");
+        self.say(format!("a sync fails: n{} writes its log anew", place + 1));
+        self.hear(place, Input::Persisted { number });
+        true
+    }
+
     // ---- packets --------------------------------------------------------------------------------------------------
+
+    /// What a gateway knows of its own machine.
+    pub(crate) fn here(&self, place: Place) -> HereIs {
+        let machine = &self.machines[place];
+        HereIs {
+            cluster: cluster(),
+            incarnation: self.incarnation(place),
+            manager: machine.half.is_some(),
+            closed_to_others: self.is_closed(place),
+            me: Some(machine.id),
+        }
+    }
 
     /// As the gateway of `place` decides about a peer, on its own copy.
     fn judge_peer(&self, place: Place, peer: Place) -> Result<(), RefusalReason> {
         let (machine, other) = (&self.machines[place], &self.machines[peer]);
         let Some(half) = &machine.half else { return Err(RefusalReason::NotAManager) };
         let Some(certificate) = &other.agent.certificate else { return Err(RefusalReason::Unauthenticated) };
-        let here = HereIs {
-            cluster: cluster(),
-            incarnation: Incarnation(1),
-            manager: true,
-            closed_to_others: false,
-            me: None,
-        };
+        let here = self.here(place);
         let replica = half.core.replica();
         if self.settings.broken == Some(Break::JudgeOnOldCopies) {
             let known = replica.tables.nodes.contains_key(&other.id) || replica.tables.cluster.is_none();
@@ -414,44 +462,15 @@ impl Universe {
         }
     }
 
-    fn send_snapshot(&mut self, from: Place, snapshot: OutboundSnapshot) {
-        let OutboundSnapshot { node, mut packet, job, .. } = snapshot;
-        let (head, data) = job.run_shared();
-        packet.snapshot = Some(head.clone());
-        let to_seat = (packet.to, head.index);
-        let sender = self.machines[from].half.as_ref().map_or(0, |h| h.number);
-        let fate = self.place_of(node).map(|to| (to, self.net.send(self.time.now(), from, to, &mut self.dice)));
-        match fate {
-            Some((to, crate::network::Fate { first: Some(at), .. })) => {
-                let at = at + self.dice.millis(1, 60);
-                let mail = Mail { from, to, packets: vec![packet], snapshot: Some((head, data.to_vec())), sender };
-                self.time.at(at, Event::Mail(Box::new(mail)));
-            }
-            _ => self.snapshot_ended(from, sender, to_seat, false, Duration::from_millis(1500)),
-        }
-    }
-
-    fn snapshot_ended(
-        &mut self,
-        place: Place,
-        half: u32,
-        (to, index): (muster_messages::RaftId, u64),
-        ok: bool,
-        after: Duration,
-    ) {
-        let outcome =
-            if ok { SnapshotOutcome::Delivered } else { SnapshotOutcome::Lost("the link was cut".to_owned()) };
-        let input = Box::new(Input::SnapshotSent { to, index, outcome });
-        self.time.after(after, Event::Local { place, half, input });
-    }
-
     pub(crate) fn arrive(&mut self, mail: Mail) {
         let Mail { from, to, packets, snapshot, sender } = mail;
         let (node, seat, addressee) = (self.machines[from].id, packets[0].from, packets[0].to);
         let reaches = self.net.open(from, to) && self.machines[to].half.is_some() && self.in_session(from, to, sender);
         if let Some((head, _)) = &snapshot {
             let after = if reaches { self.dice.micros(200, 1000) } else { Duration::from_millis(500) };
-            self.snapshot_ended(from, sender, (addressee, head.index), reaches, after);
+            let lost = || SnapshotOutcome::Lost("the link was cut".to_owned());
+            let outcome = if reaches { SnapshotOutcome::Delivered } else { lost() };
+            self.snapshot_ended(from, sender, (addressee, head.index), outcome, after);
         }
         if !reaches {
             return;

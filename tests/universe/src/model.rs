@@ -88,6 +88,16 @@ impl Model {
             self.promises.insert(node, (op, promise));
         }
     }
+    /// The state goes on from here, whatever else was acknowledged.
+    pub fn recovered(&mut self, tables: &Tables) {
+        let labels = self.ledger.and_then(|node| tables.nodes.get(&node)).map(|n| &n.labels);
+        for entry in &mut self.entries {
+            let number = labels.and_then(|l| l.get(&entry.label)).and_then(|text| text.parse().ok());
+            entry.acknowledged = number.unwrap_or(0);
+            entry.never.clear();
+        }
+        self.promises.clear();
+    }
     /// Somebody else may delete it.
     pub fn disturbed(&mut self, node: NodeId) {
         self.newest.remove(&node);

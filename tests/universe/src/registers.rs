@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
-use muster_messages::{Change, Command, NodeId, Principal, Replica, RequestId};
+use muster_messages::{Change, Command, CommandRefusal, Guard, NodeId, Principal, Replica, RequestId, request_digest};
 use muster_raft_member::core::Input;
 use muster_tests::history::{Begun, End, History, MOST_CLIENTS, Value};
 
@@ -229,9 +229,11 @@ impl Universe {
             Some(number) => ([(key, number.to_string())].into(), Vec::new()),
             None => (Default::default(), vec![key]),
         };
-        let command = Command::idempotent(self.wall(place), Principal::Operator, "register")
-            .with_request(asked.request)
-            .change(Change::UpdateLabels { node: ledger, add, remove });
+        let command =
+            Command::idempotent(self.wall(place), Principal::Operator, "register").with_request(asked.request);
+        let digest = request_digest(&[asked.key.as_bytes(), format!("{:?}", asked.writes).as_bytes()]);
+        let command = if self.digested(place) { command.guard(Guard::Request { digest }) } else { command };
+        let command = command.change(Change::UpdateLabels { node: ledger, add, remove });
         self.propose(place, Asker::Register(asked), command, DEADLINE);
     }
 
@@ -257,6 +259,7 @@ impl Universe {
             Ok(_) => Told::Wrote,
             Err(ProposeError::NotLeader { leader }) => Told::NotTaken { leader },
             Err(ProposeError::Busy) => Told::NotTaken { leader: None },
+            Err(ProposeError::Refused(CommandRefusal::OutcomeForgotten(_))) => Told::Unknown,
             Err(ProposeError::Refused(why)) => {
                 let detail = format!("nothing speaks against writing {}, and it was refused: {why}", asked.key);
                 return self.hold_to(Err(broken(WRITE_1, detail)));

@@ -8,7 +8,7 @@ use crate::breaks::Break;
 use crate::simulate::Kind;
 
 /// What must have happened somewhere in a full run, or the run proves nothing about it.
-pub const MUST_HAPPEN: [&str; 49] = [
+pub const MUST_HAPPEN: [&str; 58] = [
     "elections",
     "leadership transfers",
     "membership changes",
@@ -20,6 +20,8 @@ pub const MUST_HAPPEN: [&str; 49] = [
     "writes acknowledged",
     "writes with unknown outcome",
     "reads answered",
+    "late retries that got the first outcome",
+    "late retries whose outcome was forgotten",
     "snapshots taken",
     "snapshots installed",
     "seats given",
@@ -37,6 +39,11 @@ pub const MUST_HAPPEN: [&str; 49] = [
     "registers given back",
     "sessions cut",
     "sweeps of the blocklist",
+    "liars: request ids taken",
+    "liars: request ids guessed",
+    "liars: reports",
+    "liars: former certificates shown",
+    "liars: forged certificates shown",
     "fault: blocklist crashed",
     "fault: removed manager back with its log",
     "fault: removed manager back without its log",
@@ -58,11 +65,36 @@ pub const MUST_HAPPEN: [&str; 49] = [
     "fault: everybody down",
     "fault: outdated command",
     "fault: leader-loss hint",
+    "fault: false leader-loss hint",
+    "fault: sync failed",
 ];
 
 /// What must have happened somewhere among the candidates of a run of leases.
-pub const LEASES_MUST_SEE: [&str; 5] =
-    ["leases acquired", "leases renewed", "leases expired", "leases given up", "fault: elections crashed"];
+pub const LEASES_MUST_SEE: [&str; 14] = [
+    "leases acquired",
+    "leases renewed",
+    "leases expired",
+    "leases given up",
+    "fault: elections crashed",
+    "backups made",
+    "recoveries from a copy",
+    "recoveries from a backup",
+    "recoveries from a backup that was restored before",
+    "recoveries after another one",
+    "managers of before a recovery that came back",
+    "changes watched",
+    "watches that began anew",
+    "late retries that got the first outcome",
+];
+
+/// What must have happened somewhere to followers that snapshots bring up.
+pub const SNAPSHOTS_MUST_SEE: [&str; 5] = [
+    "followers brought up while clients wrote",
+    "snapshots installed",
+    "snapshots refused",
+    "fault: snapshots refused for a while",
+    "fault: leader killed while it sent a snapshot",
+];
 
 /// And what must have happened somewhere to the fleets of a run of gates.
 pub const GATES_MUST_SEE: [&str; 31] = [

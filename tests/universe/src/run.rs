@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use muster_messages::{Liveness, Membership, Moment, NodeId, NodeRecord, Role, WallTime};
+use muster_messages::{Incarnation, Liveness, Membership, Moment, NodeId, NodeRecord, Role, WallTime};
 
 use crate::breaks::Break;
 use crate::checks::{CONVERGE_1, PROPOSE_1, READ_1, WRITE_1, broken};
 use crate::machine::{Agent, Machine, Place};
+use crate::recoveries::NEVER_CLOSED;
 use crate::report::{Failure, Report};
 use crate::world::{Event, Universe};
 
@@ -49,12 +50,17 @@ const HELD_AGAIN: Moment = Moment(40 * SECOND);
 
 impl Universe {
     fn contend(&mut self) -> Result<Report, Failure> {
+        self.drifts = true;
         self.found();
         self.start_clients(1);
         for _ in 0..2 {
             self.join_machine(Role::Manager);
         }
         self.start_candidates(CANDIDATES, LEASES);
+        self.start_watchers(2);
+        if self.dice.chance(400) {
+            self.plan_disasters(LEASES);
+        }
         self.run_to(CONTENDED)?;
         self.faults.active = true;
         self.time.after(Duration::from_millis(1), Event::Fault);
@@ -80,6 +86,7 @@ impl Universe {
         self.start_clients(2);
         self.start_registers(3);
         self.start_candidates(3, 1);
+        self.start_liars();
         for place in 1..managers + workers {
             let role = if place < managers { Role::Manager } else { Role::Worker };
             self.join_machine(role);
@@ -193,7 +200,7 @@ impl Universe {
         let place = self.new_machine(Role::Manager);
         let (id, wall) = (self.machines[place].id, self.wall(place));
         let later = wall.plus(Duration::from_secs(90 * 24 * 3600));
-        let first = crate::agents::certificate(id, Role::Manager, None, "founder".to_owned(), later);
+        let first = crate::agents::certificate(id, Role::Manager, None, ("founder".to_owned(), Incarnation(1)), later);
         self.machines[place].agent.certificate = Some(first);
         self.machines[place].agent.issued_at = wall;
         self.model.ledger = Some(id);
@@ -211,7 +218,7 @@ impl Universe {
         place
     }
 
-    fn new_machine(&mut self, joins_as: Role) -> Place {
+    pub(crate) fn new_machine(&mut self, joins_as: Role) -> Place {
         let place = self.machines.len();
         let id = NodeId::from_entropy(self.dice.wide());
         let name = muster_messages::Name::sanitized(&format!("n{}", place + 1));
@@ -223,12 +230,14 @@ impl Universe {
             life: 0,
             thaws: None,
             clock: self.dice.roll() % 1_000_000_000_000,
+            rate: self.rate(),
             wall_skew: (self.dice.roll() % 4000) as i64 - 2000,
             disk: crate::disk::Disk::default(),
             agent: Agent {
                 core: None,
                 certificate: None,
                 issued_at: WallTime(0),
+                former: Vec::new(),
                 told_demoted: None,
                 ended: None,
                 known: Vec::new(),
@@ -240,6 +249,9 @@ impl Universe {
             },
             half: None,
             silent_since: Some(Moment(0)),
+            takes_at_most: None,
+            gone: false,
+            closed_until: NEVER_CLOSED,
         };
         self.machines.push(machine);
         self.places.insert(id, place);

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::breaks::Break;
-use crate::report::{Failure, GATES_MUST_SEE, LEASES_MUST_SEE, MUST_HAPPEN, Report, Totals};
-use crate::{run, run_gates, run_leases};
+use crate::report::{Failure, GATES_MUST_SEE, LEASES_MUST_SEE, MUST_HAPPEN, Report, SNAPSHOTS_MUST_SEE, Totals};
+use crate::{run, run_gates, run_leases, run_snapshots};
 
 /// What a simulated run is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,14 +18,16 @@ pub enum Kind {
     /// A cluster grows, is used while faults are injected, and must settle.
     #[default]
     Roles,
-    /// Twenty candidates contend for two leases.
+    /// Twenty candidates contend for two leases; in some runs all managers are lost, and one goes on alone.
     Leases,
     /// A fleet of five processes under release gates.
     Gates,
+    /// A follower must be brought up by snapshots that take their time, while clients write.
+    Snapshots,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Roles, Kind::Leases, Kind::Gates];
+    pub const ALL: [Kind; 4] = [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots];
 
     /// What the full tier must have seen somewhere, or it proves nothing about it.
     pub fn must_see(self) -> &'static [&'static str] {
@@ -33,6 +35,7 @@ impl Kind {
             Kind::Roles => &MUST_HAPPEN,
             Kind::Leases => &LEASES_MUST_SEE,
             Kind::Gates => &GATES_MUST_SEE,
+            Kind::Snapshots => &SNAPSHOTS_MUST_SEE,
         }
     }
 }
@@ -43,6 +46,7 @@ impl fmt::Display for Kind {
             Kind::Roles => "roles",
             Kind::Leases => "leases",
             Kind::Gates => "gates",
+            Kind::Snapshots => "snapshots",
         })
     }
 }
@@ -51,7 +55,7 @@ impl FromStr for Kind {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
-        found.ok_or_else(|| format!("unknown kind {text:?}: expected roles, leases or gates"))
+        found.ok_or_else(|| format!("unknown kind {text:?}: expected roles, leases, gates or snapshots"))
     }
 }
 
@@ -77,6 +81,7 @@ impl Run {
             Kind::Roles => run,
             Kind::Leases => run_leases,
             Kind::Gates => run_gates,
+            Kind::Snapshots => run_snapshots,
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| run(self.seed, self.bug, self.trace)));
         let outcome = outcome.unwrap_or_else(|panic| {

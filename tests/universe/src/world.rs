@@ -9,6 +9,7 @@ use muster_pki::CsrKey;
 use muster_raft_member::core::{Input, RaftConfig};
 use muster_role_manager::core::Wish;
 use muster_sessions::{DispatcherConfig, SessionsConfig};
+use muster_store::Limits;
 use muster_store::invariants::Broken;
 
 use crate::breaks::Break;
@@ -19,14 +20,18 @@ use crate::dice::Dice;
 pub use crate::events::{Answered, Event, Mail, Question};
 use crate::faults::Faults;
 use crate::fleet::Fleet;
+use crate::liars::Liars;
 use crate::lines::Lines;
 use crate::machine::{Machine, Place};
 use crate::model::Model;
 use crate::network::Network;
+use crate::recoveries::Recoveries;
 use crate::registers::Registers;
 use crate::report::{Failure, Totals};
 use crate::schedule::Schedule;
+use crate::snapshots::Snapshots;
 use crate::trace::Trace;
+use crate::watchers::Watcher;
 
 /// Wall clocks begin here; nothing depends on it.
 const DAWN: i64 = 1_767_225_600_000;
@@ -93,12 +98,18 @@ pub struct Universe {
     pub(crate) lines: Lines,
     /// When something last went wrong, or was mended.
     pub(crate) disturbed: Moment,
+    /// Clocks run at different rates.
+    pub(crate) drifts: bool,
     /// How far all calendars are ahead of the clocks.
     pub(crate) calendar: Duration,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) candidates: Candidates,
     pub(crate) registers: Registers,
+    pub(crate) recoveries: Recoveries,
+    pub(crate) watchers: Vec<Watcher>,
+    pub(crate) liars: Liars,
+    pub(crate) snapshots: Snapshots,
     pub(crate) fleet: Fleet,
     pub(crate) faults: Faults,
     pub(crate) model: Model,
@@ -130,9 +141,13 @@ impl Universe {
         settings.raft.keep_entries = dice.roll() % 24;
         settings.raft.keep_time = Duration::ZERO;
         settings.raft.snapshot_limit = Duration::from_secs(6);
+        // As small as everything in a universe's minute, so that what is over is forgotten.
+        settings.raft.limits = Limits { outcomes: 96 + dice.below(160), callers: 64, events: 24 + dice.below(60) };
+        let snapshots = Snapshots::at([40_000, 200_000, 2_000_000][dice.below(3)]);
         settings.roles.learner_silence = Duration::from_secs(8);
         settings.hurry_agents(Duration::from_millis(500));
         Break::engage(broken, &mut settings);
+        let checks = Checks::new(settings.raft.limits.events);
         Self {
             seed,
             dice,
@@ -142,15 +157,20 @@ impl Universe {
             net: Network::default(),
             lines: Lines::default(),
             disturbed: Moment(0),
+            drifts: false,
             calendar: Duration::ZERO,
             settings,
             clients: Clients::default(),
             candidates: Candidates::default(),
             registers: Registers::default(),
+            recoveries: Recoveries::default(),
+            watchers: Vec::new(),
+            liars: Liars::default(),
+            snapshots,
             fleet: Fleet::default(),
             faults: Faults::default(),
             model: Model::default(),
-            checks: Checks::default(),
+            checks,
             trace: Trace::default(),
             totals: Totals::default(),
             key: CsrKey::parse(include_str!("request.pem")).expect("the signing request of the universe is sound"),
@@ -175,7 +195,7 @@ impl Universe {
     }
     /// The monotonic clock of a machine.
     pub(crate) fn clock(&self, place: Place) -> Moment {
-        Moment(self.now().0 + self.machines[place].clock)
+        self.machines[place].shows(self.now())
     }
     /// What a calendar shows that is right.
     pub(crate) fn today(&self) -> WallTime {
@@ -186,7 +206,12 @@ impl Universe {
     }
     /// A moment of a machine's clock, as the universe's.
     pub(crate) fn moment(&self, place: Place, at: Moment) -> Moment {
-        Moment(at.0.saturating_sub(self.machines[place].clock))
+        self.machines[place].when(at)
+    }
+    /// How much faster or slower a clock runs, in millionths.
+    pub(crate) fn rate(&mut self) -> i64 {
+        const MOST: u64 = 20_000;
+        if self.drifts { (self.dice.roll() % (2 * MOST + 1)) as i64 - MOST as i64 } else { 0 }
     }
     pub(crate) fn number(&mut self) -> u64 {
         self.numbers += 1;
@@ -307,6 +332,13 @@ impl Universe {
             E::Beat { place, incarnation } => self.beat(place, incarnation),
             E::ClockWoke { place, incarnation } => self.clock_woke(place, incarnation),
             E::CutOffTheLeader => self.cut_off_the_leader(),
+            E::LateWrite { writer, write, recoveries } => self.write_comes_late(writer, write, recoveries),
+            E::Liar => self.liar(),
+            E::Watcher(watcher) => self.watcher(watcher),
+            E::Backup => self.make_backup(),
+            E::Disaster => self.disaster(),
+            E::Recover { attempt } => self.go_on_alone(attempt),
+            E::Straggler => self.straggler(),
             E::Fault => self.fault(),
             E::Over(injury) => self.over(injury),
         }

@@ -27,6 +27,9 @@ use muster_messages::{
     WallTime,
 };
 
+use crate::sabotage::Sabotage;
+use crate::sabotaged;
+
 /// What the deciding process is itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HereIs {
@@ -141,7 +144,8 @@ pub fn standing(
 
 /// ADMIT-7. Users are judged by their records alone.
 fn counts(identity: &CertIdentity, replica: &Replica) -> bool {
-    identity.node().is_some_and(|(node, _)| replica.tables.certificate_counts(node, identity))
+    sabotaged(Sabotage::AdmitFormer)
+        || identity.node().is_some_and(|(node, _)| replica.tables.certificate_counts(node, identity))
 }
 
 fn refuse(reason: RefusalReason, sentence: impl Into<String>) -> Admission {
@@ -294,7 +298,9 @@ fn unlisted(node: NodeId, service: Service, replica: &Replica) -> Admission {
 }
 
 fn by_certificate(identity: &CertIdentity, node: NodeId, service: Service, replica: Option<&Replica>) -> Admission {
-    if let (Some(granted), true) = (identity.granted, replica.is_some_and(|replica| replica.raft.leading)) {
+    if let (Some(granted), true) = (identity.granted, replica.is_some_and(|replica| replica.raft.leading))
+        && !sabotaged(Sabotage::AdmitForged)
+    {
         let sentence = format!("node {node} names a grant, {granted}, that the cluster has never made"); // ADMIT-6
         return refuse(RefusalReason::NotKnownHereYet, sentence);
     }

@@ -36,7 +36,8 @@ impl RaftCore {
                     }
                     Some(Content::Command1(command)) => {
                         let place = Place { revision: Revision(at.index), term: Term(at.term) };
-                        muster_store::apply_watched(&mut self.tables, place, &command, &mut self.out.changes)
+                        let (limits, changes) = (&self.config.limits, &mut self.out.changes);
+                        muster_store::apply_watched_within(limits, &mut self.tables, place, &command, changes)
                     }
                     Some(Content::Seat1(change)) => {
                         let outcome = self.apply_seat(at, &change);
@@ -62,7 +63,7 @@ impl RaftCore {
     /// Judged here, by every member alike. A refused change must not reach raft.
     fn apply_seat(&mut self, at: LogPoint, change: &SeatChange) -> Result<(), CommandRefusal> {
         let before = self.tables.clone();
-        let judged = muster_store::apply_seat(&mut self.tables, Revision(at.index), change);
+        let judged = muster_store::apply_seat_within(&self.config.limits, &mut self.tables, Revision(at.index), change);
         let outcome = judged.and_then(|()| {
             let Some(change) = conf_change(&change.kind) else { return Ok(()) };
             let seat = self.seat.as_mut().expect("entries come from a seat");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use muster_messages::FEATURE_LEVEL;
+use muster_store::Limits;
 
 /// How a member behaves. All members of a cluster should agree on the timings.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +77,8 @@ pub struct RaftConfig {
     /// Members compare the digests of their states at every index that this divides. 0: never. All members need the same value.
     /// A digest encodes the whole state, as a snapshot does: three snapshots' worth of entries keeps it well below their cost.
     pub digest_every: u64,
+    /// How much the state remembers of the past. All members need the same value, and so does every earlier start of this one.
+    pub limits: Limits,
     /// The followers learn of a commit from the next append, or from a message of its own after this long. Under load
     /// the next append is there first, which halves the messages; without, a follower's copy is this much older.
     pub commit_news: Duration,
@@ -99,6 +102,10 @@ pub struct Sabotage {
     pub read_without_asking: bool,
     /// With leadership, the proposals in flight are forgotten (breaks PROPOSE-1).
     pub forget_proposals: bool,
+    /// The log is cut behind a snapshot that is on its way (breaks SNAP-1).
+    pub cut_behind_transfers: bool,
+    /// Another snapshot may follow one that was not taken at once (breaks SNAP-2).
+    pub snapshots_without_pause: bool,
 }
 
 impl Default for RaftConfig {
@@ -133,6 +140,7 @@ impl Default for RaftConfig {
             snapshot_limit: Duration::from_secs(60),
             max_snapshot_bytes: 256 << 20,
             digest_every: 32_768,
+            limits: Limits::DEFAULT,
             commit_news: Duration::from_millis(2),
             publish_every: Duration::from_millis(100),
             #[cfg(feature = "sabotage")]

@@ -151,8 +151,7 @@ impl RaftCore {
             .job()
             .map(|job| (LogPoint { index: job.index, term: job.term }, conf_state(&job.voters, &job.learners)));
         seat.raw.mut_store().set_offer(offer);
-        let paused = seat.transfers.paused(now);
-        seat.raw.mut_store().pause_snapshots(paused);
+        self.pause_snapshots(now);
         self.out.stop_snapshots.extend(stopped);
     }
 

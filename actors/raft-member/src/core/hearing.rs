@@ -1,5 +1,6 @@
 //! What a member hears from its peers, and of their sessions.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_messages::protocol::SnapshotOutcome;
@@ -184,9 +185,10 @@ impl RaftCore {
             // It need not wait for the next heartbeat.
             seat.transfers.session_began(now, id);
             progress.resume();
-            let paused = seat.transfers.paused(now);
-            seat.raw.mut_store().pause_snapshots(paused);
-            seat.raw.raft.send_append(id);
+            self.pause_snapshots(now);
+            if let Some(seat) = self.seat.as_mut() {
+                seat.raw.raft.send_append(id);
+            }
         } else {
             seat.raw.report_unreachable(id);
             self.transfer_ended(now, id, &SnapshotOutcome::Lost("the session ended".to_owned()));
@@ -205,9 +207,18 @@ impl RaftCore {
         if let Some(why) = seat.transfers.ended(now, to, outcome) {
             self.out.notices.push(Notice::SnapshotNotTaken { to: RaftId(to), why });
         }
-        let paused = seat.transfers.paused(now);
-        seat.raw.mut_store().pause_snapshots(paused);
+        self.pause_snapshots(now);
         let delivered = *outcome == SnapshotOutcome::Delivered;
-        seat.raw.report_snapshot(to, if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure });
+        if let Some(seat) = self.seat.as_mut() {
+            seat.raw.report_snapshot(to, if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure });
+        }
+    }
+
+    /// SNAP-2. Raft is given no snapshot for those that must wait.
+    pub(super) fn pause_snapshots(&mut self, now: Moment) {
+        let without = self.config.sabotaged().snapshots_without_pause;
+        let Some(seat) = self.seat.as_mut() else { return };
+        let paused = if without { BTreeSet::new() } else { seat.transfers.paused(now) };
+        seat.raw.mut_store().pause_snapshots(paused);
     }
 }

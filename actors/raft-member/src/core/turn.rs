@@ -373,6 +373,7 @@ impl RaftCore {
         let needed = seat.transfers.floor(|id| Some(Matched { index: prs.get(id)?.matched, caught_up: false }));
         let mut keep_after = log.cut_for(head.index, entries, self.config.keep_bytes);
         // SNAP-1
+        let needed = needed.filter(|_| !self.config.sabotaged().cut_behind_transfers);
         if let Some(floor) = needed.filter(|floor| *floor < keep_after.index) {
             keep_after = log.place_within(floor, self.config.transfer_bytes.max(2 * head.bytes)).min(keep_after);
         }

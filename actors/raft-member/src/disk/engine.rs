@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::acked::Acked;
 use super::doubt::{self, Witness};
 use super::files::{Lock, SnapshotFiles, finish_wipe, make_dir, sync_dir};
-use super::{LogDisk, LogFault};
+use super::{LogDisk, LogFault, tail};
 use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, SnapshotJob};
 
 const META_GROUP: u64 = 1;
@@ -197,6 +197,9 @@ impl<F: FileSystem> EngineDisk<F> {
 
     fn open_log(dir: &Path, fs: &Arc<F>, lock: Lock) -> Result<Self, LogFault> {
         let acked = Acked::open(dir)?;
+        if tail::cut_torn(&dir.join(LOG)).map_err(|e| LogFault::io(dir.join(LOG), e))? {
+            tracing::warn!(dir = %dir.display(), "the last record of the log was not whole, and was dropped");
+        }
         let log = Log::open(dir, LOG, fs)?;
         sync_dir(dir).map_err(|e| LogFault::io(dir, e))?;
         let snapshots = SnapshotFiles::in_dir(dir);

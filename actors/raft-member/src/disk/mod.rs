@@ -7,7 +7,8 @@
 //!
 //! # Torn or rotten
 //! A process or a machine that dies in a write leaves a torn record at the end of the log; that write was never
-//! acknowledged, and dropping it is right. Bit rot at the same place looks alike to raft-engine, which drops both.
+//! acknowledged, and dropping it is right, whichever of its sectors are there (`tail`). Bit rot at the same place looks alike: both
+//! are dropped.
 //! So every batch carries a sequence number, and after each sync the number is also written to `acked`, a file of two
 //! checksummed slots. A recovered log that ends before the number in `acked` has lost something that was acknowledged:
 //! it is refused. `acked` itself is synced only now and then (it costs no second sync per write): after a loss of power
@@ -31,9 +32,12 @@ mod engine;
 mod files;
 mod image;
 mod sim;
+mod tail;
 #[cfg(test)]
 mod tests;
 mod thread;
+#[cfg(test)]
+mod torn_tests;
 
 use std::path::{Path, PathBuf};
 

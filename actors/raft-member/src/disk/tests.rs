@@ -26,7 +26,7 @@ fn job(index: u64, term: u64) -> SnapshotJob {
     )
 }
 
-fn founded() -> Durable {
+pub(super) fn founded() -> Durable {
     let (head, data) = job(1, 1).run();
     Durable {
         sync: true,
@@ -37,7 +37,7 @@ fn founded() -> Durable {
     }
 }
 
-fn append(from: u64, to: u64, term: u64, commit: u64) -> Durable {
+pub(super) fn append(from: u64, to: u64, term: u64, commit: u64) -> Durable {
     let entries = (from..=to).map(|i| entry(i, term, 100)).collect();
     Durable { sync: true, hard: HardMark { term, vote: 1, commit }, entries, ..Durable::default() }
 }
@@ -63,7 +63,7 @@ fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {
     }
 }
 
-fn recover(dir: &Path) -> Result<Recovered, LogFault> {
+pub(super) fn recover(dir: &Path) -> Result<Recovered, LogFault> {
     DiskThread::open(dir).map(|(_, recovered)| recovered)
 }
 
@@ -85,11 +85,11 @@ fn written(file: &Path) -> usize {
     fs::read(file).unwrap().iter().rposition(|b| *b != 0).unwrap() + 1
 }
 
-struct Temp {
+pub(super) struct Temp {
     _dir: tempfile::TempDir,
 }
 impl Temp {
-    fn new() -> (Self, PathBuf) {
+    pub(super) fn new() -> (Self, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("raft");
         (Self { _dir: dir }, path)
@@ -213,6 +213,26 @@ fn a_torn_record_that_was_never_acknowledged_is_dropped() {
         fs::write(dir.join("acked"), &acked).unwrap();
         assert_eq!(recover(&dir).unwrap().entries.len(), 9, "torn at {end} of {before}..{after}");
     }
+}
+
+/// Its sectors reached the platter in another order than they were written in: the end is there, and the middle is not.
+#[test]
+fn a_last_record_without_its_middle_is_dropped() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, vec![founded(), append(2, 10, 2, 5)]);
+    let log = find(&dir.join("log"), ".raftlog");
+    let before = written(&log);
+    let acked = fs::read(dir.join("acked")).unwrap();
+    write(&dir, vec![append(8, 30, 3, 7)]);
+    let mut torn = fs::read(&log).unwrap();
+    torn[before + 512..before + 1024].fill(0);
+    fs::write(&log, &torn).unwrap();
+    let fault = recover(&dir).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Damaged, "it was acknowledged");
+    fs::write(&log, &torn).unwrap();
+    fs::write(dir.join("acked"), &acked).unwrap();
+    let found = recover(&dir).unwrap();
+    assert_eq!((found.entries.len(), found.hard.term), (9, 2), "it was not");
 }
 
 #[test]
@@ -503,7 +523,7 @@ fn a_log_without_the_record_of_what_was_acknowledged_is_damaged() {
     }
 }
 
-fn copy_dir(from: &Path, to: &Path) {
+pub(super) fn copy_dir(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
         let to = to.join(entry.file_name());

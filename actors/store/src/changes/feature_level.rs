@@ -14,8 +14,9 @@ use muster_messages::{
 };
 
 use super::*;
-use crate::apply::{MAX_OUTCOMES, is_routine};
+use crate::apply::is_routine;
 use crate::guards::{believed, not_found};
+use crate::limits::MAX_OUTCOMES;
 
 /// Nodes that a refusal names.
 const NAMED: usize = 5;

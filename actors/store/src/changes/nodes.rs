@@ -180,10 +180,14 @@ pub(super) fn report(
     if tables.feature_level() >= IDENTITY_LEVEL {
         let before = tables.reported.get(&id);
         let named_at = before.filter(|before| before.name == *name).map_or(stamp.wall, |before| before.named_at);
-        let reported = ReportedNode { name: name.clone(), named_at, labels: fitting_labels(labels) };
+        let fitting = if sabotaged(Sabotage::TakeAnyLabels) { labels.clone() } else { fitting_labels(labels) };
+        let reported = ReportedNode { name: name.clone(), named_at, labels: fitting };
         let news = before.is_none_or(|before| **before != reported);
         if news {
             tables.reported.insert(id, Arc::new(reported));
+        }
+        if sabotaged(Sabotage::TakeReportedNames) {
+            edit(tables, stamp, id, |r| r.name = name.clone());
         }
         return reached(tables, stamp, id, news, (addr, release));
     }

@@ -32,7 +32,7 @@ macro_rules! each_is_noticed {
 
         #[test]
         fn every_break_is_tried() {
-            // Losing a seat's data is told as a story; leases and gates have universes of their own.
+            // Losing a seat's data is told as a story; leases, gates and snapshots have universes of their own.
             let others = [
                 Break::TakeLostSeat,
                 Break::RenewUnconfirmed,
@@ -40,6 +40,12 @@ macro_rules! each_is_noticed {
                 Break::AdmitUnseen,
                 Break::RestrictUnseen,
                 Break::RunWithoutTerm,
+                Break::LeapByConstant,
+                Break::ReviveLeases,
+                Break::NoMargin,
+                Break::KeepEventsTogether,
+                Break::CutBehindTransfers,
+                Break::SnapshotsWithoutPause,
             ];
             assert_eq!([[$(Break::$broken,)*].as_slice(), others.as_slice()].concat(), Break::ALL.as_slice());
         }
@@ -71,6 +77,36 @@ fn runners_that_write_after_their_term() {
     check(Kind::Gates, Break::RunWithoutTerm);
 }
 
+#[test]
+fn recoveries_that_leap_as_far_as_every_other() {
+    check(Kind::Leases, Break::LeapByConstant);
+}
+
+#[test]
+fn leases_revived_by_a_recovery() {
+    check(Kind::Leases, Break::ReviveLeases);
+}
+
+#[test]
+fn leases_counted_on_to_the_end_by_slow_clocks() {
+    check(Kind::Leases, Break::NoMargin);
+}
+
+#[test]
+fn events_of_leases_that_push_out_others() {
+    check(Kind::Leases, Break::KeepEventsTogether);
+}
+
+#[test]
+fn logs_cut_behind_a_snapshot_on_its_way() {
+    check(Kind::Snapshots, Break::CutBehindTransfers);
+}
+
+#[test]
+fn snapshots_sent_again_at_once_to_who_refuses_them() {
+    check(Kind::Snapshots, Break::SnapshotsWithoutPause);
+}
+
 each_is_noticed! {
     writes_acknowledged_before_they_are_durable: AckBeforeSync,
     votes_that_leave_before_they_are_durable: VoteBeforeSync,
@@ -90,4 +126,12 @@ each_is_noticed! {
     blocks_swept_before_they_are_over: SweepEarly,
     blocked_nodes_that_are_let_stay: LetTheBlockedStay,
     membership_changes_that_trust_recent_acks: TrustRecentAcks,
+    retries_applied_again_once_they_are_forgotten: ApplyForgotten,
+    syncs_that_failed_and_are_trusted: TrustFailedSyncs,
+    request_ids_that_are_one_space_for_all: ShareRequestIds,
+    labels_that_a_node_reports_without_end: TakeAnyLabels,
+    names_taken_from_what_nodes_report: TakeReportedNames,
+    certificates_of_yesterday_that_open_doors: AdmitFormer,
+    grants_that_nobody_made_and_a_leader_believes: AdmitForged,
+    certificates_of_yesterday_that_are_renewed: RenewFormer,
 }

@@ -40,6 +40,11 @@ fn sampled_seeds_of_gates_hold() {
 }
 
 #[test]
+fn sampled_seeds_of_snapshots_hold() {
+    check(Kind::Snapshots, SAMPLE);
+}
+
+#[test]
 #[ignore = "full tier"]
 fn no_seed_breaks_an_invariant_and_everything_happens() {
     check_all(Kind::Roles, 2000);
@@ -59,6 +64,13 @@ fn no_lease_is_held_twice_whatever_happens_to_managers_and_candidates() {
 #[ignore = "full tier"]
 fn no_gate_is_passed_wrongly_and_in_the_end_the_newest_release_is_applied() {
     check_all(Kind::Gates, 1000);
+}
+
+/// A follower that was away is brought up however long a snapshot takes, whoever refuses one, and nobody stops writing for that.
+#[test]
+#[ignore = "full tier"]
+fn snapshots_bring_a_follower_up_however_long_they_take() {
+    check_all(Kind::Snapshots, 1000);
 }
 
 #[test]

@@ -1,0 +1,27 @@
+//! Switches that break one promise each, so that the simulation can show that it notices. Behind a feature, off
+//! by default, and per thread: a simulated universe runs on one.
+
+use std::cell::Cell;
+
+/// A promise to break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A certificate that is on record no more is as good as one that is (breaks ADMIT-7).
+    AdmitFormer,
+    /// A leader believes in grants that it has not applied (breaks ADMIT-6).
+    AdmitForged,
+}
+
+thread_local! {
+    static ENGAGED: Cell<Option<Sabotage>> = const { Cell::new(None) };
+}
+
+/// Breaks this promise on the current thread from now on; `None` keeps them all again.
+pub fn set(promise: Option<Sabotage>) {
+    ENGAGED.set(promise);
+}
+
+/// True while this promise is broken on the current thread.
+pub fn engaged(promise: Sabotage) -> bool {
+    ENGAGED.get() == Some(promise)
+}
