@@ -13,3 +13,4 @@ mod posing;
 mod requests;
 mod rights;
 mod rushes;
+mod sieges;
