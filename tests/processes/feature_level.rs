@@ -10,7 +10,13 @@ use crate::harness::{World, eventually, eventually_so};
 
 /// Three managers of a build that speaks level 2, all of them taking part.
 fn at_level_two() -> World {
+    at_level_two_with("")
+}
+
+/// The same, with further keys of `[raft]`.
+pub fn at_level_two_with(raft: &str) -> World {
     let mut world = World::new();
+    world.settings += raft;
     for name in ["n1", "n2", "n3"] {
         world.node(name).speaks(2);
     }
@@ -33,13 +39,13 @@ fn status(world: &World, at: &str) -> Value {
     if ran.code == 0 { ran.json() } else { Value::Null }
 }
 
-fn level(world: &World, at: &str) -> u64 {
+pub fn level(world: &World, at: &str) -> u64 {
     let status = world.muster_at(at, &["status"]).ended(0).json();
     status["cluster"]["feature_level"].as_u64().expect("a level is a number")
 }
 
 /// Starts a manager again with another build.
-fn becomes(world: &mut World, name: &str, level: u32) {
+pub fn becomes(world: &mut World, name: &str, level: u32) {
     world.node(name).stop();
     world.node(name).speaks(level).start(&[]);
 }

@@ -1,7 +1,5 @@
 //! Role changes, judged by the four facts.
 
-use std::time::{Duration, Instant};
-
 use muster_messages::{Membership, NodeView, Role};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -75,82 +73,6 @@ fn a_demotion_that_would_lose_quorum_is_refused() {
         world.seen(&leader, &down).and_then(|n| n.manager).is_some_and(|m| !m.reachable)
     });
     world.muster_at(&leader, &["node", "demote", &down, "--wait=300s"]).ended(0);
-}
-
-/// The quorum check must not rely on acknowledgements from before the request: a voter that was lost a moment ago has sent some.
-///
-/// `MUSTER_DEPARTURE_ROUNDS`: rounds of each of the six combinations, with delays spread over five seconds.
-#[test]
-#[ignore = "full tier"]
-fn no_manager_leaves_right_after_another_was_lost() {
-    let mut world = World::as_shipped(3, 0);
-    let rounds = std::env::var("MUSTER_DEPARTURE_ROUNDS").ok().map(|rounds| rounds.parse::<u64>().expect("a number"));
-    let delays: Vec<Duration> = match rounds {
-        None => [0, 20, 100, 250, 500].map(Duration::from_millis).to_vec(),
-        Some(rounds) => (0..rounds).map(|round| Duration::from_millis(5_000 * round / rounds)).collect(),
-    };
-    let (mut done, mut slowest) = (0, Duration::ZERO);
-    for (round, delay) in delays.into_iter().enumerate() {
-        for (kind, signal) in [Signal::KILL, Signal::STOP, Signal::TERM].into_iter().enumerate() {
-            for change in [&["node", "demote"][..], &["node", "rm", "--force"]] {
-                // Without rounds of its own each delay is tried with one kind of change only.
-                if rounds.is_none() && (change.len() == 2) != (round + kind).is_multiple_of(2) {
-                    continue;
-                }
-                let lose_the_leader = (round + kind / 2).is_multiple_of(3);
-                slowest = slowest.max(one_departure(&mut world, (signal, delay), change, lose_the_leader));
-                done += 1;
-            }
-        }
-    }
-    println!("{done} departures refused; the slowest write after one took {slowest:?}");
-}
-
-/// Loses a manager, asks for the departure of another one, and brings the lost one back. Returns the time that a write took
-/// right after the refusal.
-fn one_departure(
-    world: &mut World,
-    (signal, delay): (Signal, Duration),
-    change: &[&str],
-    lose_the_leader: bool,
-) -> Duration {
-    let leader = world.leader_seen_by("n1");
-    let lost = if lose_the_leader { leader } else { world.other_than(&[&leader]) };
-    let asked = world.other_than(&[&lost, &world.leader_seen_by("n1")]);
-    let about = format!("{signal:?} of {lost}, {delay:?} later: {change:?} of {asked}");
-    world.node(&lost).signal(signal);
-    if signal != Signal::STOP {
-        world.node(&lost).exit(); // a process that is shutting down responds until it ends
-    }
-    std::thread::sleep(delay); // part of the injected fault, not a wait for a condition
-    // A busy machine may change leaders in between. A repeated request gets the same answer.
-    eventually_so("the departure is refused", || {
-        let ran = world.muster_at(&asked, &[change, &[asked.as_str()]].concat());
-        assert_ne!(ran.code, 0, "{about} was accepted");
-        // A manager that runs is not removed, whatever the quorum: it is demoted first.
-        let codes: &[&str] =
-            if change.contains(&"rm") { &["quorum_at_risk", "demote_first"] } else { &["quorum_at_risk"] };
-        ran.code == 6 && codes.contains(&ran.error_code().as_str())
-    });
-    let began = Instant::now();
-    let label = format!("lost={}", done_at());
-    world.muster_at(&asked, &["node", "update", &asked, "--label-add", &label]).ended(0);
-    let took = began.elapsed();
-    if signal == Signal::STOP {
-        world.node(&lost).signal(Signal::CONT);
-    } else {
-        world.node(&lost).start(&[]).ready();
-    }
-    world.all_settled();
-    for name in ["n1", "n2", "n3"] {
-        assert_eq!(facts(world, &asked, name), four("manager"), "{about}");
-    }
-    took
-}
-
-/// A label value that no earlier round wrote.
-fn done_at() -> u128 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_micros())
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! - [`manager`]: a manager gone bad, the mesh protocol written by hand over TLS.
 //! - [`flood`]: garbage, oversized frames, half-open connections and more, while others join.
 //! - [`rush`]: 100,000 well-formed requests of one client, while another one works.
+//! - [`siege`]: the worst that one certificate can do at once, while an operator works.
 //! - [`watch`]: what an attack costs: memory, log lines, leadership.
 //!
 //! Loopback only, every loop bounded by a number or a time.
@@ -18,4 +19,5 @@ pub mod daemon;
 pub mod flood;
 pub mod manager;
 pub mod rush;
+pub mod siege;
 pub mod watch;

@@ -174,6 +174,18 @@ impl Node {
         self
     }
 
+    /// SIGSTOP, and waits until none of its threads runs: on a busy machine they go on for a while after the signal was sent.
+    #[track_caller]
+    pub fn freeze(&mut self) {
+        let pid = self.signal(Signal::STOP).pid();
+        eventually("it is frozen", || {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is our child").flatten();
+            let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+            let stopped = |stat: String| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'));
+            stats.into_iter().all(stopped).then_some(())
+        });
+    }
+
     /// Waits for its end; the exit status, or `None` after a signal.
     #[track_caller]
     pub fn exit(&mut self) -> Option<i32> {

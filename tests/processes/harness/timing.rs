@@ -10,8 +10,13 @@ pub const PATIENT: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3
 impl World {
     /// A running cluster with the timing that is shipped.
     pub fn as_shipped(managers: usize, workers: usize) -> Self {
+        Self::as_shipped_but("", managers, workers)
+    }
+
+    /// The same, with further tables of their configuration.
+    pub fn as_shipped_but(settings: &str, managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
-        world.settings.clear();
+        world.settings = settings.to_owned();
         world.up(managers, workers)
     }
 }

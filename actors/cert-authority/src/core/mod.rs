@@ -5,6 +5,7 @@
 
 mod admit;
 mod clock;
+mod early;
 mod names;
 mod pending;
 mod users;
@@ -25,6 +26,7 @@ use crate::Config;
 use crate::sabotage::Sabotage;
 
 use self::clock::ClockCheck;
+use self::early::EarlyRenewals;
 use self::pending::Phase;
 pub use self::pending::{Pending, Wish};
 pub use self::values::{Answer, AskId, Effect, Input, JoinWish, NodeWish, Profile, StepId, UserWish};
@@ -48,6 +50,7 @@ pub struct CertAuthority {
     last_step: StepId,
     wake: Option<Moment>,
     clock: ClockCheck,
+    early: EarlyRenewals,
     /// Both times of the present step.
     now: (Moment, WallTime),
     issued: u64,
@@ -65,6 +68,7 @@ impl CertAuthority {
             last_step: StepId(0),
             wake: None,
             clock: ClockCheck::default(),
+            early: EarlyRenewals::default(),
             now: (Moment(0), WallTime(0)),
             issued: 0,
             refused: 0,
@@ -120,6 +124,11 @@ impl CertAuthority {
             return;
         }
         self.give_up_older(&wish, out);
+        if let Err(early) = self.not_too_often(&wish, now, wall) {
+            out.push(Effect::Answer(ask, Err(early)));
+            self.refused += 1;
+            return;
+        }
         let pending = Pending {
             wish,
             phase: Phase::CatchingUp(self.tables.revision),
@@ -130,6 +139,21 @@ impl CertAuthority {
         };
         self.pending.insert(ask, pending);
         self.advance(ask, wall, out);
+    }
+
+    /// CERT-10.
+    fn not_too_often(&mut self, wish: &Wish, now: Moment, wall: WallTime) -> Result<(), ErrorBody> {
+        let Some((node, _)) = wish.shown().and_then(CertIdentity::node) else { return Ok(()) };
+        let Some(record) = self.tables.nodes.get(&node) else { return Ok(()) };
+        if early::is_due(record, self.config.node_lifetime, wall) {
+            return Ok(());
+        }
+        self.early.take(node, now).map_err(|wait| {
+            let text = format!(
+                "node {node} was issued many certificates that it has no need of; it holds a valid one, retry later"
+            );
+            ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(wait)
+        })
     }
 
     /// CERT-7: a node that asks again has given up what it asked before. Recorded after the answer to this one, an older

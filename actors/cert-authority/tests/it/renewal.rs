@@ -303,6 +303,25 @@ fn renewals_that_are_lost_never_lock_a_node_out() {
     assert_eq!(code(&sign(&mut world, 2, "first of n2")), ErrorCode::Unauthenticated, "it is not in use any more");
 }
 
+/// CERT-10: each is an event beside those of roles, of which so many are kept.
+#[test]
+fn a_node_is_not_signed_for_again_and_again_without_need() {
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    let mut signed = 0;
+    while let Ok(_another) = sign(&mut world, 2, "first of n2") {
+        signed += 1;
+        assert!(signed < 100, "without end");
+    }
+    assert!(signed >= 10, "answers may be lost: {signed}");
+    let refused = sign(&mut world, 2, "first of n2").unwrap_err();
+    assert!(refused.code == ErrorCode::TooManyRequests && refused.retry_after_ms.is_some(), "{refused:?}");
+    world.change(Change::GrantRole { node: id(2), role: Role::Manager });
+    assert_eq!(grant(&sign(&mut world, 2, "first of n2")).0, Role::Manager, "a role needs its certificate");
+    world.change(Change::AskRotate(id(2)));
+    assert!(sign(&mut world, 2, "first of n2").is_ok(), "the operator has asked for one");
+}
+
 #[test]
 fn an_older_request_never_pushes_out_what_a_newer_one_brought() {
     let mut world = World::new();

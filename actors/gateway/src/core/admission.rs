@@ -3,16 +3,17 @@
 //! Keeps  ADMIT-1  a copy that has applied the certificate's grant decides; a certificate never overrules it.
 //!        ADMIT-2  only such a copy says `demoted` or `removed`; `blocked` is said by any copy that holds the block.
 //!                 These words end a manager half, so a copy that may be too old must not use them.
-//!        ADMIT-3  a manager with an old or empty copy still hears the others: mesh and agent connections are accepted
-//!                 on the certificate, because refusing them could lose quorum for good. Nothing is decided by it:
-//!                 whatever changes state is judged again by the leader on its own applied copy, and so is whoever
-//!                 forwards it.
+//!        ADMIT-3  a manager with an empty copy, or with an old one and no leader, still hears the others: mesh and agent
+//!                 connections are accepted on the certificate, because refusing them could lose quorum for good. With a
+//!                 leader it waits for the grant as long as it may, then refuses: but for the leader itself. Nothing is
+//!                 decided by it: whatever changes state is judged again by the leader on its own applied copy, and so is
+//!                 whoever forwards it.
 //!        ADMIT-4  the mesh needs both: certificate and copy say manager.
 //!        ADMIT-5  a certificate of an older incarnation opens nothing but the agent session of a node that the new
 //!                 incarnation knows, which brings it a certificate of today. What the old one says of role and grant
 //!                 counts for nothing: it speaks of another history.
-//!        ADMIT-6  a leader refuses a certificate whose grant it has not applied. Every grant was in the log before a
-//!                 certificate named it, so this one is a forgery.
+//!        ADMIT-6  a leader refuses a certificate whose grant it has not applied, or which names none and is of a node that
+//!                 it does not know. Every grant was in the log before a certificate named it, so this one is a forgery.
 //!        ADMIT-7  from feature level 3 on, a certificate of a node opens nothing unless it is one of the two on record
 //!                 (CERT-6). A leader knows all that were handed out; a follower that does not know one waits for it as long
 //!                 as it may, then refuses. A follower without a leader may lack it, and falls back to ADMIT-3.
@@ -23,8 +24,8 @@ use std::time::Duration;
 
 use muster_messages::protocol::Service;
 use muster_messages::{
-    CertIdentity, ClusterId, Incarnation, Name, NodeId, RefusalReason, Replica, Role, Subject, Tables, User, UserKind,
-    WallTime,
+    CertIdentity, ClusterId, Incarnation, Name, NodeId, RefusalReason, Replica, Revision, Role, Subject, Tables, User,
+    UserKind, WallTime,
 };
 
 use crate::sabotage::Sabotage;
@@ -291,36 +292,39 @@ fn unlisted(node: NodeId, service: Service, replica: &Replica) -> Admission {
     if !can_catch_up(replica) {
         return if native { Admission::AcceptOnCertificate } else { unknown() };
     }
-    // The leader is heard in any case: by whom else could the copy catch up?
-    let leads = service == Service::Mesh && replica.raft.leader_node == Some(node);
-    let otherwise = Box::new(if leads { Admission::AcceptOnCertificate } else { unknown() });
+    let otherwise = if leads(node, service, replica) { Admission::AcceptOnCertificate } else { unknown() };
+    let otherwise = Box::new(otherwise);
     Admission::CatchUp { otherwise }
 }
 
+/// The local replica does not know the grant. Whoever has the root key signs any grant for any node, and so only a replica that
+/// cannot learn it believes the certificate (ADMIT-3).
 fn by_certificate(identity: &CertIdentity, node: NodeId, service: Service, replica: Option<&Replica>) -> Admission {
-    if let (Some(granted), true) = (identity.granted, replica.is_some_and(|replica| replica.raft.leading))
-        && !sabotaged(Sabotage::AdmitForged)
-    {
-        let sentence = format!("node {node} names a grant, {granted}, that the cluster has never made"); // ADMIT-6
+    // Without a copy this is a worker, which passes requests on and decides nothing, or a manager that begins.
+    let Some(replica) = replica.filter(|_| !sabotaged(Sabotage::AdmitForged)) else {
+        return Admission::AcceptOnCertificate;
+    };
+    if replica.raft.leading {
+        let grant = identity.granted.map_or("no grant".to_owned(), |granted| format!("a grant, {granted},"));
+        let sentence = format!("node {node} names {grant} that the cluster has never made"); // ADMIT-6
         return refuse(RefusalReason::NotKnownHereYet, sentence);
     }
-    let otherwise = match (service, replica) {
-        (Service::Mesh | Service::Agent, _) => Admission::AcceptOnCertificate,
-        // Without a copy this is a worker: it passes requests on and decides nothing.
-        (_, None) => Admission::AcceptOnCertificate,
-        (_, Some(_)) => refuse(
-            RefusalReason::NotKnownHereYet,
-            format!("this manager's copy is too old to know node {node}; ask another"),
-        ),
+    let unknown = || {
+        let sentence = format!("this manager's copy is too old to know node {node}; ask another");
+        refuse(RefusalReason::NotKnownHereYet, sentence)
     };
-    // Without a granted revision there is nothing to wait for.
-    match replica {
-        Some(replica) if can_catch_up(replica) && identity.granted.is_some() => {
-            let otherwise = Box::new(otherwise);
-            Admission::CatchUp { otherwise }
-        }
-        _ => otherwise,
+    if !can_catch_up(replica) || replica.tables.revision == Revision(0) {
+        let native = matches!(service, Service::Mesh | Service::Agent);
+        return if native { Admission::AcceptOnCertificate } else { unknown() };
     }
+    Admission::CatchUp {
+        otherwise: Box::new(if leads(node, service, replica) { Admission::AcceptOnCertificate } else { unknown() }),
+    }
+}
+
+/// The leader is heard in any case: by whom else could the copy catch up?
+fn leads(node: NodeId, service: Service, replica: &Replica) -> bool {
+    service == Service::Mesh && replica.raft.leader_node == Some(node)
 }
 
 /// Somebody else leads: what is missing here may arrive any moment.

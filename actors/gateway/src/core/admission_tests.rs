@@ -217,7 +217,7 @@ fn a_manager_promoted_a_moment_ago_is_never_told_removed_or_demoted_by_a_lagging
         Copy::at(29).node(1, Worker, 5), // knows it as a worker
     ] {
         for service in [Mesh, Agent] {
-            assert_eq!(lagging.judges(&new, service), wait_then(OnCertificate));
+            assert_eq!(lagging.judges(&new, service), wait_then(No(R::NotKnownHereYet)));
             let alone = lagging.clone().leaderless();
             assert_eq!(alone.judges(&new, service), OnCertificate);
         }
@@ -264,7 +264,13 @@ fn a_certificate_from_before_demotion_and_another_promotion_is_as_good_as_todays
 fn the_founders_first_certificate_is_good_until_a_copy_knows_the_founder_better() {
     let first = cert(1, Manager, None);
     assert_eq!(Copy::empty().judges(&first, Mesh), OnCertificate);
-    assert_eq!(Copy::at(9).judges(&first, Mesh), OnCertificate, "nothing to wait for");
+    assert_eq!(Copy::at(9).judges(&first, Mesh), wait_then(No(R::NotKnownHereYet)));
+    assert_eq!(Copy::at(9).leaderless().judges(&first, Mesh), OnCertificate);
+    assert_eq!(
+        Copy::at(9).leading().judges(&first, Mesh),
+        No(R::NotKnownHereYet),
+        "it names no grant, and is no founder's"
+    );
     assert_eq!(Copy::at(9).node(1, Manager, 1).judges(&first, Mesh), Yes);
     assert_eq!(Copy::at(9).node(1, Worker, 7).judges(&first, Mesh), No(R::Demoted));
     assert_eq!(Copy::at(9).block(1).judges(&first, Mesh), No(R::Blocked));
@@ -405,7 +411,27 @@ fn a_revoked_user_is_cut_by_followers_too_but_one_not_known_yet_is_not() {
     assert_eq!(Copy::at(9).user("ann", "aa").still(&ann, Api, false), Standing::Stays { by_copy: true });
 }
 
-/// Whoever has read the root key can sign a certificate for a node that never was, with a grant as far ahead as it likes.
+/// Whoever has read the root key can sign a certificate for any node, with a grant as far ahead as it likes, or with none.
+#[test]
+fn where_there_is_a_leader_no_unknown_grant_is_believed() {
+    for (node, granted) in [(4, Some(1 << 62)), (4, None), (1, Some(1 << 62))] {
+        let forged = cert(node, Manager, granted);
+        let copy = Copy::at(50).node(1, Manager, 1);
+        for service in EVERY_IDENTIFIED {
+            assert_eq!(
+                copy.judges(&forged, service),
+                wait_then(No(R::NotKnownHereYet)),
+                "{node} {granted:?} {service:?}"
+            );
+            assert_eq!(copy.clone().leading().judges(&forged, service), No(R::NotKnownHereYet), "{node} {granted:?}");
+        }
+        assert_eq!(copy.clone().leaderless().judges(&forged, Mesh), OnCertificate, "nothing that it lacks can arrive");
+        let mut by_the_leader = copy;
+        by_the_leader.0.raft.leader_node = Some(id(node));
+        assert_eq!(by_the_leader.judges(&forged, Mesh), wait_then(OnCertificate));
+    }
+}
+
 #[test]
 fn a_leader_believes_no_grant_that_it_has_not_applied() {
     let forged = cert(4, Manager, Some(1 << 62));
@@ -415,11 +441,12 @@ fn a_leader_believes_no_grant_that_it_has_not_applied() {
         assert_eq!(leader.judges(&forged, service), No(R::NotKnownHereYet), "{service:?}");
         assert_eq!(leader.judges(&cert(4, Manager, Some(50)), service), No(R::Removed), "{service:?}");
     }
-    // A session that a follower has accepted on the certificate ends when that follower leads.
-    assert_eq!(copy.judges(&forged, Mesh), wait_then(OnCertificate));
-    let stands = |copy: &Copy| standing(&forged, Mesh, (false, Duration::ZERO), &copy.0, &here(), NOW);
-    assert_eq!(stands(&copy), Standing::Stays { by_copy: false });
-    assert_eq!(stands(&leader), Standing::Ends(R::NotKnownHereYet));
+    // A session that a follower without a leader has accepted on the certificate ends when it leads, or soon after another does.
+    assert_eq!(copy.clone().leaderless().judges(&forged, Mesh), OnCertificate);
+    let stands = |copy: &Copy, since| standing(&forged, Mesh, (false, since), &copy.0, &here(), NOW);
+    assert_eq!(stands(&copy, Duration::ZERO), Standing::Stays { by_copy: false });
+    assert_eq!(stands(&copy, CONFIRMED_WITHIN), Standing::Ends(R::NotKnownHereYet));
+    assert_eq!(stands(&leader, Duration::ZERO), Standing::Ends(R::NotKnownHereYet));
 }
 
 #[test]

@@ -139,19 +139,27 @@ async fn a_lagging_manager_waits_for_its_copy_and_decides_by_it() {
     gate.finish().await;
 }
 
+/// Without a leader nothing that it lacks can arrive. With one it waits, and then sends everybody on.
 #[tokio::test]
-async fn a_copy_that_stays_too_old_accepts_mesh_and_agent_and_sends_the_others_on() {
+async fn a_copy_that_stays_too_old_accepts_mesh_and_agent_if_leaderless() {
     let world = World::new(1);
-    let gate = Gate::manager(&world, quick(), with_node(copy_at(9), 1, Role::Manager, 1)).await;
+    let led = with_node(copy_at(9), 1, Role::Manager, 1);
+    let mut leaderless = led.clone();
+    leaderless.raft.leader = None;
+    let gate = Gate::manager(&world, quick(), leaderless).await;
     let promoted = world.node(2, Role::Manager, 10);
     assert_eq!(reason(gate.dial(&promoted, Service::Mesh).await), None);
     assert_eq!(reason(gate.dial(&promoted, Service::Agent).await), None);
-    let error = gate.dial(&promoted, Service::Api).await.unwrap_err();
-    let refusal = error.refusal().expect("a refusal");
-    assert_eq!(refusal.reason, RefusalReason::NotKnownHereYet);
-    assert_eq!(refusal.managers, ["10.0.0.1:4400"], "known from the copy");
-    assert!(refusal.retry_after_ms.is_some());
     eventually("both are counted", || gate.port.metrics().on_certificate == 2).await;
+    gate.publish(led);
+    for service in [Service::Mesh, Service::Agent, Service::Api] {
+        let error = gate.dial(&promoted, service).await.unwrap_err();
+        let refusal = error.refusal().expect("a refusal");
+        assert_eq!(refusal.reason, RefusalReason::NotKnownHereYet, "{service:?}");
+        assert_eq!(refusal.managers, ["10.0.0.1:4400"], "known from the copy");
+        assert!(refusal.retry_after_ms.is_some());
+    }
+    assert_eq!(gate.port.metrics().on_certificate, 2);
     gate.finish().await;
 }
 

@@ -8,7 +8,9 @@
 //! seat again. It gets a session that speaks for no seat, so its Raft messages are dropped.
 
 use muster_messages::wire::{MESH_PROTOCOL, MeshHello, Refusal, Starts};
-use muster_messages::{CertIdentity, ClusterId, Incarnation, NodeId, RaftId, RefusalReason, Replica, Role, Tables};
+use muster_messages::{
+    CertIdentity, ClusterId, Incarnation, NodeId, RaftId, RefusalReason, Replica, Revision, Role, Tables,
+};
 
 /// What this side says of itself in every hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,8 +116,17 @@ fn current(certificate: &CertIdentity, node: NodeId, replica: &Replica) -> Resul
     if copy.blocklist.contains_key(&node) {
         return Err(no(RefusalReason::Blocked, format!("{node} is blocked")));
     }
-    if certificate.granted.is_none_or(|granted| copy.revision < granted) {
-        return Ok(());
+    // Without a leader the copy may be too old to know it, and by the leader itself it is brought up to date (ADMIT-3,
+    // ADMIT-7). Otherwise the next attempt finds the copy caught up.
+    let may_be_newer = !raft.leading && (raft.leader.is_none() || raft.leader_node == Some(node));
+    let applied = match certificate.granted {
+        Some(granted) => copy.revision >= granted,
+        None => copy.nodes.contains_key(&node),
+    };
+    if !applied {
+        let text = format!("this manager does not know the grant of {node}; it may be newer than its copy");
+        let empty = copy.revision == Revision(0) && !raft.leading;
+        return if may_be_newer || empty { Ok(()) } else { Err(no(RefusalReason::NotKnownHereYet, text)) };
     }
     match copy.nodes.get(&node) {
         None => Err(no(RefusalReason::Removed, format!("{node} was removed"))),
@@ -127,9 +138,7 @@ fn current(certificate: &CertIdentity, node: NodeId, replica: &Replica) -> Resul
             let text = format!("this certificate of {node} does not count: it was superseded, or was never recorded");
             Err(no(RefusalReason::Unauthenticated, text))
         }
-        // Without a leader the copy may be too old to know it, and by the leader itself it is brought up to date (ADMIT-3,
-        // ADMIT-7). Otherwise the next attempt finds the copy caught up.
-        Some(_) if raft.leader.is_none() || raft.leader_node == Some(node) => Ok(()),
+        Some(_) if may_be_newer => Ok(()),
         Some(_) => {
             let text = format!("this manager does not know this certificate of {node}; it may be newer than its copy");
             Err(no(RefusalReason::NotKnownHereYet, text))
@@ -269,6 +278,31 @@ mod tests {
         assert_eq!(judge("02", &copy), Ok(None), "the leader brings this copy up to date");
         (copy.raft.leading, copy.raft.leader_node) = (true, Some(node(1)));
         assert_eq!(judge("02", &copy), Err(RefusalReason::Unauthenticated));
+    }
+
+    /// Whoever has the root key signs any grant, or none.
+    #[test]
+    fn a_dialled_manager_shows_no_grant_that_is_not_known() {
+        let mut copy = replica(copy());
+        copy.tables.revision = Revision(60);
+        for granted in [None, Some(Revision(61))] {
+            let judge = |replica: &Replica| {
+                let certificate = CertIdentity { granted, ..certificate(node(2), Role::Manager) };
+                own().judge(&theirs(None), &certificate, replica).map_err(|r| r.reason)
+            };
+            let mut copy = copy.clone();
+            assert_eq!(judge(&copy), Ok(None), "without a leader this copy may be too old");
+            copy.raft.leader = Some(RaftId(5));
+            assert_eq!(judge(&copy), Err(RefusalReason::NotKnownHereYet));
+            copy.raft.leader_node = Some(node(2));
+            assert_eq!(judge(&copy), Ok(None), "the leader brings this copy up to date");
+            copy.raft.leading = true;
+            assert_eq!(judge(&copy), Err(RefusalReason::NotKnownHereYet));
+            copy.tables.revision = Revision(0);
+            copy.raft.leading = false;
+            copy.raft.leader_node = None;
+            assert_eq!(judge(&copy), Ok(None), "an empty copy knows nobody");
+        }
     }
 
     fn record(role: Role) -> NodeRecord {

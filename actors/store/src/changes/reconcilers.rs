@@ -208,9 +208,9 @@ fn put_participant(tables: &mut Tables, stamp: &Stamp<'_>, new: Participant) {
     let all = &mut tables.reconcilers;
     let was = all.participants.insert(new.key.clone(), Arc::new(new));
     all.changed = stamp.at;
-    // Who only waits is no event: members that start over and over would drive everything else out of them.
+    // Who only waits is no event. Who serves is one among those of leases: members start and end as often as they like.
     if !waits {
-        stamp.log(tables, EventKind::Gate, None, was.map(|p| words(&p)), is);
+        stamp.log_frequent(tables, EventKind::Gate, None, was.map(|p| words(&p)), is);
     }
 }
 
@@ -273,7 +273,7 @@ fn gone(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
         all.changed = stamp.at;
         if old.phase != ParticipantPhase::Announced {
             let was = format!("{} {}, {}", old.key, old.release, phase_word(old.phase));
-            stamp.log(tables, EventKind::Gate, None, Some(was), None);
+            stamp.log_frequent(tables, EventKind::Gate, None, Some(was), None);
         }
     }
 }

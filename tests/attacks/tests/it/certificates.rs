@@ -3,12 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use muster_attacks::caller::Caller;
+use muster_attacks::caller::{Caller, Greeted};
 use muster_attacks::cluster::{Cluster, until};
 use muster_kernel::Clock;
+use muster_local_cluster::answers;
 use muster_messages::protocol::{NodeCredentials, Service};
-use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Rekey, Request};
-use muster_messages::{ClusterRecord, ErrorCode, NodeId, RefusalReason, RequestId, Role};
+use muster_messages::wire::{
+    AGENT_PROTOCOL, AgentAsk, AgentFrame, AgentHello, HostFrame, JoinFrame, JoinReply, JoinRequest, Rekey, Request,
+};
+use muster_messages::{ClusterRecord, ErrorCode, NodeId, RefusalReason, RequestId, Revision, Role, WallTime};
 use muster_pki::{CsrKey, Issuer, JoinToken, NodeProfile, make_csr, new_key, prove_rekey};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -27,8 +30,13 @@ fn stolen_root(cluster: &Cluster, name: &str) -> ClusterRecord {
     (*read.expect("whole").tables.cluster.expect("a cluster")).clone()
 }
 
-/// A certificate like the one of `of`, signed by the thief for a key of its own.
-fn forged(root: &ClusterRecord, of: &NodeCredentials) -> NodeCredentials {
+/// A certificate like the one of `of`, signed by the thief for a key of its own, and an hour old or more.
+fn forged(root: &ClusterRecord, of: &NodeCredentials, ago: Duration) -> NodeCredentials {
+    forged_for(root, of, of.identity.granted, ago)
+}
+
+/// The same, with a grant of the thief's choice.
+fn forged_for(root: &ClusterRecord, of: &NodeCredentials, granted: Option<Revision>, ago: Duration) -> NodeCredentials {
     let key_pem = new_key();
     let csr = CsrKey::parse(&make_csr(&key_pem).expect("a key")).expect("a request");
     let (node, role) = of.identity.node().expect("a node's");
@@ -36,11 +44,11 @@ fn forged(root: &ClusterRecord, of: &NodeCredentials) -> NodeCredentials {
         cluster: root.id,
         node,
         role,
-        granted: of.identity.granted,
+        granted,
         incarnation: root.incarnation,
         ips: Vec::new(),
         lifetime: HOUR,
-        now: Clock.wall(),
+        now: WallTime(Clock.wall().0 - i64::try_from(ago.as_millis()).expect("hours")),
     };
     let issuer = Issuer::from_pem(&root.root_cert_pem, &root.root_key_pem).expect("the root's key");
     let cert_pem = issuer.sign_node(&profile, &csr).expect("signed").cert_pem;
@@ -121,9 +129,86 @@ async fn a_forged_certificate_of_an_absent_manager_opens_nothing() {
     let root = stolen_root(&cluster, &away);
     let stay: Vec<String> = cluster.names().into_iter().filter(|name| *name != away).collect();
     let stay: Vec<&str> = stay.iter().map(String::as_str).collect();
-    let forged = forged(&root, &real);
-    open_nothing(&cluster, &stay, &forged).await;
+    let fresh = forged(&root, &real, Duration::ZERO);
+    open_nothing(&cluster, &stay, &fresh).await;
     assert_eq!(greets(&cluster, &leader, Service::Agent, &real).await, None, "the real one counts");
+    // A grant that nobody has made yet, or none: the cluster knows better.
+    for granted in [Some(Revision(1 << 62)), None] {
+        let ahead = forged_for(&root, &real, granted, Duration::ZERO);
+        for name in &stay {
+            for service in [Service::Mesh, Service::Agent, Service::Api] {
+                let reason = greets(&cluster, name, service, &ahead).await;
+                assert!(
+                    reason.is_some_and(|reason| REFUSED.contains(&reason)),
+                    "{name} {service:?} {granted:?}: {reason:?}"
+                );
+            }
+        }
+    }
+    // One that has expired is let in by nobody, and is no reason to sign another, whatever token comes with it.
+    let expired = forged(&root, &real, 2 * HOUR);
+    for service in [Service::Mesh, Service::Agent, Service::Api] {
+        let caller = Caller::with(cluster.node(&leader).listen, service.alpn(), &expired).expect("it fits TLS");
+        assert!(matches!(caller.greeted().await, Err(Greeted::Broken(_))), "{service:?}");
+    }
+    for role in [Role::Worker, Role::Manager] {
+        let token = answers::token(&cluster.ask(&leader, Request::TokenShow { role }).await.expect("shown"));
+        let token = token.expect("a token");
+        for old in [&fresh, &expired] {
+            assert!(rekey(&cluster, &leader, old, &token).await.is_err(), "a {role}'s token with a forged certificate");
+        }
+    }
+}
+
+/// A worker was promoted, and the key that it had as a worker may be in other hands: after a revocation it is no way to a manager's
+/// certificate. (Until then it is the one before the newest, which counts: the answer with the newest may have been lost.)
+#[tokio::test]
+async fn the_certificate_of_a_worker_that_was_promoted_gets_none() {
+    let cluster = cluster(1, 1).await;
+    let old = cluster.node("n2").credentials().expect("an identity");
+    renewed(&cluster, "n2", Request::SetRole { node: "n2".into(), role: Role::Manager }).await;
+    cluster.settled().await.expect("it is a manager");
+    renewed(&cluster, "n2", Request::CertRevoke { node: "n2".into() }).await;
+    until("the worker's is refused", async || {
+        let refused = greets(&cluster, "n1", Service::Api, &old).await;
+        Ok((refused == Some(RefusalReason::Unauthenticated)).then_some(()))
+    })
+    .await
+    .expect("it is");
+    let csr_pem = make_csr(&new_key()).expect("a key");
+    let caller = Caller::with(cluster.node("n1").listen, Service::Agent.alpn(), &old).expect("it fits TLS");
+    let mut tried = 0;
+    let signed = until("an answer", async || {
+        tried += 1;
+        let Ok(mut frames) = caller.greeted().await else { return Ok((tried > 3).then_some(None)) };
+        let hello = AgentHello {
+            protocol: AGENT_PROTOCOL,
+            instance: rand::random(),
+            name: "n2".parse().expect("a name"),
+            advertise: "127.0.0.1:4400".to_owned(),
+            release: "0.1.0".to_owned(),
+            labels: Default::default(),
+        };
+        let ask = AgentFrame::Ask { id: 1, ask: AgentAsk::Sign { csr_pem: csr_pem.clone() } };
+        for frame in [AgentFrame::Hello(hello), ask] {
+            if frames.send(&frame).await.is_err() {
+                return Ok(None);
+            }
+        }
+        while let Ok(Some(frame)) = frames.recv::<HostFrame>().await {
+            match frame {
+                HostFrame::Answer { result, .. } => return Ok(Some(result.ok())),
+                HostFrame::Ended(refusal) => {
+                    println!("{refusal}");
+                    return Ok(Some(None));
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
+    });
+    let signed = signed.await.expect("a host answers");
+    assert!(signed.is_none(), "{signed:?}");
 }
 
 #[tokio::test]

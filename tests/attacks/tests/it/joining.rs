@@ -9,9 +9,9 @@ use std::time::Duration;
 use muster_attacks::cluster::{Cluster, until};
 use muster_attacks::daemon::Daemon;
 use muster_gateway::Framed;
-use muster_messages::Role;
 use muster_messages::protocol::{NodeCredentials, Service};
-use muster_messages::wire::{self, Greeting, JoinFrame, JoinReply};
+use muster_messages::wire::{self, Greeting, JoinFrame, JoinReply, Refusal};
+use muster_messages::{RefusalReason, Role};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -107,4 +107,41 @@ async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
     let seed = cluster.node("n1").listen.to_string();
     let mut joiner = Daemon::new(program, cluster.folder(), "joiner").expect("a port");
     joiner.start_and_wait(&["--join", &seed, "--token", &token]).await.expect("it joins");
+}
+
+/// S15: a server of a stranger, who knows nothing of the cluster, writes on a joiner's terminal: what it says is one printable line.
+#[tokio::test]
+async fn a_stranger_writes_no_escapes_on_a_joiners_terminal() {
+    let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
+    let cluster = Cluster::up(program, 1, 0).await.expect("a cluster");
+    let liar = Cluster::up(program, 1, 0).await.expect("another cluster");
+    let token = cluster.token(Role::Worker).await.expect("a token");
+    let own = liar.node("n1").credentials().expect("an identity");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("bound");
+    let tls = TlsAcceptor::from(muster_pki::server_config(&own, Service::Join.alpn()).expect("its own certificate"));
+    let message = "x\n2026-11-23T05:59:59Z  INFO forged line\x1b[32mgreen\x1b]0;pwned\x07\r\u{9b}31m".to_owned();
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let Ok(stream) = tls.accept(tcp).await else { continue };
+            let refusal = Refusal {
+                reason: RefusalReason::NotKnownHereYet,
+                message: message.clone(),
+                managers: vec!["\x1b[2J\n".to_owned()],
+                retry_after_ms: None,
+            };
+            let mut frames = Framed::new(stream);
+            let _gone = frames.send(&Greeting::Refused(refusal)).await;
+        }
+    });
+    let mut joiner = Daemon::new(program, cluster.folder(), "victim").expect("a port");
+    joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
+    until("it says what it was told", async || Ok(joiner.log().contains("forged line").then_some(())))
+        .await
+        .unwrap_or_else(|no| panic!("{no}: {}", joiner.log()));
+    joiner.kill().await;
+    let log = joiner.log();
+    let bad = |c: char| c.is_control() && c != '\n';
+    assert!(!log.contains(bad), "{log:?}");
+    assert!(!log.lines().any(|line| line.starts_with("2026-11-23T05:59:59Z")), "{log}");
 }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -123,4 +124,46 @@ async fn nothing_in_a_data_directory_is_open_to_others() {
     }
     assert!(open.is_empty(), "{open:?}");
     tokio::time::timeout(Duration::from_secs(60), cluster.settled()).await.expect("in time").expect("it serves");
+}
+
+/// S3: another user looks at every process of a `muster dev up` and into its folder, from its first moment on, and once had a
+/// manager's token after a second.
+#[test]
+fn another_user_finds_no_token_of_a_dev_cluster() {
+    // Another user can look into this folder; only root can become one.
+    let folder = temporary_folder("seen").expect("a temporary folder");
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("the folder is ours");
+    let text = folder.path().to_str().expect("plain").to_owned();
+    let (looked, stop) = (folder.path().join("looked"), folder.path().join("stop"));
+    // `[-]`: so that the spy does not find itself.
+    let script = r#"while [ ! -e "$1/stop" ]; do
+        for process in /proc/[0-9]*; do
+            if grep -qs "$1/.muster" "$process/cmdline"; then
+                echo a process
+                cat "$process/cmdline" "$process/environ" 2>/dev/null | tr '\0' '\n' | grep 'MSTR[-]1'
+            fi
+        done
+        grep -rhs 'MSTR[-]1' "$1/.muster"
+    done"#;
+    let mut spy = Command::new("sh");
+    spy.args(["-c", script, "spy", &text]).stdout(std::fs::File::create(&looked).expect("the folder is ours"));
+    spy.stderr(std::process::Stdio::null());
+    if rustix::process::geteuid().is_root() {
+        spy.uid(OTHER).gid(OTHER);
+    } else {
+        println!("not root: the spy has the same user, and so looks at nothing that it may read anyway");
+        return;
+    }
+    let mut spy = spy.spawn().expect("sh runs");
+    let dir = format!("{text}/.muster");
+    let up = ["dev", "up", "--dir", &dir, "--managers", "2", "--workers", "1", "--detach"];
+    let up = muster(folder.path(), &up);
+    std::fs::write(&stop, "").expect("the folder is ours");
+    let down = muster(folder.path(), &["dev", "down", "--dir", &dir]);
+    spy.wait().expect("it is our child");
+    assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+    assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+    let looked = std::fs::read_to_string(&looked).expect("it wrote");
+    assert!(looked.contains("a process"), "it saw the daemons");
+    assert!(!looked.contains("MSTR"), "{looked}");
 }

@@ -222,14 +222,20 @@ async fn a_forged_manager_is_no_manager_to_the_leader() {
     let read = muster_raft_member::recovery::survey(&stolen.expect("its files").folder.join("raft"));
     let cluster = read.expect("whole").tables.cluster.expect("a cluster");
     let issuer = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem).expect("the root's key");
-    for granted in [1 << 62, 1] {
+    let follower = names.iter().map(|name| scene.cluster.node(name)).find(|node| {
+        let it = node.credentials().ok().and_then(|credentials| credentials.identity.node());
+        node.name != scene.leader && it.is_some_and(|(node, _)| node != own)
+    });
+    let follower = follower.expect("a manager that follows").listen.to_string();
+    let grants = [Some(1 << 62), Some(1), None];
+    for (granted, addr) in grants.iter().flat_map(|granted| [(*granted, scene.addr()), (*granted, follower.clone())]) {
         let key_pem = muster_pki::new_key();
         let csr = CsrKey::parse(&muster_pki::make_csr(&key_pem).expect("a key")).expect("a request");
         let profile = NodeProfile {
             cluster: cluster.id,
             node: NodeId::from_entropy(rand::random()),
             role: Role::Manager,
-            granted: Some(Revision(granted)),
+            granted: granted.map(Revision),
             incarnation: cluster.incarnation,
             ips: Vec::new(),
             lifetime: Duration::from_secs(3600),
@@ -238,10 +244,10 @@ async fn a_forged_manager_is_no_manager_to_the_leader() {
         let cert_pem = issuer.sign_node(&profile, &csr).expect("signed").cert_pem;
         let identity = muster_pki::identity_of_pem(&cert_pem).expect("well-formed");
         let forged = NodeCredentials { cert_pem, key_pem, root_pem: cluster.root_cert_pem.clone(), identity };
-        let opened = BadManager::join(&dialer(&forged), &forged.identity, &scene.starts, None, &scene.addr()).await;
-        let Err(Turned::Away(error)) = opened else { panic!("{granted}: it got in") };
-        let expected = if granted == 1 { RefusalReason::Removed } else { RefusalReason::NotKnownHereYet };
-        assert_eq!(error.reason(), Some(expected), "{granted}: {error}");
+        let opened = BadManager::join(&dialer(&forged), &forged.identity, &scene.starts, None, &addr).await;
+        let Err(Turned::Away(error)) = opened else { panic!("{granted:?}: it got in at {addr}") };
+        let expected = if granted == Some(1) { RefusalReason::Removed } else { RefusalReason::NotKnownHereYet };
+        assert_eq!(error.reason(), Some(expected), "{granted:?}: {error}");
     }
     scene.unharmed(term).await;
 }

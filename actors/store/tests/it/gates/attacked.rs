@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use muster_messages::*;
 
 use super::{Gated, NAME, definition, release, triple};
+use crate::world::World;
 
 #[test]
 fn a_lease_that_only_looks_like_a_members_own_does_nothing_to_it() {
@@ -46,6 +47,18 @@ fn names_that_could_not_be_read_back_from_a_lease_are_refused_and_an_alias_leave
     assert_eq!(alias.lease(), member.lease());
     world.must(ReconcilerChange::Leave(alias));
     assert!(world.0.tables.objects.contains_key(&member.lease()), "its lease is where its record is");
+}
+
+#[test]
+fn members_that_come_and_go_push_out_no_other_events() {
+    let mut world = Gated(World::founded_at(IDENTITY_LEVEL));
+    let before = world.0.tables.events.clone();
+    for start in 1..=100 {
+        let member = world.serve("host-1", start, "1.0.0");
+        world.must(ReconcilerChange::Leave(member));
+    }
+    assert_eq!(world.0.tables.events, before);
+    assert!(world.0.tables.frequent_events.len() >= 200, "they are told of apart");
 }
 
 #[test]

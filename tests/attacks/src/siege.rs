@@ -1,0 +1,467 @@
+//! The worst that one certificate can do at once, for as long as it lasts: every kind of request and half a request, at every
+//! manager, as fast as they go. What an operator meets meanwhile is up to the test.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use muster_client::{CallError, Connection};
+use muster_gateway::{BoxStream, Framed};
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::wire::{
+    AGENT_PROTOCOL, AgentAsk, AgentFrame, AgentHello, ApiCall, JoinFrame, JoinReply, JoinRequest, LeaseRef,
+    LeaseRequest, ReconcilerRequest, Request,
+};
+use muster_messages::{
+    FencingToken, NodeId, Participant, ParticipantKey, ParticipantPhase, RequestId, Revision, Role, Secret, SessionId,
+    WallTime,
+};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::caller::{Caller, PATIENCE};
+
+/// How long something that is withheld is withheld.
+const HELD: Duration = Duration::from_secs(8);
+/// After a connection that was refused.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Leases, config maps and request ids: what is stored is bounded, what is done with it is not.
+const NAMES: u64 = 32;
+const IDS: u64 = 4096;
+/// Bytes of a config map: nearly as many as there may be.
+const LARGE: usize = 250_000;
+
+/// One kind of harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Harm {
+    /// A lease is acquired and released again and again: two entries and an event each time.
+    Leases,
+    /// The same, under request ids that others may want, and one id for several requests.
+    TakenIds,
+    /// Requests that are for operators only.
+    Forbidden,
+    /// Questions that wait for news, hundreds on each connection, whose answers nobody reads.
+    UnreadPolls,
+    /// Watches of the Kubernetes subset that nobody reads.
+    UnreadWatches,
+    /// Half a frame, half a header, half a body, and never the other half.
+    HalfSent,
+    /// Config maps of the largest size.
+    LargeBodies,
+    /// Sessions of an agent with 64 new labels and another release each.
+    Hellos,
+    /// Requests for a certificate.
+    Certificates,
+    /// Members of a scope that begin to serve and leave.
+    Members,
+    /// Requests to join, with a wrong token.
+    Joins,
+}
+
+impl Harm {
+    pub const OF_A_USER: [Harm; 8] = [
+        Harm::Leases,
+        Harm::TakenIds,
+        Harm::Forbidden,
+        Harm::UnreadPolls,
+        Harm::UnreadWatches,
+        Harm::HalfSent,
+        Harm::LargeBodies,
+        Harm::Hellos,
+    ];
+    pub const OF_A_WORKER: [Harm; 11] = [
+        Harm::Leases,
+        Harm::TakenIds,
+        Harm::Forbidden,
+        Harm::UnreadPolls,
+        Harm::UnreadWatches,
+        Harm::HalfSent,
+        Harm::LargeBodies,
+        Harm::Hellos,
+        Harm::Certificates,
+        Harm::Members,
+        Harm::Joins,
+    ];
+
+    /// Tasks that do it at each manager.
+    fn tasks(self) -> u64 {
+        match self {
+            Harm::Leases | Harm::TakenIds | Harm::Members => 4,
+            Harm::HalfSent => 64,
+            Harm::UnreadWatches => 8,
+            Harm::UnreadPolls
+            | Harm::Forbidden
+            | Harm::LargeBodies
+            | Harm::Hellos
+            | Harm::Certificates
+            | Harm::Joins => 2,
+        }
+    }
+}
+
+/// Whose certificate it is, and what else is known.
+#[derive(Clone)]
+pub struct Besieger {
+    pub credentials: NodeCredentials,
+    /// A bearer token beside the certificate.
+    pub bearer: Option<String>,
+    pub namespace: String,
+    /// The leader's term: ids that role managers once used begin with it.
+    pub term: u64,
+    pub managers: Vec<std::net::SocketAddr>,
+}
+
+type DoneRefused = (u64, u64);
+type Counts = Arc<Mutex<BTreeMap<Harm, DoneRefused>>>;
+
+/// Runs until it is ended.
+pub struct Siege {
+    over: Arc<AtomicBool>,
+    counts: Counts,
+    tasks: JoinSet<()>,
+}
+
+impl Siege {
+    pub fn begin(besieger: &Besieger, harms: &[Harm]) -> Self {
+        let (over, counts) = (Arc::new(AtomicBool::new(false)), Counts::default());
+        let mut tasks = JoinSet::new();
+        let number = Arc::new(AtomicU64::new(1));
+        for (harm, to) in harms.iter().flat_map(|harm| besieger.managers.iter().map(move |to| (*harm, *to))) {
+            for task in 0..harm.tasks() {
+                let (over, number, counts) = (Arc::clone(&over), Arc::clone(&number), Arc::clone(&counts));
+                let one = One { besieger: besieger.clone(), harm, to, task, number, counts };
+                tasks.spawn(async move {
+                    while !over.load(Ordering::Relaxed) {
+                        let (done, refused) = one.once(&over).await;
+                        one.count((done, refused));
+                        if done == 0 {
+                            sleep(PAUSE).await;
+                        }
+                    }
+                });
+            }
+        }
+        Self { over, counts, tasks }
+    }
+
+    /// What was done, and what refused, of each kind so far.
+    pub fn counts(&self) -> BTreeMap<Harm, DoneRefused> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends it.
+    pub async fn end(mut self) -> BTreeMap<Harm, DoneRefused> {
+        self.over.store(true, Ordering::Relaxed);
+        self.tasks.shutdown().await;
+        self.counts()
+    }
+}
+
+/// One task of a siege.
+struct One {
+    besieger: Besieger,
+    harm: Harm,
+    to: std::net::SocketAddr,
+    task: u64,
+    /// Numbers that are taken once.
+    number: Arc<AtomicU64>,
+    counts: Counts,
+}
+
+impl One {
+    /// One connection's worth of harm: what was done, and what refused.
+    async fn once(&self, over: &AtomicBool) -> DoneRefused {
+        let harm = async {
+            match self.harm {
+                Harm::Leases => self.leases(over, false).await,
+                Harm::TakenIds => self.leases(over, true).await,
+                Harm::Forbidden => self.forbidden(over).await,
+                Harm::UnreadPolls => self.unread_polls().await,
+                Harm::UnreadWatches => self.unread_watch().await,
+                Harm::HalfSent => self.half_sent().await,
+                Harm::LargeBodies => self.large_body().await,
+                Harm::Hellos => self.hello().await,
+                Harm::Certificates => self.certificates(over).await,
+                Harm::Members => self.members(over).await,
+                Harm::Joins => self.join().await,
+            }
+        };
+        harm.await.unwrap_or((0, 1))
+    }
+
+    fn count(&self, (done, refused): DoneRefused) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let so_far = counts.entry(self.harm).or_default();
+        *so_far = (so_far.0 + done, so_far.1 + refused);
+    }
+
+    fn next(&self) -> u64 {
+        self.number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn caller(&self, alpn: &[&[u8]]) -> Option<Caller> {
+        Caller::with(self.to, alpn, &self.besieger.credentials).ok()
+    }
+
+    async fn greeted(&self, service: Service) -> Option<Framed<BoxStream>> {
+        self.caller(service.alpn())?.greeted().await.ok()
+    }
+
+    fn fresh() -> RequestId {
+        RequestId::fresh(muster_kernel::Clock.wall(), rand::random())
+    }
+
+    async fn leases(&self, over: &AtomicBool, takes_ids: bool) -> Option<DoneRefused> {
+        let mut api = Connection::over(self.greeted(Service::Api).await?);
+        let (mut done, mut refused) = (0, 0);
+        for _ in 0..20 {
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+            let number = self.next();
+            let id = || match takes_ids {
+                true => RequestId(u128::from(self.besieger.term) << 64 | u128::from(number % IDS)),
+                false => Self::fresh(),
+            };
+            let name = format!("{}-{}-{}", self.task, takes_ids, number % NAMES);
+            let lease = LeaseRef { namespace: self.besieger.namespace.clone(), name };
+            let (holder, session) = (format!("eve-{number}"), SessionId(u128::from(number)));
+            let acquire = LeaseRequest::Acquire { lease: lease.clone(), holder, session, duration_ms: 15_000 };
+            let held = match api.call(Request::Lease(acquire), id(), PATIENCE).await {
+                Ok(text) => serde_json::from_str::<Value>(&text).ok(),
+                Err(CallError::Refused(_)) => None,
+                Err(_) => return Some((done, refused + 1)),
+            };
+            let token =
+                held.and_then(|held| serde_json::from_value::<FencingToken>(held["fencing_token"].clone()).ok());
+            let Some(token) = token else {
+                refused += 1;
+                continue;
+            };
+            done += 1;
+            let release = LeaseRequest::Release { lease, session, token };
+            let _either = api.call(Request::Lease(release), id(), PATIENCE).await;
+        }
+        Some((done, refused))
+    }
+
+    async fn forbidden(&self, over: &AtomicBool) -> Option<DoneRefused> {
+        let mut api = Connection::over(self.greeted(Service::Api).await?);
+        let mut refused = 0;
+        for _ in 0..20 {
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+            let add = (0..64).map(|n| (format!("junk-{n}"), "x".repeat(200))).collect();
+            let request = match refused % 4 {
+                0 => Request::NodeUpdate { node: "n1".into(), add, remove: Vec::new(), generation: None },
+                1 => Request::SetRole { node: "n1".into(), role: Role::Worker },
+                2 => Request::NodeRemove { node: "n1".into(), force: true },
+                _ => Request::TokenRotate { role: Role::Manager },
+            };
+            match api.call(request, Self::fresh(), PATIENCE).await {
+                Err(CallError::Refused(_)) => refused += 1,
+                Ok(answer) => panic!("{} was let do this: {answer}", self.besieger.credentials.identity.principal()),
+                Err(_) => break,
+            }
+        }
+        // What is refused is what it is there for.
+        Some((refused, 0))
+    }
+
+    async fn unread_polls(&self) -> Option<DoneRefused> {
+        let mut frames = self.greeted(Service::Api).await?;
+        let mut sent = 0;
+        let sending = async {
+            for id in 0..100 {
+                let lease =
+                    LeaseRef { namespace: self.besieger.namespace.clone(), name: format!("0-false-{}", id % NAMES) };
+                let watch = LeaseRequest::Watch { lease, seen: Revision(0), wait_ms: 10_000 };
+                let request = match id % 3 {
+                    0 => Request::Events { since: Revision(u64::MAX - 1), wait_ms: 10_000 },
+                    1 => Request::Events { since: Revision(0), wait_ms: 0 },
+                    _ => Request::Lease(watch),
+                };
+                let call = ApiCall { id, request_id: Self::fresh(), timeout_ms: 10_000, request };
+                frames.send(&call).await.ok()?;
+                sent += 1;
+            }
+            Some(())
+        };
+        let _either = timeout(HELD, sending).await;
+        sleep(HELD).await;
+        Some((sent, 0))
+    }
+
+    fn http(&self) -> Option<Caller> {
+        match self.besieger.bearer {
+            Some(_) => Some(Caller::stranger(self.to, &[b"http/1.1"])),
+            None => self.caller(&[b"http/1.1"]),
+        }
+    }
+
+    fn head(&self, line: &str) -> String {
+        let bearer = self.besieger.bearer.as_deref();
+        let bearer = bearer.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
+        format!("{line} HTTP/1.1\r\nhost: x\r\n{bearer}content-type: application/json\r\n")
+    }
+
+    async fn unread_watch(&self) -> Option<DoneRefused> {
+        let mut stream = self.http()?.tls().await.ok()?;
+        let namespace = &self.besieger.namespace;
+        let watch = format!("GET /apis/coordination.k8s.io/v1/namespaces/{namespace}/leases?watch=1");
+        stream.write_all(format!("{}\r\n", self.head(&watch)).as_bytes()).await.ok()?;
+        sleep(HELD).await;
+        Some((1, 0))
+    }
+
+    async fn half_sent(&self) -> Option<DoneRefused> {
+        match self.task % 3 {
+            0 => {
+                let caller = self.caller(Service::Api.alpn())?;
+                let mut stream = caller.tls().await.ok()?;
+                stream.write_all(&60_000_u32.to_be_bytes()).await.ok()?;
+                stream.write_all(&[1; 59_000]).await.ok()?;
+                sleep(HELD).await;
+            }
+            1 => {
+                let mut stream = self.http()?.tls().await.ok()?;
+                stream.write_all(self.head("GET /v1/nodes").as_bytes()).await.ok()?;
+                sleep(HELD).await;
+            }
+            _ => {
+                let mut stream = self.http()?.tls().await.ok()?;
+                let path = format!("POST /api/v1/namespaces/{}/configmaps", self.besieger.namespace);
+                let head = format!("{}content-length: 60000\r\n\r\n", self.head(&path));
+                stream.write_all(head.as_bytes()).await.ok()?;
+                stream.write_all(&[b' '; 59_000]).await.ok()?;
+                sleep(HELD).await;
+            }
+        }
+        Some((1, 0))
+    }
+
+    /// A config map is made anew: deleted, and created.
+    async fn large_body(&self) -> Option<DoneRefused> {
+        let (namespace, name) = (&self.besieger.namespace, format!("large-{}", self.next() % 4));
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+        let data = "x".repeat(LARGE);
+        let body = format!(
+            "{{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"metadata\":{{\"name\":\"{name}\"}},\"data\":{{\"x\":\"{data}\"}}}}"
+        );
+        let mut status = None;
+        for (line, body) in [(format!("DELETE {path}/{name}"), ""), (format!("POST {path}"), body.as_str())] {
+            let mut stream = self.http()?.tls().await.ok()?;
+            let head = format!("{}connection: close\r\ncontent-length: {}\r\n\r\n", self.head(&line), body.len());
+            let mut answer = Vec::new();
+            let talk = async {
+                stream.write_all(head.as_bytes()).await.ok()?;
+                stream.write_all(body.as_bytes()).await.ok()?;
+                stream.read_to_end(&mut answer).await.ok()
+            };
+            timeout(PATIENCE, talk).await.ok()?;
+            status = answer.get(9..12).map(<[u8]>::to_vec);
+        }
+        Some(if status.as_deref() == Some(b"201") { (1, 0) } else { (0, 1) })
+    }
+
+    /// A session, as far as the hello.
+    async fn said_hello(&self) -> Option<Framed<BoxStream>> {
+        let mut frames = self.greeted(Service::Agent).await?;
+        let number = self.next();
+        let hello = AgentHello {
+            protocol: AGENT_PROTOCOL,
+            instance: number,
+            name: "n5".parse().expect("a name"),
+            advertise: format!("127.0.0.1:{}", 1 + number % 60_000),
+            release: format!("0.{number}.0"),
+            labels: (0..64).map(|n| (format!("k{number}-{n}"), "x".repeat(60))).collect(),
+        };
+        frames.send(&AgentFrame::Hello(hello)).await.ok()?;
+        Some(frames)
+    }
+
+    async fn hello(&self) -> Option<DoneRefused> {
+        let mut frames = self.said_hello().await?;
+        let taken = timeout(PATIENCE, frames.recv_bytes()).await.ok()?.ok()?;
+        Some(if taken.is_some() { (1, 0) } else { (0, 1) })
+    }
+
+    async fn certificates(&self, over: &AtomicBool) -> Option<DoneRefused> {
+        let mut frames = self.said_hello().await?;
+        let mut done = 0;
+        for id in 0..50 {
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+            let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).ok()?;
+            frames.send(&AgentFrame::Ask { id, ask: AgentAsk::Sign { csr_pem } }).await.ok()?;
+            let Ok(Ok(Some(_))) = timeout(PATIENCE, frames.recv_bytes()).await else { break };
+            done += 1;
+        }
+        Some((done, 0))
+    }
+
+    /// It begins to serve, and leaves: an event each time.
+    async fn members(&self, over: &AtomicBool) -> Option<DoneRefused> {
+        let mut api = Connection::over(self.greeted(Service::Api).await?);
+        let (mut done, mut refused) = (0, 0);
+        for _ in 0..50 {
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+            let session = SessionId(rand::random());
+            let key =
+                ParticipantKey { scope: "junk".into(), member: format!("m{}", self.next()), incarnation: session };
+            let (namespace, name) = (key.lease().namespace.to_string(), key.lease().name.to_string());
+            let (lease, holder) = (LeaseRef { namespace, name }, key.member.clone());
+            let acquire = LeaseRequest::Acquire { lease, holder, session, duration_ms: 15_000 };
+            let held = api.call(Request::Lease(acquire), Self::fresh(), PATIENCE).await;
+            let held = held.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+            let token =
+                held.and_then(|held| serde_json::from_value::<FencingToken>(held["fencing_token"].clone()).ok());
+            let participant = Participant {
+                key: key.clone(),
+                node: self.besieger.credentials.identity.node().map(|(node, _)| node),
+                release: "1.0.0".parse().expect("a release"),
+                needs: BTreeMap::new(),
+                phase: ParticipantPhase::Announced,
+                token,
+                since: WallTime(0),
+                revision: Revision(0),
+            };
+            let announce = ReconcilerRequest::Announce { participant };
+            for ask in [announce, ReconcilerRequest::Admit { key: key.clone() }, ReconcilerRequest::Leave { key }] {
+                match api.call(Request::Reconciler(ask), Self::fresh(), PATIENCE).await {
+                    Ok(_) => done += 1,
+                    Err(CallError::Refused(_)) => refused += 1,
+                    Err(_) => return Some((done, refused + 1)),
+                }
+            }
+        }
+        Some((done, refused))
+    }
+
+    async fn join(&self) -> Option<DoneRefused> {
+        let mut frames = Caller::stranger(self.to, Service::Join.alpn()).greeted().await.ok()?;
+        let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).ok()?;
+        let request = JoinRequest {
+            request_id: Self::fresh(),
+            node: NodeId::from_entropy(rand::random()),
+            token_secret: Secret::new("a".repeat(25)),
+            csr_pem,
+            name: "junk".parse().expect("a name"),
+            advertise: "127.0.0.1:4400".to_owned(),
+            release: "0.1.0".to_owned(),
+            labels: BTreeMap::new(),
+            rekey: None,
+        };
+        frames.send(&JoinFrame::Join(request)).await.ok()?;
+        let reply = timeout(PATIENCE, frames.recv::<JoinReply>()).await.ok()?.ok()??;
+        assert!(!matches!(reply, JoinReply::Joined { .. }), "a wrong token let somebody in");
+        Some((1, 0))
+    }
+}

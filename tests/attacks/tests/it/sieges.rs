@@ -1,0 +1,200 @@
+//! A user of one namespace, and a worker's certificate: each does the worst it can, everything at once, while the operator
+//! promotes, demotes and removes nodes. `MUSTER_SIEGE_SECS` is how long; docs/attacks.md has the figures of ten minutes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use muster_attacks::cluster::{Cluster, until};
+use muster_attacks::flood;
+use muster_attacks::siege::{Besieger, Harm, Siege};
+use muster_attacks::watch::rss_kib;
+use muster_messages::wire::Request;
+use muster_messages::{Membership, NodeView, Revision, Role};
+use tokio::task::JoinHandle;
+
+const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
+/// What a manager may take beyond what it had half-way: the state still remembers outcomes and events that it has room for.
+const MOST_MORE_KIB: u64 = 96 << 10;
+
+fn lasts() -> Duration {
+    let secs = std::env::var("MUSTER_SIEGE_SECS").ok().map_or(20, |secs| secs.parse().expect("a number"));
+    Duration::from_secs(secs)
+}
+
+async fn cluster() -> Cluster {
+    flood::raise_file_limit();
+    Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 3, 3).await.expect("a cluster")
+}
+
+/// Asks until there is an answer: a cluster under load may change its leader.
+async fn operator(cluster: &Cluster, request: Request) -> serde_json::Value {
+    until("the operator is answered", async || cluster.ask("n1", request.clone()).await.map(Some))
+        .await
+        .unwrap_or_else(|no| panic!("{request:?}: {no}"))
+}
+
+async fn becomes(cluster: &Cluster, name: &str, role: Role) -> Duration {
+    let begun = Instant::now();
+    operator(cluster, Request::SetRole { node: name.into(), role }).await;
+    let membership = if role == Role::Manager { Membership::Voter } else { Membership::None };
+    let right = |node: &NodeView| node.role == role && node.membership == membership && node.conditions.is_empty();
+    until("its role is changed", async || {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        Ok(cluster.seen("n1", name).await?.filter(right))
+    })
+    .await
+    .unwrap_or_else(|no| panic!("{name}, {role}: {no}"));
+    begun.elapsed()
+}
+
+/// A node joins, and is removed by force.
+async fn comes_and_goes(cluster: &mut Cluster) -> (Duration, Duration) {
+    let begun = Instant::now();
+    let name = until("a node joins", async || Ok(Some(cluster.join(Role::Worker).await?))).await.expect("it joins");
+    let joined = begun.elapsed();
+    let begun = Instant::now();
+    operator(cluster, Request::NodeRemove { node: name.clone(), force: true }).await;
+    assert!(cluster.seen("n1", &name).await.is_ok_and(|node| node.is_none()), "{name} is gone");
+    let removed = begun.elapsed();
+    cluster.node_mut(&name).kill().await;
+    (joined, removed)
+}
+
+/// The revisions of role events.
+async fn role_events(cluster: &Cluster) -> BTreeSet<u64> {
+    let (mut since, mut found) = (Revision(0), BTreeSet::new());
+    loop {
+        let page = operator(cluster, Request::Events { since, wait_ms: 0 }).await;
+        let items = page["items"].as_array().into_iter().flatten();
+        found.extend(items.filter(|event| event["kind"] == "role").filter_map(|event| event["revision"].as_u64()));
+        since = Revision(page["revision"].as_u64().expect("a page says how far it goes"));
+        if page["more"] != true {
+            return found;
+        }
+    }
+}
+
+/// Memory of each manager, twice a second.
+type Samples = Arc<Mutex<Vec<(Duration, Vec<u64>)>>>;
+
+fn sampled(cluster: &Cluster) -> (Samples, JoinHandle<()>) {
+    let pids: Vec<i32> = MANAGERS.iter().filter_map(|name| cluster.node(name).pid()).collect();
+    let (samples, begun) = (Samples::default(), Instant::now());
+    let kept = Arc::clone(&samples);
+    let sampling = tokio::spawn(async move {
+        loop {
+            let now = pids.iter().map(|pid| rss_kib(*pid).unwrap_or(0)).collect();
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push((begun.elapsed(), now));
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+    (samples, sampling)
+}
+
+/// The largest of each manager between two shares of the time.
+fn most(samples: &[(Duration, Vec<u64>)], from: f64, to: f64) -> Vec<u64> {
+    let last = samples.last().map_or(Duration::ZERO, |(at, _)| *at);
+    let within = samples.iter().filter(|(at, _)| *at >= last.mul_f64(from) && *at <= last.mul_f64(to));
+    let rows: Vec<&Vec<u64>> = within.map(|(_, row)| row).collect();
+    (0..MANAGERS.len()).map(|n| rows.iter().map(|row| row[n]).max().unwrap_or(0)).collect()
+}
+
+#[derive(Default)]
+struct Times(Vec<Duration>);
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut sorted = self.0.clone();
+        sorted.sort();
+        let (median, most) = (sorted.get(sorted.len() / 2), sorted.last());
+        write!(
+            f,
+            "{} times, median {:.1?}, longest {:.1?}",
+            sorted.len(),
+            median.unwrap_or(&Duration::ZERO),
+            most.unwrap_or(&Duration::ZERO)
+        )
+    }
+}
+
+async fn besieged(mut cluster: Cluster, besieger: Besieger, harms: &[Harm]) {
+    for role in [Role::Manager, Role::Worker] {
+        println!("before: n4 is a {role} after {:.1?}", becomes(&cluster, "n4", role).await);
+    }
+    let (joined, removed) = comes_and_goes(&mut cluster).await;
+    println!("before: a node joins in {joined:.1?} and is removed in {removed:.1?}");
+    let before = role_events(&cluster).await;
+    assert!(!before.is_empty(), "there are role events");
+
+    let (samples, sampling) = sampled(&cluster);
+    let (siege, begun) = (Siege::begin(&besieger, harms), Instant::now());
+    let (mut promotions, mut demotions, mut joins, mut removals) =
+        (Times::default(), Times::default(), Times::default(), Times::default());
+    while begun.elapsed() < lasts() {
+        promotions.0.push(becomes(&cluster, "n4", Role::Manager).await);
+        demotions.0.push(becomes(&cluster, "n4", Role::Worker).await);
+        let (joined, removed) = comes_and_goes(&mut cluster).await;
+        joins.0.push(joined);
+        removals.0.push(removed);
+    }
+    let lasted = begun.elapsed();
+    let counts = siege.end().await;
+    sampling.abort();
+    println!("{lasted:.0?}: {counts:?} (done, refused or broken)");
+    println!("promotions: {promotions}\ndemotions: {demotions}\njoins: {joins}\nremovals: {removals}");
+    let samples = samples.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let (first, half, last) = (&samples[0].1, most(&samples, 0.45, 0.55), most(&samples, 0.9, 1.0));
+    println!("memory in KiB: {first:?} before, {half:?} half-way, {last:?} in the end");
+    let leaders: BTreeSet<u64> = samples.iter().flat_map(|(_, row)| row.iter().map(|kib| kib / 1024)).collect();
+    println!("between {:?} and {:?} MiB", leaders.first(), leaders.last());
+
+    for harm in harms {
+        let (done, refused) = counts.get(harm).copied().unwrap_or_default();
+        assert!(done + refused > 0, "{harm:?} was tried");
+    }
+    let after = role_events(&cluster).await;
+    let lost: Vec<&u64> = before.difference(&after).collect();
+    assert!(lost.is_empty(), "role events of before are lost: {lost:?}");
+    for (n, name) in MANAGERS.iter().enumerate() {
+        let more = last[n].saturating_sub(half[n]);
+        assert!(more < MOST_MORE_KIB, "{name} has grown by {more} KiB since half-way");
+        let log = cluster.node(name).log();
+        let alarms: Vec<&str> = log.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked")).collect();
+        assert!(alarms.is_empty(), "{name}: {alarms:#?}");
+    }
+}
+
+async fn besieger(cluster: &Cluster, credentials: muster_messages::protocol::NodeCredentials) -> Besieger {
+    let (_, term) = cluster.leader("n1").await.expect("a leader");
+    let managers = MANAGERS.iter().map(|name| cluster.node(name).listen).collect();
+    Besieger { credentials, bearer: None, namespace: "default".to_owned(), term, managers }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "full tier"]
+async fn a_user_at_its_worst_holds_up_no_operator() {
+    let cluster = cluster().await;
+    let eve = cluster.user("eve", false).await.expect("n1 signs");
+    let ask = Request::AccessTokenCreate {
+        user: "mallory".parse().expect("a name"),
+        namespace: "default".to_owned(),
+        ttl_ms: None,
+    };
+    let made = cluster.ask("n1", ask).await.expect("a token");
+    let bearer = made["token"].as_str().map(str::to_owned);
+    assert!(bearer.is_some(), "{made}");
+    let besieger = Besieger { bearer, ..besieger(&cluster, eve).await };
+    besieged(cluster, besieger, &Harm::OF_A_USER).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "full tier"]
+async fn a_worker_at_its_worst_holds_up_no_operator() {
+    let mut cluster = cluster().await;
+    let thief = cluster.node("n5").credentials().expect("an identity");
+    cluster.node_mut("n5").kill().await;
+    let besieger = besieger(&cluster, thief).await;
+    besieged(cluster, besieger, &Harm::OF_A_WORKER).await;
+}
