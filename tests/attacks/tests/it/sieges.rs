@@ -11,7 +11,7 @@ use muster_attacks::flood;
 use muster_attacks::siege::{Besieger, Harm, Siege};
 use muster_attacks::watch::rss_kib;
 use muster_messages::wire::Request;
-use muster_messages::{Membership, NodeView, Revision, Role};
+use muster_messages::{Membership, NodeView, Revision, Role, UserKind};
 use tokio::task::JoinHandle;
 
 const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
@@ -176,7 +176,7 @@ async fn besieger(cluster: &Cluster, credentials: muster_messages::protocol::Nod
 #[ignore = "full tier"]
 async fn a_user_at_its_worst_holds_up_no_operator() {
     let cluster = cluster().await;
-    let eve = cluster.user("eve", false).await.expect("n1 signs");
+    let eve = cluster.user("eve", UserKind::User).await.expect("n1 signs");
     let ask = Request::AccessTokenCreate {
         user: "mallory".parse().expect("a name"),
         namespace: "default".to_owned(),
