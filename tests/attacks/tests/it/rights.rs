@@ -63,7 +63,8 @@ async fn an_old_token_of_a_new_administrator_opens_what_it_opened() {
         if administrator {
             let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).expect("a key");
             let ttl_ms = Some(120_000);
-            let ask = Request::UserCreate { name: bob(), kind: UserKind::Operator, namespaces: Vec::new(), ttl_ms, csr_pem };
+            let ask =
+                Request::UserCreate { name: bob(), kind: UserKind::Operator, namespaces: Vec::new(), ttl_ms, csr_pem };
             println!("an administrator of that name: {:?}", cluster.ask("n1", ask).await.map(drop));
         }
         for (method, path, body) in
