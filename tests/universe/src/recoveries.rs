@@ -3,9 +3,9 @@
 //! later it may happen again, from the same backup or from the copy of another manager of before. Candidates, writers and watches
 //! live on through all of it, and are judged as if nothing had happened.
 //!
-//! What the product does not promise is not asked for: a lease that was first taken after the copy may be taken at once, so a copy
-//! holds every lease; the clocks of the machines that recover are right, so that the later recovery has the later time; the managers
-//! that are lost stay away, but for one that comes back and is no majority of anything.
+//! What the product does not promise is not asked for: a lease that was first acquired after the copy is held back by the wall clock,
+//! which is wrong on some machines here, so a copy holds every lease; the clocks of the machines that recover are right, so that the
+//! later recovery has the later time; the managers that are lost stay away, but for one that comes back and is no majority.
 
 use std::time::Duration;
 
