@@ -100,10 +100,7 @@ fn what_went_wrong_is_said_in_words() {
     let fails = r#"[{"op":"test","path":"/spec/holderIdentity","value":"bob"}]"#;
     for (words, said) in [
         (&["create", "-f", "x.yaml"][..], r#"unknown field "holder""#),
-        (
-            &["get", "--raw", "/apis/coordination.k8s.io/v1/leases", "--as", "nobody"],
-            "impersonation is not supported",
-        ),
+        (&["get", "--raw", "/apis/coordination.k8s.io/v1/leases", "--as", "nobody"], "impersonation is not supported"),
         (
             &["patch", "lease", "printer", "--type=json", "-p", fails],
             "is invalid: /spec/holderIdentity: operation 0 of the patch failed: value did not match",
