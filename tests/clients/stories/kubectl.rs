@@ -133,7 +133,7 @@ fn it_edits_explains_describes_and_compares_without_flags() {
     ok(&["apply", "-f", "x.yaml"], "lease.coordination.k8s.io/x unchanged");
     ok(&["apply", "-f", "x.yaml", "--dry-run=server"], "lease.coordination.k8s.io/x unchanged (server dry run)");
     ok(&["replace", "-f", "x.yaml"], "lease.coordination.k8s.io/x replaced");
-    ok(&["explain", "lease.spec.holderIdentity"], "who holds the lease");
+    ok(&["explain", "lease.spec.holderIdentity"], "the holder of the lease");
     ok(&["explain", "configmap.metadata"], "labels");
     ok(&["auth", "can-i", "--list"], "leases.coordination.k8s.io");
     ok(&["create", "configmap", "cm", "--from-literal=a=b"], "configmap/cm created");
