@@ -12,6 +12,7 @@ use muster_messages::{ErrorBody, Incarnation, Name, NodeId, RefusalReason, Role,
 use muster_pki::Ended;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -24,6 +25,9 @@ use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
 
 /// How long a stopping agent waits for its goodbye to leave.
 const GOODBYE: Duration = Duration::from_millis(500);
+
+/// How long a stopping agent waits for what it has begun to write. A disk that hangs does not keep the process.
+const LAST_WRITES: Duration = Duration::from_secs(2);
 
 /// Answers a question about this process' actors. What was asked to be done to one is done once the answer has left: it may
 /// be what the line lives by.
@@ -176,6 +180,8 @@ pub struct AgentShell {
     line: Option<Line>,
     alarm: Alarm,
     last_note: Option<Note>,
+    /// What is being written to the node's memory.
+    writes: JoinSet<()>,
 }
 
 impl AgentShell {
@@ -213,6 +219,7 @@ impl AgentShell {
             line: None,
             alarm: Alarm::default(),
             last_note: None,
+            writes: JoinSet::new(),
         })
     }
 
@@ -248,9 +255,9 @@ impl AgentShell {
                     let _gone = reply.send(result);
                 }
             }
-            Effect::KeepManagers(managers) => self.remember(cx, move |node| node.managers = managers),
+            Effect::KeepManagers(managers) => self.remember(move |node| node.managers = managers),
             Effect::KeepTrouble(trouble) => {
-                self.remember(cx, move |node| node.ended = ended_of(&trouble));
+                self.remember(move |node| node.ended = ended_of(&trouble));
             }
             Effect::KeepDemoted(serial) => self.ports.demoted.set(serial),
             Effect::PublishWanted(wanted) => {
@@ -322,11 +329,11 @@ impl AgentShell {
     }
 
     /// A write that fails is only logged: what is forgotten is learned again from the next manager.
-    fn remember(&self, cx: &Cx<Msg>, change: impl FnOnce(&mut muster_pki::LocalNode) + Send + 'static) {
+    fn remember(&mut self, change: impl FnOnce(&mut muster_pki::LocalNode) + Send + 'static) {
+        while self.writes.try_join_next().is_some() {}
         let memory = self.ports.memory.clone();
-        cx.spawn(async move {
-            let written = tokio::task::spawn_blocking(move || memory.update(change)).await;
-            if let Ok(Err(error)) = written {
+        self.writes.spawn_blocking(move || {
+            if let Err(error) = memory.update(change) {
                 warn!(error = crate::line::chain(&error), "cannot remember");
             }
         });
@@ -414,6 +421,10 @@ impl Shell for AgentShell {
         {
             // Resolves, one way or the other, once the connection is closed.
             let _late = timeout(GOODBYE, closed).await;
+        }
+        // A node that was told to end knows it at its next start, however soon it was stopped.
+        if timeout(LAST_WRITES, async { while self.writes.join_next().await.is_some() {} }).await.is_err() {
+            warn!("stopping: the disk has not taken what this node was told last");
         }
     }
 }

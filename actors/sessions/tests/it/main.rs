@@ -259,3 +259,34 @@ async fn a_node_removed_while_it_was_away_is_told_on_its_first_connection() {
     eventually("told", || trouble.borrow().as_ref().is_some_and(|t| t.reason == TroubleReason::Removed)).await;
     stage.end([agent.process, host.process]).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_stopped_once_it_was_told_has_it_on_disk() {
+    let stage = Stage::set().await;
+    let host = stage.host(M1).await;
+    let agent = stage.agent(&[M1]).await;
+    agent.has_session().await;
+    // A disk that takes its time for a write of somebody else.
+    let (taken, is_taken) = std::sync::mpsc::channel();
+    let (told, is_told) = std::sync::mpsc::channel::<()>();
+    let memory = agent.memory.clone();
+    let disk = std::thread::spawn(move || {
+        memory.update(|_| {
+            taken.send(()).unwrap();
+            is_told.recv().unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        })
+    });
+    is_taken.recv().unwrap();
+    stage.cluster.apply(|replica| {
+        replica.tables.nodes.remove(&node(1));
+    });
+    // Not by looking again: the clock of a test stands while a write waits for the disk.
+    let mut trouble = agent.ports.trouble();
+    trouble.wait_for(|t| t.as_ref().is_some_and(|t| t.reason == TroubleReason::Removed)).await.unwrap();
+    told.send(()).unwrap();
+    agent.process.stop().await;
+    assert!(agent.memory.store().load_node().unwrap().ended.is_some());
+    disk.join().unwrap().unwrap();
+    stage.end([host.process]).await;
+}
