@@ -32,4 +32,5 @@ mod removal;
 mod roles;
 mod secrets;
 mod shutdown;
+mod slow_links;
 mod wishes;

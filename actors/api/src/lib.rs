@@ -15,6 +15,7 @@ pub mod core;
 mod http;
 mod kube;
 mod leases;
+mod log_quota;
 mod native;
 mod ports;
 mod reads;

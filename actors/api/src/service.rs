@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::core::{Kind, authorize, kind_of};
 use crate::kube::refused_tokens::RefusedTokens;
+use crate::log_quota::LogQuota;
 use crate::ports::{ApiPorts, ManagerPorts};
 use crate::relay::Relay;
 use crate::shares::{Share, Shares};
@@ -43,6 +44,7 @@ pub struct Service {
     calling: Shares,
     watching: Shares,
     long: Shares,
+    pub(crate) log_quota: Arc<LogQuota>,
 }
 
 /// What the API counts.
@@ -88,7 +90,19 @@ impl Service {
         let (working, waiting, watching) = (part(places, SHARE_OF_WORK), part(places, SHARE), part(watches, SHARE));
         let (calling, long, counters) = (Shares::of(CALLS), Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
         let refused_tokens = Arc::new(Mutex::new(RefusedTokens::new()));
-        Self { ports, relay, passing, refused_tokens, counters, working, waiting, calling, watching, long }
+        Self {
+            ports,
+            relay,
+            passing,
+            refused_tokens,
+            counters,
+            working,
+            waiting,
+            calling,
+            watching,
+            long,
+            log_quota: Arc::default(),
+        }
     }
 
     pub(crate) fn refused_tokens(&self) -> MutexGuard<'_, RefusedTokens> {

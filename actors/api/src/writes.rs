@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use muster_kernel::{AskError, Clock};
 use muster_messages::protocol::{MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg, UserRights};
-use muster_messages::wire::{ListOf, PeerCall, Request, encode};
+use muster_messages::wire::{ListOf, PeerCall, Request, encode, encode_stored};
 use muster_messages::{
     Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, IDENTITY_LEVEL, NodeDoubts, NodeId, NodeRecord,
     Replica, RequestId, Revision, Role, RoleView, Tables, Token, check_labels, in_short, removal_digest,
@@ -391,6 +391,7 @@ impl Service {
         asked: &Asked,
         command: Command,
     ) -> Result<Proposed, ErrorBody> {
+        self.take_log_quota(asked, &command)?;
         let deadline_ms = asked.left_ms();
         let command = Box::new(command);
         let proposed = manager.raft.ask(asked.left() + Duration::from_millis(200), |reply| RaftMemberMsg::Propose {
@@ -417,6 +418,17 @@ impl Service {
         let late =
             |_| ErrorBody::new(ErrorCode::UnknownOutcome, "applied, but not seen in time: look before you retry");
         Ok(Proposed::Applied(applied.revision, seen.map_err(late)?.map_err(gone)?.clone()))
+    }
+
+    /// API-6.
+    fn take_log_quota(&self, asked: &Asked, command: &Command) -> Result<(), ErrorBody> {
+        if asked.caller.is_operator() {
+            return Ok(());
+        }
+        let bytes = encode_stored(command).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?.len();
+        self.log_quota.take(Clock.now(), &asked.caller, bytes).inspect_err(|_| {
+            self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
+        })
     }
 
     fn proposal_error(&self, manager: &ManagerPorts, error: ProposeError) -> ErrorBody {

@@ -1,7 +1,7 @@
 //! Whose request an id stands for, and what a write is called whose outcome is not known.
 
 use axum::http::StatusCode;
-use muster_messages::wire::Request;
+use muster_messages::wire::{ApiCall, KubeCall, Request};
 use muster_messages::*;
 use serde_json::json;
 
@@ -63,6 +63,59 @@ async fn a_forgotten_outcome_is_final() {
     let (_, error, proposed) = world.native(&Principal::Operator, label("one")).await;
     assert_eq!((error["error"]["code"].as_str(), proposed.len()), (Some("unknown_outcome"), 1), "{error}");
     assert_eq!(error["error"]["details"]["final"], true);
+}
+
+/// API-6: config maps of 250 KB, as many as the caller can, by a user and by a node in turn.
+#[tokio::test(start_paused = true)]
+async fn one_caller_adds_bounded_bytes_to_the_log() {
+    let mut tables = tables();
+    let ann: Name = "ann".parse().unwrap();
+    let user = User {
+        name: ann.clone(),
+        kind: UserKind::User,
+        namespaces: vec!["default".to_owned()],
+        serial: String::new(),
+        created_at: WallTime(0),
+        not_after: WallTime(0),
+        revision: Revision(1),
+    };
+    tables.users.insert(ann.clone(), user);
+    let world = World::with(tables, |tables, command| {
+        let at = tables.revision.next();
+        Some(muster_store::apply(tables, at, command))
+    });
+    let mut number = 0;
+    let mut written = async |caller: Principal, most: usize| {
+        for done in 0..most {
+            number += 1;
+            let data = "x".repeat(250_000);
+            let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": format!("m{number}")}, "data": {"x": data}});
+            let call = KubeCall {
+                method: "POST".to_owned(),
+                target: "/api/v1/namespaces/default/configmaps".to_owned(),
+                content_type: None,
+                accept: None,
+                user_agent: None,
+                body: map.to_string().into_bytes(),
+            };
+            let call =
+                ApiCall { id: 0, request_id: RequestId(number), timeout_ms: 5_000, request: Request::Kube(call) };
+            match world.service.answer(caller.clone(), call).await {
+                // This leader keeps no history to show the object from.
+                Ok(answer) => assert!(answer.contains("it was made at revision"), "{answer}"),
+                Err(error) => return (done, Some((error.code, error.retry_after_ms))),
+            }
+        }
+        (most, None)
+    };
+    let user = Principal::User(ann);
+    assert_eq!(written(user.clone(), 100).await, (33, Some((ErrorCode::TooManyRequests, Some(135)))));
+    assert_eq!(written(user.clone(), 1).await.0, 0, "a refused write costs nothing, and none passes early");
+    assert_eq!(written(crate::tests::node(2), 20).await, (20, None), "others have their own quota");
+    tokio::time::advance(std::time::Duration::from_secs(1)).await;
+    assert_eq!(written(user, 100).await.0, 4);
+    let (status, _, proposed) = world.native(&Principal::Operator, label("one")).await;
+    assert_eq!((status, proposed.len()), (StatusCode::OK, 33 + 20 + 4 + 1), "refused writes were not proposed");
 }
 
 #[test]

@@ -95,7 +95,7 @@ pub(crate) struct Inner {
     pub(crate) managers: KnownManagers,
     pub(crate) tls: ServerTls,
     connections: Mutex<Connections<Kill>>,
-    joins: Mutex<Buckets>,
+    joins: Mutex<Buckets<IpAddr>>,
     offenders: Mutex<Offenders>,
     counters: Mutex<GatewayMetrics>,
     judged: Mutex<Judged>,

@@ -49,6 +49,7 @@ async fn a_crashed_member_resumes_from_its_disk_and_nothing_acknowledged_is_lost
 /// Each in turn, leader or not, at the first step of its work, at the second, and so on: before and after a message, an
 /// effect of it, a word to the disk or to a peer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "full tier"]
 async fn wherever_a_member_crashes_what_was_acknowledged_is_there() {
     let mut c = Cluster::three().await;
     let fuses: Vec<Fuse> = (1..=3).map(|_| Fuse::unlit()).collect();

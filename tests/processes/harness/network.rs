@@ -1,8 +1,9 @@
-//! A network between the nodes of one test whose links can be cut.
+//! A network between the nodes of one test whose links can be cut, or slow.
 //!
 //! Owns   one door per node: the address that it advertises. Whoever dials a door is passed on to the node behind it.
 //! Keeps  NETWORK-1  nothing crosses a link that is cut, in neither a new connection nor an old one, and nobody is told: what a firewall
 //!                   that drops packets does. Once the link is whole again, what was held back arrives in its order, as TCP would send it anew.
+//!        NETWORK-3  all connections of one link together carry as many bytes per second as it is told, in each direction.
 //!        NETWORK-2  nobody gets past it: a connection whose dialler is not known is closed.
 //! Why no network namespaces: they need root. The kernel says whose socket is at the other end of a connection on loopback, and so a
 //! door knows who dials.
@@ -12,11 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// From whom to whom.
 pub type Link = (String, String);
@@ -29,7 +32,12 @@ pub struct Network {
     runtime: Runtime,
     known: Arc<Known>,
     cut: watch::Sender<BTreeSet<Link>>,
+    speed: Arc<Speed>,
 }
+
+/// How fast every link is, and until when what was sent keeps it busy.
+#[derive(Default)]
+struct Speed(Mutex<(Option<u32>, BTreeMap<Link, Instant>)>);
 
 /// Which process is which node.
 #[derive(Default)]
@@ -38,7 +46,8 @@ pub struct Known(Mutex<BTreeMap<i32, String>>);
 impl Network {
     pub fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        Self { runtime: runtime.expect("a runtime"), known: Arc::default(), cut: watch::Sender::new(BTreeSet::new()) }
+        let cut = watch::Sender::new(BTreeSet::new());
+        Self { runtime: runtime.expect("a runtime"), known: Arc::default(), cut, speed: Arc::default() }
     }
 
     /// A door to the node that listens here; its address.
@@ -47,11 +56,12 @@ impl Network {
         listener.set_nonblocking(true).expect("a listener that is only ours");
         let door = listener.local_addr().expect("it listens");
         let (known, cut, to) = (Arc::clone(&self.known), self.cut.subscribe(), node.to_owned());
+        let speed = Arc::clone(&self.speed);
         self.runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).expect("a listener of this runtime");
             while let Ok((dialler, address)) = listener.accept().await {
                 if let Some(from) = known.who_holds(address, door) {
-                    tokio::spawn(pass_on((from, to.clone()), dialler, listens, cut.clone()));
+                    tokio::spawn(pass_on((from, to.clone()), dialler, listens, cut.clone(), Arc::clone(&speed)));
                 }
             }
         });
@@ -72,6 +82,11 @@ impl Network {
     pub fn part(&self, one: &[&str], other: &[&str]) {
         let pairs = one.iter().flat_map(|a| other.iter().map(move |b| ((*a).to_owned(), (*b).to_owned())));
         self.cut(pairs.flat_map(|(a, b)| [(a.clone(), b.clone()), (b, a)]));
+    }
+
+    /// From now on a link carries so many bytes per second in each direction.
+    pub fn slow(&self, bytes_per_second: u32) {
+        self.speed.0.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(bytes_per_second);
     }
 
     /// Every link is whole again.
@@ -114,15 +129,38 @@ fn inode(end: SocketAddr, other: SocketAddr) -> Option<u64> {
     })
 }
 
+impl Speed {
+    /// Waits as long as these bytes keep the link busy, after what was sent before.
+    async fn carries(&self, link: &Link, bytes: usize) {
+        let until = {
+            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(rate) = state.0 else { return };
+            let until = state.1.entry(link.clone()).or_insert_with(Instant::now);
+            *until = (*until).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / f64::from(rate));
+            *until
+        };
+        tokio::time::sleep_until(until).await;
+    }
+}
+
 /// One connection, from the packet that opens it.
-async fn pass_on(link: Link, dialler: TcpStream, listens: SocketAddr, cut: watch::Receiver<BTreeSet<Link>>) {
+async fn pass_on(
+    link: Link,
+    dialler: TcpStream,
+    listens: SocketAddr,
+    cut: watch::Receiver<BTreeSet<Link>>,
+    speed: Arc<Speed>,
+) {
     let back = (link.1.clone(), link.0.clone());
     whole(&link, &mut cut.clone()).await;
     // Nobody listens: the dialler sees its connection end.
     let Ok(node) = TcpStream::connect(listens).await else { return };
     let [_, _] = [&dialler, &node].map(|stream| stream.set_nodelay(true));
     let ((from_dialler, to_dialler), (from_node, to_node)) = (dialler.into_split(), node.into_split());
-    tokio::join!(carry(&link, from_dialler, to_node, cut.clone()), carry(&back, from_node, to_dialler, cut.clone()));
+    tokio::join!(
+        carry(&link, from_dialler, to_node, cut.clone(), &speed),
+        carry(&back, from_node, to_dialler, cut.clone(), &speed)
+    );
 }
 
 /// One direction of it, to its end. Neither data nor the end of it crosses a link that is cut.
@@ -131,11 +169,13 @@ async fn carry(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut cut: watch::Receiver<BTreeSet<Link>>,
+    speed: &Speed,
 ) {
     let mut buffer = vec![0; BUFFER];
     loop {
         let read = from.read(&mut buffer).await.unwrap_or(0);
         whole(link, &mut cut).await;
+        speed.carries(link, read).await;
         if read == 0 || to.write_all(&buffer[..read]).await.is_err() {
             break;
         }
@@ -152,7 +192,6 @@ async fn whole(link: &Link, cut: &mut watch::Receiver<BTreeSet<Link>>) {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream as StdStream;
-    use std::time::Duration;
 
     use super::*;
     use crate::harness::PATIENCE;

@@ -56,8 +56,13 @@ impl World {
 
     /// The same as [`World::with`], with links that can be cut, and the timing that is shipped: how soon a cut is noticed is what it is for.
     pub fn with_a_network(managers: usize, workers: usize) -> Self {
+        Self::with_a_network_and("", managers, workers)
+    }
+
+    /// The same, with further tables of their configuration.
+    pub fn with_a_network_and(settings: &str, managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
-        world.settings.clear();
+        world.settings = settings.to_owned();
         world.network = Some(Network::new());
         world.up(managers, workers)
     }

@@ -24,7 +24,7 @@ const GOOD_FOR: Duration = Duration::from_secs(600);
 /// See the module. A token is known by its digest.
 #[derive(Debug)]
 pub(crate) struct RefusedTokens {
-    refusals: Buckets,
+    refusals: Buckets<IpAddr>,
     good: BTreeMap<[u8; 32], Moment>,
 }
 

@@ -1,7 +1,6 @@
 //! How often each source may ask: token buckets, a bounded number of them.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use muster_messages::Moment;
@@ -13,12 +12,12 @@ pub struct Rate {
     pub burst: u32,
 }
 
-/// One bucket per source.
+/// One bucket per source: an address, or whoever has been authenticated.
 #[derive(Clone, Debug)]
-pub struct Buckets {
+pub struct Buckets<K> {
     rate: Rate,
     most: usize,
-    buckets: BTreeMap<IpAddr, Bucket>,
+    buckets: BTreeMap<K, Bucket>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +26,13 @@ struct Bucket {
     full_at: Moment,
 }
 
-impl Buckets {
+impl<K: Ord> Buckets<K> {
     /// At most `most` sources are remembered; while that many are short of tokens at once, unknown ones must wait.
     pub fn new(rate: Rate, most: usize) -> Self {
         Self { rate, most, buckets: BTreeMap::new() }
     }
     /// Whether [`Buckets::take`] would take one now; else when it would.
-    pub fn would_take(&self, now: Moment, source: IpAddr) -> Result<(), Duration> {
+    pub fn would_take(&self, now: Moment, source: K) -> Result<(), Duration> {
         let cost = Duration::from_secs(1) / self.rate.per_second.max(1);
         let depth = cost * self.rate.burst.max(1);
         let debt =
@@ -41,7 +40,11 @@ impl Buckets {
         if debt > depth { Err(debt - depth) } else { Ok(()) }
     }
     /// Takes one token, or says when there will be one.
-    pub fn take(&mut self, now: Moment, source: IpAddr) -> Result<(), Duration> {
+    pub fn take(&mut self, now: Moment, source: K) -> Result<(), Duration> {
+        self.take_many(now, source, 1)
+    }
+    /// Takes so many tokens, or none and says when they will be there. More than a burst are there when the bucket is full.
+    pub fn take_many(&mut self, now: Moment, source: K, tokens: u32) -> Result<(), Duration> {
         if !self.buckets.contains_key(&source) && self.buckets.len() >= self.most {
             self.buckets.retain(|_, b| b.full_at > now);
             if self.buckets.len() >= self.most {
@@ -51,7 +54,7 @@ impl Buckets {
         let cost = Duration::from_secs(1) / self.rate.per_second.max(1);
         let depth = cost * self.rate.burst.max(1);
         let bucket = self.buckets.entry(source).or_insert(Bucket { full_at: now });
-        let full_at = bucket.full_at.max(now) + cost;
+        let full_at = bucket.full_at.max(now) + (cost * tokens).min(depth);
         let debt = full_at.since(now);
         if debt > depth {
             return Err(debt - depth);
@@ -63,6 +66,8 @@ impl Buckets {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     const RATE: Rate = Rate { per_second: 10, burst: 3 };
@@ -80,6 +85,19 @@ mod tests {
         assert_eq!(wait, Duration::from_millis(100));
         assert_eq!(buckets.take(t + wait, source(1)), Ok(()));
         assert!(buckets.take(t + wait, source(1)).is_err());
+    }
+
+    #[test]
+    fn many_tokens_are_taken_whole_or_not_at_all() {
+        let mut buckets = Buckets::new(RATE, 8);
+        let t = Moment(1_000_000);
+        assert_eq!(buckets.take_many(t, "a", 2), Ok(()));
+        let wait = buckets.take_many(t, "a", 2).unwrap_err();
+        assert_eq!(wait, Duration::from_millis(100));
+        assert_eq!(buckets.take(t, "a"), Ok(()), "nothing was taken by what was refused");
+        // More than ever fit pass as many as fit, once the bucket is full.
+        assert_eq!(buckets.take_many(t, "b", 1_000), Ok(()));
+        assert_eq!(buckets.take(t, "b"), Err(Duration::from_millis(100)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use muster_universe::{Kind, ROLE_CHANGES, Run, Summary, sweep};
 
 /// Seeds of each kind in the quick tier.
-const SAMPLE: u64 = 80;
+const SAMPLE: u64 = 50;
 
 /// Fails unless every seed holds, and prints the command that reproduces each one that does not.
 fn check(kind: Kind, seeds: u64) -> Summary {

@@ -1,0 +1,99 @@
+//! A manager that must be brought up by a snapshot over slow links, while others go on writing.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use muster_messages::wire::{ActorsAsk, ActorsOf, KubeCall, Request};
+use serde_json::Value;
+
+use crate::harness::{PATIENT, World, Writer, assert_kept, eventually, eventually_so};
+
+/// Of the state: 62 MiB, and the timing that is shipped, with `MUSTER_SLOW_MIB=62`.
+fn mebibytes() -> Option<usize> {
+    std::env::var("MUSTER_SLOW_MIB").ok().map(|text| text.parse().expect("a number"))
+}
+
+/// The log is short, so that whoever was away needs a snapshot.
+const SHORT_LOG: &str = "snapshot_entries = 300\nkeep_entries = 50\nkeep_time = \"1s\"\n";
+
+/// A config map of as many bytes as there may be.
+const BYTES: usize = 250_000;
+
+fn fill(world: &World, leader: &str, mebibytes: usize) {
+    for n in 0..(mebibytes << 20) / BYTES {
+        let (namespace, data) = (format!("part-{}", n % 5), "x".repeat(BYTES));
+        let map = format!(r#"{{"metadata": {{"name": "m{n}"}}, "data": {{"x": "{data}"}}}}"#);
+        let call = KubeCall {
+            method: "POST".to_owned(),
+            target: format!("/api/v1/namespaces/{namespace}/configmaps"),
+            content_type: None,
+            accept: None,
+            user_agent: None,
+            body: map.into_bytes(),
+        };
+        let made = world.answer(leader, Request::Kube(call));
+        assert_eq!(made["status"], 201, "{made}");
+    }
+}
+
+/// What the node's own socket shows of its Raft member.
+fn raft_member(world: &World, name: &str) -> Value {
+    let ask = ActorsAsk::Inspect { path: "node/manager/raft-member".to_owned() };
+    eventually("its Raft member has started", || {
+        let mut actor = world.ask(name, Request::Actors { node: ActorsOf::Here, ask: ask.clone() }).ok()?;
+        Some(actor["view"].take()).filter(Value::is_object)
+    })
+}
+
+fn number(view: &Value, pointer: &str) -> u64 {
+    view.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {pointer} in {view}"))
+}
+
+/// Each time a manager is killed and comes back to a log that has been cut, over links of this many bytes per second.
+fn brought_up_at(speeds: &[u32]) {
+    let (patience, mebibytes) = match mebibytes() {
+        Some(mebibytes) => ("[raft]\n", mebibytes),
+        None => (PATIENT, 4),
+    };
+    let mut world = World::with_a_network_and(&format!("{patience}{SHORT_LOG}"), 3, 0);
+    let leader = world.leader_seen_by("n1");
+    let away = world.other_than(&[&leader]);
+    let node = world.seen(&leader, "n1").expect("n1 is a node").id;
+    fill(&world, &leader, mebibytes);
+    let before = raft_member(&world, &leader);
+    for (nth, speed) in speeds.iter().enumerate() {
+        let sent = number(&raft_member(&world, &leader), "/snapshots/sent");
+        let had = number(&raft_member(&world, &away), "/log/last");
+        world.node(&away).kill();
+        let writers: Vec<Writer> = (0..4).map(|_| Writer::start(vec![world.socket(&leader)], node)).collect();
+        let written = || writers.iter().map(Writer::acknowledged).sum::<u64>();
+        eventually_so("its place in the log is cut", || number(&raft_member(&world, &leader), "/log/first") > had + 1);
+        world.network().slow(*speed);
+        let (begun, at_first) = (Instant::now(), written());
+        world.node(&away).start(&[]);
+        let behind = number(&raft_member(&world, &leader), "/log/last");
+        eventually("it has caught up", || {
+            // A look is not free: what is waited for takes seconds.
+            sleep(Duration::from_millis(100));
+            (number(&raft_member(&world, &away), "/applied") >= behind).then_some(())
+        });
+        let took = begun.elapsed();
+        let writes = (written() - at_first) as f64 / took.as_secs_f64();
+        println!("{mebibytes} MiB at {speed} bytes/s: {took:.1?}, {writes:.0} writes/s meanwhile");
+        let after = raft_member(&world, &leader);
+        assert_eq!(number(&after, "/snapshots/sent"), sent + 1, "one snapshot was enough (round {nth})");
+        assert_eq!(after["term"], before["term"], "nobody else has led meanwhile");
+        for writer in writers {
+            writer.stop();
+        }
+    }
+    let writer = Writer::start(vec![world.socket(&leader)], node);
+    eventually_so("writes go on", || writer.acknowledged() > 20);
+    assert_kept(&writer.stop(), &world.seen(&leader, "n1").expect("n1 is a node"));
+}
+
+#[test]
+#[ignore = "full tier"]
+fn a_follower_is_brought_up_by_one_snapshot_over_slow_links() {
+    brought_up_at(&[12_000_000, 900_000]);
+}
