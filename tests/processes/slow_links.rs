@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{PATIENT, World, Writer, assert_kept, eventually, eventually_so};
 
-/// Of the state: 62 MiB, and the timing that is shipped, with `MUSTER_SLOW_MIB=62`.
+/// The size of the state. With `MUSTER_SLOW_MIB=62` it is 62 MiB, with more writers and the shipped timing.
 fn mebibytes() -> Option<usize> {
     std::env::var("MUSTER_SLOW_MIB").ok().map(|text| text.parse().expect("a number"))
 }
@@ -51,11 +51,11 @@ fn number(view: &Value, pointer: &str) -> u64 {
 
 /// Each time a manager is killed and comes back to a log that has been cut, over links of this many bytes per second.
 fn brought_up_at(speeds: &[u32]) {
-    let (patience, mebibytes) = match mebibytes() {
-        Some(mebibytes) => ("[raft]\n", mebibytes),
-        None => (PATIENT, 4),
+    let (timing, mebibytes, writers) = match mebibytes() {
+        Some(mebibytes) => ("[raft]\n", mebibytes, 24),
+        None => (PATIENT, 4, 4),
     };
-    let mut world = World::with_a_network_and(&format!("{patience}{SHORT_LOG}"), 3, 0);
+    let mut world = World::with_a_network_and(&format!("{timing}{SHORT_LOG}"), 3, 0);
     let leader = world.leader_seen_by("n1");
     let away = world.other_than(&[&leader]);
     let node = world.seen(&leader, "n1").expect("n1 is a node").id;
@@ -65,7 +65,7 @@ fn brought_up_at(speeds: &[u32]) {
         let sent = number(&raft_member(&world, &leader), "/snapshots/sent");
         let had = number(&raft_member(&world, &away), "/log/last");
         world.node(&away).kill();
-        let writers: Vec<Writer> = (0..4).map(|_| Writer::start(vec![world.socket(&leader)], node)).collect();
+        let writers: Vec<Writer> = (0..writers).map(|_| Writer::start(vec![world.socket(&leader)], node)).collect();
         let written = || writers.iter().map(Writer::acknowledged).sum::<u64>();
         eventually_so("its place in the log is cut", || number(&raft_member(&world, &leader), "/log/first") > had + 1);
         world.network().slow(*speed);
@@ -86,6 +86,9 @@ fn brought_up_at(speeds: &[u32]) {
         for writer in writers {
             writer.stop();
         }
+        // Until then the leader keeps the log that this follower needs, and the next round would not cut it.
+        let last = || number(&raft_member(&world, &leader), "/log/last");
+        eventually_so("nothing is missing there", || number(&raft_member(&world, &away), "/log/last") >= last());
     }
     let writer = Writer::start(vec![world.socket(&leader)], node);
     eventually_so("writes go on", || writer.acknowledged() > 20);
