@@ -3,8 +3,8 @@
 //! Owns   one door per node: the address that it advertises. Whoever dials a door is passed on to the node behind it.
 //! Keeps  NETWORK-1  nothing crosses a link that is cut, in neither a new connection nor an old one, and nobody is told: what a firewall
 //!                   that drops packets does. Once the link is whole again, what was held back arrives in its order, as TCP would send it anew.
-//!        NETWORK-3  all connections of one link together carry as many bytes per second as it is told, in each direction.
 //!        NETWORK-2  nobody gets past it: a connection whose dialler is not known is closed.
+//!        NETWORK-3  all connections of one link together carry as many bytes per second as the test says, in each direction.
 //! Why no network namespaces: they need root. The kernel says whose socket is at the other end of a connection on loopback, and so a
 //! door knows who dials.
 //!
