@@ -26,6 +26,8 @@ pub enum Sabotage {
     LeapByConstant,
     /// A recovery leaves leases as its copy shows them (breaks RECOVER-9).
     ReviveLeases,
+    /// A lease that a recovered state does not know is acquired at once (breaks RECOVER-9).
+    AcquireUnknownLeases,
     /// A request whose outcome was forgotten counts as new (breaks APPLY-3).
     ApplyForgotten,
     /// All callers' request ids are one space (breaks APPLY-3).

@@ -49,6 +49,8 @@ pub enum Break {
     LeapByConstant,
     /// A recovery leaves leases to whoever holds them in its copy.
     ReviveLeases,
+    /// After a recovery a lease that its copy does not know is acquired at once.
+    AcquireUnknownLeases,
     /// A retry is applied again once its outcome is forgotten.
     ApplyForgotten,
     /// Leases' events are kept with the others.
@@ -76,7 +78,7 @@ pub enum Break {
 }
 
 impl Break {
-    pub const ALL: [Break; 38] = [
+    pub const ALL: [Break; 39] = [
         Break::AckBeforeSync,
         Break::VoteBeforeSync,
         Break::VoteAgain,
@@ -111,6 +113,7 @@ impl Break {
         Break::RunWithoutTerm,
         Break::LeapByConstant,
         Break::ReviveLeases,
+        Break::AcquireUnknownLeases,
         Break::NoMargin,
         Break::KeepEventsTogether,
         Break::CutBehindTransfers,
@@ -142,6 +145,7 @@ impl Break {
             Break::RunWithoutTerm => &["RELEASE-4"],
             Break::LeapByConstant => &["RECOVER-3"],
             Break::ReviveLeases => &["FENCE-1", "HOLD-1"],
+            Break::AcquireUnknownLeases => &["HOLD-1"],
             Break::ApplyForgotten => &["WRITE-1"],
             Break::KeepEventsTogether => &["EVENT-1"],
             // A write of another is taken for this one, and acknowledged.
@@ -171,6 +175,7 @@ impl Break {
             Some(Break::RunWithoutTerm) => Some(store::Sabotage::RunWithoutTerm),
             Some(Break::LeapByConstant) => Some(store::Sabotage::LeapByConstant),
             Some(Break::ReviveLeases) => Some(store::Sabotage::ReviveLeases),
+            Some(Break::AcquireUnknownLeases) => Some(store::Sabotage::AcquireUnknownLeases),
             Some(Break::ApplyForgotten) => Some(store::Sabotage::ApplyForgotten),
             Some(Break::ShareRequestIds) => Some(store::Sabotage::ShareRequestIds),
             Some(Break::TakeAnyLabels) => Some(store::Sabotage::TakeAnyLabels),

@@ -110,13 +110,13 @@ pub fn lease_key(lease: usize) -> ObjectKey {
 }
 
 impl Universe {
-    /// So many candidates, all for as many leases in turn.
-    pub fn start_candidates(&mut self, candidates: usize, leases: usize) {
+    /// So many candidates, all for as many leases in turn. None asks before `first_ask` has passed.
+    pub fn start_candidates(&mut self, candidates: usize, leases: usize, first_ask: Duration) {
         for number in 0..candidates {
             let session = SessionId(self.dice.wide());
             let (lease, rate) = (number % leases, self.rate());
             self.candidates.all.push(Candidate { lease, rate, life: 0, session, frozen: None, at: None, held: None });
-            let soon = self.dice.millis(1, 400);
+            let soon = first_ask + self.dice.millis(1, 400);
             self.time.after(soon, Event::Candidate { candidate: number, life: 0 });
         }
     }

@@ -51,15 +51,21 @@ const HELD_AGAIN: Moment = Moment(40 * SECOND);
 impl Universe {
     fn contend(&mut self) -> Result<Report, Failure> {
         self.drifts = true;
+        let disasters = self.dice.chance(400);
+        let young_leases = disasters && self.dice.chance(400);
+        if young_leases {
+            self.clocks_agree();
+        }
         self.found();
         self.start_clients(1);
         for _ in 0..2 {
             self.join_machine(Role::Manager);
         }
-        self.start_candidates(CANDIDATES, LEASES);
+        let first_ask = if young_leases { Duration::from_millis(2500) } else { Duration::ZERO };
+        self.start_candidates(CANDIDATES, LEASES, first_ask);
         self.start_watchers(2);
-        if self.dice.chance(400) {
-            self.plan_disasters(LEASES);
+        if disasters {
+            self.plan_disasters(if young_leases { 0 } else { LEASES });
         }
         self.run_to(CONTENDED)?;
         self.faults.active = true;
@@ -85,7 +91,7 @@ impl Universe {
         self.found();
         self.start_clients(2);
         self.start_registers(3);
-        self.start_candidates(3, 1);
+        self.start_candidates(3, 1, Duration::ZERO);
         self.start_liars();
         for place in 1..managers + workers {
             let role = if place < managers { Role::Manager } else { Role::Worker };

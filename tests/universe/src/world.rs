@@ -202,7 +202,8 @@ impl Universe {
         WallTime(DAWN + (self.now().0 / 1000) as i64).plus(self.calendar)
     }
     pub(crate) fn wall(&self, place: Place) -> WallTime {
-        WallTime(self.today().0 + self.machines[place].wall_skew)
+        let skew = if self.recoveries.clocks_agree() { 0 } else { self.machines[place].wall_skew };
+        WallTime(self.today().0 + skew)
     }
     /// A moment of a machine's clock, as the universe's.
     pub(crate) fn moment(&self, place: Place, at: Moment) -> Moment {

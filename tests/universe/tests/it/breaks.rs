@@ -42,6 +42,7 @@ macro_rules! each_is_noticed {
                 Break::RunWithoutTerm,
                 Break::LeapByConstant,
                 Break::ReviveLeases,
+                Break::AcquireUnknownLeases,
                 Break::NoMargin,
                 Break::KeepEventsTogether,
                 Break::CutBehindTransfers,
@@ -85,6 +86,11 @@ fn recoveries_that_leap_as_far_as_every_other() {
 #[test]
 fn leases_revived_by_a_recovery() {
     check(Kind::Leases, Break::ReviveLeases);
+}
+
+#[test]
+fn leases_unknown_to_a_recovery_acquired_at_once() {
+    check(Kind::Leases, Break::AcquireUnknownLeases);
 }
 
 #[test]
