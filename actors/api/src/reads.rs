@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_messages::protocol::{RaftMemberMsg, ReadError};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{ErrorBody, ErrorCode, NodeDoubts, Replica, RoleView, SelfView, millis};
+use muster_messages::{ErrorBody, ErrorCode, ErrorMark, NodeDoubts, Replica, RoleView, SelfView, millis};
 use serde_json::{Value, json};
 
 use crate::core::{self, Source, resolve};
@@ -194,7 +194,7 @@ fn wants_fresh(request: &Request) -> bool {
 /// The answer of a manager that was asked as the leader and is not: whoever relayed tries again.
 pub(crate) fn not_leading() -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead")
-        .with_details(&json!({"not_leading": true}))
+        .marked(ErrorMark::NotLeading)
         .retry_after(Duration::from_millis(20))
 }
 

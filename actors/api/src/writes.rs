@@ -10,8 +10,8 @@ use muster_kernel::{AskError, Clock};
 use muster_messages::protocol::{MeshMsg, ProposeError, RaftMemberMsg, RoleManagerMsg, UserRights};
 use muster_messages::wire::{ListOf, PeerCall, Request, encode, encode_stored};
 use muster_messages::{
-    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, IDENTITY_LEVEL, NodeDoubts, NodeId, NodeRecord,
-    Replica, RequestId, Revision, Role, RoleView, Tables, Token, check_labels, in_short, removal_digest,
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, Guard, IDENTITY_LEVEL, NodeDoubts, NodeId,
+    NodeRecord, Replica, RequestId, Revision, Role, RoleView, Tables, Token, check_labels, in_short, removal_digest,
     request_digest,
 };
 use serde_json::{Value, json};
@@ -534,7 +534,7 @@ fn transferred(manager: &ManagerPorts, asked: &Asked, before: Option<NodeId>, no
 }
 
 fn lost_leadership(error: &ErrorBody) -> bool {
-    error.code == ErrorCode::UnknownOutcome && !error.is_final() || error.details.contains("not_leading")
+    error.code == ErrorCode::UnknownOutcome && !error.is_final() || error.is_marked(ErrorMark::NotLeading)
 }
 
 /// Whether it was not answered in time, and may be carried out yet. A removal that was accepted is known to go on.
@@ -546,7 +546,7 @@ fn is_late(asked: &Asked, error: &ErrorBody) -> bool {
 /// Whether a write that failed like this may be carried out all the same. Not if it was never sent, or was refused before it
 /// entered a log.
 fn is_unsure(asked: &Asked, error: &ErrorBody) -> bool {
-    let never_taken = || error.details.contains("not_leading") || error.details.contains("not_sent");
+    let never_taken = || error.is_marked(ErrorMark::NotLeading) || error.is_marked(ErrorMark::NotSent);
     kind_of(&asked.request) == Kind::Write && error.code != ErrorCode::NoQuorum && !never_taken()
 }
 

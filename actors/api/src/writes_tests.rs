@@ -7,6 +7,7 @@ use serde_json::json;
 
 use crate::core;
 use crate::tests::{World, tables};
+use crate::writes::lost_leadership;
 
 fn label(value: &str) -> Request {
     let add = [("owner".to_owned(), value.to_owned())].into();
@@ -50,6 +51,19 @@ async fn a_write_that_entered_no_log_is_called_refused() {
     world.copy.send_replace(std::sync::Arc::new(Replica { tables: tables(), raft: RaftStatus::default() }));
     let (_, error, proposed) = world.native(&Principal::Operator, label("one")).await;
     assert_eq!((error["error"]["code"].as_str(), proposed.len()), (Some("no_quorum"), 0), "{error}");
+}
+
+/// A user names a lease after what managers tell each other.
+#[test]
+fn a_name_in_the_details_is_not_taken_for_a_mark() {
+    let refused = |name: &str| {
+        ErrorBody::new(ErrorCode::Conflict, "it is held").with_details(&json!({"lease": name, "holder": name}))
+    };
+    for name in ["not_leading", "not_sent"] {
+        assert!(!lost_leadership(&refused(name)), "{name}: it is not asked again");
+    }
+    let leading = ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead").marked(ErrorMark::NotLeading);
+    assert!(lost_leadership(&leading));
 }
 
 #[tokio::test]

@@ -175,7 +175,7 @@ impl Pending {
         }
         let text = format!("this was done, and its line is not in the audit log: {why}; look before you repeat it");
         // Final: a manager that passed it on must not ask again, and get a refusal for an answer.
-        Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).with_details(&serde_json::json!({"final": true})))
+        Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).finally())
     }
 
     /// Writes the line of what was refused before it was begun.

@@ -16,7 +16,7 @@ use muster_messages::protocol::{Named, RaftMemberMsg, Reply, SnapshotOutcome};
 use muster_messages::wire::{
     self, CHUNK, Claim, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket, SnapshotHead,
 };
-use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, RaftId};
+use muster_messages::{ErrorBody, ErrorCode, ErrorMark, Moment, NodeId, RaftId};
 use ractor::ActorRef;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -546,6 +546,6 @@ fn result_of(node: NodeId, end: End) -> Result<Vec<u8>, ErrorBody> {
 /// The answer when there is no session with a node.
 pub fn no_session(node: NodeId) -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, format!("no session with manager {node}"))
-        .with_details(&serde_json::json!({"not_sent": true}))
+        .marked(ErrorMark::NotSent)
         .retry_after(Duration::from_millis(200))
 }

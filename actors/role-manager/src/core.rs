@@ -30,7 +30,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_messages::{
-    Command, Condition, ErrorBody, ErrorCode, Moment, NodeId, Principal, Replica, RequestId, RoleView, Tables,
+    Command, Condition, ErrorBody, ErrorCode, ErrorMark, Moment, NodeId, Principal, Replica, RequestId, RoleView,
+    Tables,
 };
 
 pub use self::config::Config;
@@ -285,9 +286,9 @@ fn refuse(wished: &Wished, error: ErrorBody) -> Effect {
 
 fn not_leading() -> ErrorBody {
     let again = std::time::Duration::from_millis(100);
-    // The marker makes the API follow the leader: the caller's node may have handed leadership over a moment ago.
+    // The mark makes the API follow the leader: the caller's node may have handed leadership over a moment ago.
     ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead; ask again")
-        .with_details(&serde_json::json!({"not_leading": true}))
+        .marked(ErrorMark::NotLeading)
         .retry_after(again)
 }
 

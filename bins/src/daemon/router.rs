@@ -11,7 +11,7 @@ use muster_api::{ManagerPorts, Service as Api};
 use muster_kernel::{Address, Clock, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
 use muster_messages::wire::{self, PeerCall, SeatRequest};
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, NodeId, Replica, Role};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, ErrorMark, NodeId, Replica, Role};
 use muster_sessions::LeaderCalls;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -122,7 +122,7 @@ impl Router {
             let replica = self.ports.replica.borrow();
             if !matches!(call, PeerCall::Actors(_) | PeerCall::Clock) && !replica.raft.leading {
                 // The forwarder may report it as refused if no leader ever takes it.
-                return Err(no_leader().with_details(&json!({"not_leading": true})));
+                return Err(no_leader().marked(ErrorMark::NotLeading));
             }
             if forwarder != self.ports.node {
                 may_forward(&replica, forwarder)?;

@@ -73,6 +73,27 @@ pub struct ErrorBody {
     pub retry_after_ms: Option<u64>,
 }
 
+/// What an error says to a relay, as `"name": true` in its details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorMark {
+    /// The same request will never get another answer.
+    Final,
+    /// The manager that was asked as the leader does not lead, and has done nothing: ask the leader.
+    NotLeading,
+    /// The request was not sent to the leader.
+    NotSent,
+}
+
+impl ErrorMark {
+    fn name(self) -> &'static str {
+        match self {
+            ErrorMark::Final => "final",
+            ErrorMark::NotLeading => "not_leading",
+            ErrorMark::NotSent => "not_sent",
+        }
+    }
+}
+
 impl ErrorBody {
     /// An error without details.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
@@ -89,12 +110,25 @@ impl ErrorBody {
     /// Says that the same request will never get another answer: a relay must not ask again.
     #[must_use]
     pub fn finally(self) -> Self {
-        self.with_details(&serde_json::json!({"final": true}))
+        self.marked(ErrorMark::Final)
     }
     /// Whether the same request will never get another answer.
     pub fn is_final(&self) -> bool {
+        self.is_marked(ErrorMark::Final)
+    }
+    /// Adds a mark for relays; other details stay.
+    #[must_use]
+    pub fn marked(mut self, mark: ErrorMark) -> Self {
+        let mut details: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&self.details).unwrap_or_default();
+        details.insert(mark.name().to_owned(), true.into());
+        self.details = serde_json::Value::Object(details).to_string();
+        self
+    }
+    /// Whether it carries this mark. The same word elsewhere in the details, such as a user's name for a lease, does not count.
+    pub fn is_marked(&self, mark: ErrorMark) -> bool {
         let details: Option<serde_json::Value> = serde_json::from_str(&self.details).ok();
-        details.is_some_and(|details| details["final"] == true)
+        details.is_some_and(|details| details[mark.name()] == true)
     }
     /// Adds details.
     #[must_use]
@@ -167,5 +201,25 @@ impl RefusalReason {
 impl std::fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&word(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_told_from_the_same_words_in_details() {
+        let error = ErrorBody::new(ErrorCode::Unreachable, "no").with_details(&serde_json::json!({"lease": "a"}));
+        let marked = error.clone().marked(ErrorMark::NotLeading).marked(ErrorMark::NotSent);
+        assert!(marked.is_marked(ErrorMark::NotLeading) && marked.is_marked(ErrorMark::NotSent) && !marked.is_final());
+        assert!(marked.details.contains("\"lease\":\"a\""), "{}", marked.details);
+        for details in [
+            serde_json::json!({"lease": "not_leading"}),
+            serde_json::json!({"not_leading": "true"}),
+            serde_json::json!({"of": {"not_leading": true}}),
+        ] {
+            assert!(!error.clone().with_details(&details).is_marked(ErrorMark::NotLeading), "{details}");
+        }
     }
 }
