@@ -1,4 +1,4 @@
-//! What the agent hears, beside its host's frames.
+//! Messages to the agent, beside its host's frames.
 
 use super::{Named, Reply};
 use crate::model::ErrorBody;
@@ -6,11 +6,14 @@ use crate::wire::{Refusal, SeatReply, SeatRequest};
 
 /// Messages of the agent.
 pub enum AgentMsg {
-    /// The manager half asks for a Raft seat, through the session. `unreachable` while there is none.
+    /// Forwards the manager runtime's request for a Raft member id to the leader, through the agent's session. Answered
+    /// with the leader's reply, or `unreachable` without a session or when it ends first. Lost: ask again. Repeated:
+    /// forwarded again, see [`super::RoleManagerMsg::RequestSeat`]. Late: decided by the leader's applied state.
     RequestSeat { request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
-    /// Another manager refused this node's manager half (mesh, dial-back). `demoted`, `blocked` and `removed` count here as if
-    /// the agent's own host had said them; others are ignored. `serial` is the certificate that was refused, where
-    /// known. Lost: the next refusal. Late: ignored once another certificate is in force.
+    /// Another manager refused this node's manager runtime. `blocked`, `removed`, `demoted` and `old_incarnation` have
+    /// the effect that they have from the agent's own host; other reasons are only shown. `serial` is the certificate
+    /// that was refused, where known. Lost: the next refusal counts. Repeated: same effect. Late: ignored once another
+    /// certificate is in force.
     RefusedByPeer { refusal: Refusal, serial: Option<String> },
 }
 

@@ -1,4 +1,4 @@
-//! What the audit log takes.
+//! Messages to the audit log.
 
 use super::{Named, Reply};
 
@@ -8,15 +8,18 @@ pub struct AuditFault(pub String);
 
 /// Messages of the audit log (`node/audit`).
 pub enum AuditMsg {
-    /// Appends one line, without its line break. Answered once the line was handed to the file system, or cannot be. Lost, because
-    /// the actor crashed with it in the mailbox: the reply port closes and the line is not written. Repeated: written twice.
+    /// Appends one line, without its line break. `Ok`: handed to the file system. `Err`: the file cannot be written,
+    /// and the line is written once it can be; or too many lines wait, and it is dropped and counted. Lost: not
+    /// written. Repeated: written twice. Late: written in the order of arrival, with the time that the line names.
     Record { line: String, reply: Option<Reply<Result<(), AuditFault>>> },
-    /// The same for a refusal of a caller without identity. Only a bounded number a second is written; the others are counted.
+    /// The same for a refusal of a caller without identity, without an answer. Only a bounded number a second is
+    /// written; the others are counted. Lost: not written, and counted by the sender. Repeated or late: as `Record`.
     RecordUnauthenticated { line: String },
-    /// Whether lines can be written at this moment: answered after a look at the file. Lost: ask again.
+    /// Whether lines can be written now: answered after the file was opened, or at once while it is known to fail.
+    /// Changes nothing. Lost or late: the caller treats the log as unavailable. Repeated: checked again.
     Check { reply: Reply<Result<(), AuditFault>> },
-    /// Closes the file and opens what its path names now. Lost or repeated: the file is opened again with the next line anyway if
-    /// its path names another one.
+    /// Closes the file and opens the one that its path names now. Lost, repeated or late: the next line opens the file
+    /// again anyway if its path names another one.
     Reopen,
 }
 

@@ -1,22 +1,30 @@
-//! What the certificate authority hears.
+//! Messages to the certificate authority.
 
 use super::{Named, Reply};
 use crate::model::{CertIdentity, ErrorBody, Name, Principal, RequestId, Secret, UserKind, WallTime};
 use crate::wire::{JoinReply, JoinRequest, SignReply};
 
-/// Messages of the certificate authority. It signs for the granted role in its own applied copy, whatever was asked.
+/// Messages of the certificate authority. It signs for the role granted in its own applied state, whatever was asked. A
+/// request that is not answered within its deadline is answered `timed_out`; its record may still be applied.
 pub enum CertAuthorityMsg {
-    /// A node asks for a certificate for its granted role. Answered once the record of the certificate is written.
-    /// Lost: ask again. Repeated: another certificate with another serial; the last one recorded counts.
+    /// A node asks for a certificate for its granted role. Answered once the record of the certificate is applied.
+    /// Lost: ask again. Repeated: another certificate with another serial; an older request of the node that is still
+    /// pending is refused. Late: signed for the role granted by then, or refused if the node's certificate counts no
+    /// more.
     SignNode {
         identity: Box<CertIdentity>,
         observed_addr: String,
         csr_pem: String,
         reply: Reply<Result<SignReply, ErrorBody>>,
     },
-    /// A stranger with a token, or a node that re-keys. Repeated with the same request id: the same node, one use counted.
+    /// A machine joins with a token, or a node re-keys. Answered once node and certificate are applied. Lost: ask
+    /// again. Repeated with the same request id, node and key: the same node, one use of the token, another
+    /// certificate. Late: refused once the token was revoked, or the node was removed or blocked.
     Join { observed_addr: String, request: Box<JoinRequest>, reply: Reply<Result<JoinReply, ErrorBody>> },
-    /// A certificate for a person or program.
+    /// Signs a certificate for a person or program. Answered once the user's record is applied. Lost: ask again with
+    /// the same request id and key. Repeated so: another certificate in place of the first. Repeated under another id:
+    /// `New` is refused as `conflict` while the certificate is valid, `Kept` renews again. Late: decided by the user's
+    /// record then.
     SignUser {
         name: Name,
         rights: UserRights,

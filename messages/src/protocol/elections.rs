@@ -1,22 +1,24 @@
-//! What the elections actor hears: the leader's clock over all leases.
+//! Messages to the elections actor: the leader's clock over all leases.
 
 use std::collections::BTreeMap;
 
 use super::{Named, Reply};
 use crate::model::{ErrorBody, FencingToken, ObjectKey, SessionId};
 
-/// Messages of the elections (`node/manager/leader/elections`). That leases were acquired, written or released it sees
-/// in the replicated state.
+/// Messages of the elections (`node/manager/leader/elections`). It learns from the replicated state which leases were
+/// acquired, written or released.
 pub enum ElectionsMsg {
-    /// A native session renews what it holds. Answered in the order asked, once a quorum has confirmed this leader after
-    /// the message arrived. Lost: renew again. Repeated: renewed twice. Late: judged by the state at its arrival.
+    /// A native session renews what it holds. Answered with one outcome per lease, in the order of `held`, once a
+    /// quorum has confirmed this leader after the message arrived. Lost: renew again. Repeated: renewed twice, each
+    /// time from its own arrival. Late: a lease that was lost by then is answered as lost.
     Renew {
         session: SessionId,
         held: Vec<(ObjectKey, FencingToken)>,
         deadline_ms: u64,
         reply: Reply<Result<Vec<Renewal>, ErrorBody>>,
     },
-    /// How many milliseconds the holders of these leases have left; leases without a clock are absent.
+    /// How many milliseconds the holders of these leases have left; leases without a clock are absent. Read: repeat
+    /// freely. Lost: leases are shown without it.
     Remaining { leases: Vec<ObjectKey>, reply: Reply<BTreeMap<ObjectKey, u64>> },
 }
 

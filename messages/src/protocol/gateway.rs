@@ -1,4 +1,4 @@
-//! What the gateway hears.
+//! Messages to the gateway.
 
 use super::Named;
 use crate::model::{Principal, RefusalReason};
@@ -31,7 +31,9 @@ impl Service {
 
 /// Messages of the gateway.
 pub enum GatewayMsg {
-    /// Cuts live connections of a principal, on the named services (empty: all). Repeated: nothing left to cut.
+    /// Disconnects a principal's live connections on the named services (empty: all). Lost: the gateway checks all live
+    /// connections against each newer replica by itself. Repeated: none is left. Late: ends connections that were
+    /// opened since, too; a principal that may connect does so again.
     Cut { principal: Principal, services: Vec<Service>, reason: RefusalReason },
 }
 

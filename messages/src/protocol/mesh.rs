@@ -1,4 +1,4 @@
-//! What the mesh hears, beside connections from the gateway.
+//! Messages to the mesh, beside connections from the gateway.
 
 use super::{Named, Reply};
 use crate::model::{ErrorBody, NodeId};
@@ -6,12 +6,17 @@ use crate::wire::PeerCall;
 
 /// Messages of the mesh.
 pub enum MeshMsg {
-    /// Calls another manager's services. Answered within `deadline_ms`; `unreachable` when there is no session.
-    /// Repeated: the call reaches the peer again (calls are safe to repeat).
+    /// Calls another manager's services. Answered with the peer's answer, `timed_out` after `deadline_ms`, or
+    /// `unreachable`: with `not_sent` when there was no session, without it when the session ended and the call may
+    /// have been carried out. Lost: the port closes; call again. Repeated: reaches the peer again, see [`PeerCall`].
+    /// Late: the peer may still carry it out.
     Call { to: NodeId, deadline_ms: u64, call: Box<PeerCall>, reply: Reply<Result<Vec<u8>, ErrorBody>> },
-    /// Dials an address, exchanges hellos and closes: who answers there? (The dial-back of a promotion.)
+    /// Dials an address, exchanges hellos and closes: does `expect` answer there? (The dial-back of a promotion.) Lost:
+    /// counts as a failed dial-back; the node asks again. Repeated: dials again. Late: the answer holds for when it was
+    /// dialled.
     Probe { addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>> },
-    /// Ends the sessions with a node that is no current manager.
+    /// Ends the sessions with a node. Lost: they stay. Repeated: none is left. Late: ends a session opened since, too;
+    /// a member is dialled again.
     Cut { node: NodeId, reason: String },
 }
 
@@ -25,7 +30,7 @@ impl Named for MeshMsg {
     }
 }
 
-/// A call from another manager that the mesh has authenticated. `forwarder` is the peer of the session it came through.
+/// A call from another manager that the mesh has authenticated. `forwarder` is the peer of the session that carried it.
 pub struct IncomingCall {
     pub forwarder: NodeId,
     pub call: PeerCall,

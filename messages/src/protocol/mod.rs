@@ -1,6 +1,10 @@
-//! One message enum per actor. Each variant says what acceptance means and what happens when it is lost, repeated
-//! or late. "Lost" between local actors means: the receiver crashed with the message in its mailbox; the reply port
-//! then closes, which the asker sees as an error.
+//! One message enum per actor. Each variant states what acceptance means and what happens when it is lost, repeated or
+//! late; a tidy test looks for that.
+//!
+//! - *Lost*: the mailbox was full, the receiver was not running, or it crashed with the message in its mailbox. A message
+//!   with a reply port then ends in an error for the asker: not delivered, or a closed port.
+//! - *Repeated*: the sender sends it again, because it does not know what became of the first one.
+//! - *Late*: it rests on facts that have changed, or its sender has given up waiting.
 
 mod agent;
 mod audit;

@@ -1,4 +1,4 @@
-//! What the raft member hears.
+//! Messages to the raft member.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -100,40 +100,57 @@ pub enum ReadError {
 
 /// Messages of the raft member.
 pub enum RaftMemberMsg {
-    /// Proposes a command. Accepted only while leading. Lost: the port closes; retry with the same request id.
-    /// Repeated with the same request id: applied once, answered alike.
+    /// Proposes a command. Accepted only while leading; answered once it is applied, or with a [`ProposeError`] by the
+    /// deadline. Lost: the port closes; retry with the same request id. Repeated with the same request id: applied
+    /// once, answered alike. Late: its guards are judged when it is applied.
     Propose { command: Box<Command>, deadline_ms: u64, reply: Reply<Result<Applied, ProposeError>> },
-    /// Proposes a membership change. One at a time; another while one is in flight is refused as `MembershipBusy`.
+    /// Proposes a membership change. One at a time; another while one is in flight is refused as `MembershipBusy`. It
+    /// has no deadline: answered once it is applied or refused, or leadership is lost. Lost: the port closes; look at
+    /// the members before proposing it again. Repeated: refused once the first is applied (a repeated address:
+    /// accepted, no change). Late: judged again when it is applied.
     ProposeSeat { change: Box<SeatChange>, reply: Reply<Result<Applied, ProposeError>> },
-    /// A linearizable read: answers with a copy that has applied everything acknowledged before the call (read index).
+    /// A linearizable read: answers with a replica that has applied everything acknowledged before the call (read
+    /// index), or with a [`ReadError`] by the deadline. Read: repeat freely. Lost: the port closes; ask again.
     Read { deadline_ms: u64, reply: Reply<Result<Arc<Replica>, ReadError>> },
-    /// Which of these members respond to the leader now. Answered with the members that acknowledged a heartbeat sent after
-    /// this message was handled, the leader itself included: as soon as there are `needed`, or at the deadline.
-    /// Lost, or not the leader: ask again, no state has changed. Repeated: answered again. Late: the answer is as old as the
-    /// question, so the caller discards the answer to a question it no longer has.
+    /// Which of these members respond to the leader now. Answered with the members that acknowledged a heartbeat sent
+    /// after this message was handled, the leader itself included: as soon as there are `needed`, or at the deadline.
+    /// Lost, or not the leader: ask again, no state has changed. Repeated: answered again. Late: the answer is as old
+    /// as the question, so the caller discards the answer to a question that it no longer has.
     CheckReachable {
         members: BTreeSet<RaftId>,
         needed: usize,
         deadline_ms: u64,
         reply: Reply<Result<BTreeSet<RaftId>, ProposeError>>,
     },
-    /// Raft messages from an authenticated peer. Those whose `from` is not in `seats` are dropped and counted.
-    /// `peer_seat` is the raft id that the peer's hello named.
+    /// Raft messages from an authenticated peer, which speaks for member id `peer_seat`. Those from another member id,
+    /// or from one that the replica knows as removed, outdated or another node's, are dropped and counted. Lost: Raft
+    /// sends again. Repeated or late: Raft ignores by term and index.
     FromPeer { node: NodeId, peer_seat: Option<RaftId>, packets: Vec<RaftPacket> },
-    /// A snapshot was received whole and its digest verified: step its packet with this data.
+    /// A snapshot was received whole and its digest verified: step its packet with this data. Lost: the leader finds
+    /// this member behind and sends one again. Repeated or late: ignored if it is not newer than what is committed
+    /// here, dropped while another one is being written.
     SnapshotReceived { node: NodeId, peer_seat: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
-    /// The transfer of the snapshot at `index` to this member ended. Lost: the transfer counts as lost once it has made no
-    /// progress for `snapshot_deadline`. Repeated or late: ignored, because the transfer at that index is over.
+    /// The transfer of the snapshot at `index` to this member ended. Lost: the transfer counts as lost once it has made
+    /// no progress for `snapshot_limit`. Repeated or late: ignored, because the transfer at that index is over.
     SnapshotSent { to: RaftId, index: u64, outcome: SnapshotOutcome },
     /// The other node took more of the snapshot at `index`. Sent at most once a second. Lost: the next one counts.
+    /// Repeated: counts as progress again. Late: ignored once that transfer is over.
     SnapshotProgress { to: RaftId, index: u64 },
-    /// The mesh has (`up`) or has lost a session with this node.
+    /// The mesh has (`up`) or has lost a session with this node. A leader resumes sending to it at once, or ends its
+    /// snapshot transfer. Lost: timeouts have the same effect later; until the next one, an error without a leader may
+    /// name the wrong voters as missing. Repeated: same effect. Late: the next one corrects it, the mesh sends them in
+    /// order.
     PeerSession { node: NodeId, up: bool },
-    /// Messages to this member could not be sent.
+    /// Messages to this member could not be sent: Raft probes it until it acknowledges again. Lost: the next one
+    /// counts. Repeated: no further effect. Late: it is probed without need.
     Unreachable { to: RaftId },
-    /// The mesh lost the leader's session and its address refused a connection at once (leader-loss hint).
+    /// The mesh lost the leader's session and its address refused a connection at once (leader-loss hint). Lost: the
+    /// election timeout detects it. Repeated: ignored, the leader is forgotten already. Late, when that node leads
+    /// again: this member may campaign, and a majority that still has a leader does not elect it.
     LeaderGone { node: NodeId },
     /// Asks to hand leadership to this voter, or to the most caught-up one. Answered once another leads or it failed.
+    /// Lost: see who leads before asking again. Repeated: `Busy` while one is in progress, `NotLeader` afterwards.
+    /// Late: the leader of that time hands over, unless it is the one named.
     TransferLeadership { to: Option<NodeId>, reply: Reply<Result<NodeId, ProposeError>> },
 }
 

@@ -1,21 +1,21 @@
-//! What the role manager hears.
+//! Messages to the role manager.
 
 use super::{Named, Reply};
 use crate::model::{ErrorBody, NodeId, Principal, RequestId, Role};
 use crate::wire::{SeatReply, SeatRequest};
 
-/// A wish that was written down.
+/// A desired-state change that was written to the replicated state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WishAccepted {
-    /// False: it was so already.
+    /// False: the node had that desired role already.
     pub changed: bool,
 }
 
 /// Messages of the role manager.
 pub enum RoleManagerMsg {
-    /// Asks that `node` hold `role`. Accepted means written to the replicated state, not yet in force.
-    /// Lost: ask again. Repeated: `changed` is false. Late (an older wish after a newer one): it is a wish like any other;
-    /// the last one written wins.
+    /// Asks that `node` hold `role`. Accepted means written to the replicated state, not yet in force. Lost: ask again
+    /// with the same request id. Repeated with it: accepted without another write, `changed` is true. Repeated under
+    /// another id: `changed` is false. Late (an older request after a newer one): the last one written wins.
     SetRole {
         node: NodeId,
         role: Role,
@@ -23,10 +23,14 @@ pub enum RoleManagerMsg {
         request: RequestId,
         reply: Reply<Result<WishAccepted, ErrorBody>>,
     },
-    /// Asks that `node` be removed. Answered when seat, record and block are done, or refused.
-    /// Lost: ask again; the wish is in the replicated state once accepted. Repeated: waits for the same removal.
+    /// Asks that `node` be removed. Answered once it is no member, its record is deleted and its id is blocked, or
+    /// refused. Lost: ask again with the same request id; an accepted removal proceeds without its caller. Repeated:
+    /// waits for the same removal. Late, once the node is gone: `Ok` under the first request id, `not_found` under
+    /// another.
     Remove { node: NodeId, force: bool, by: Principal, request: RequestId, reply: Reply<Result<(), ErrorBody>> },
-    /// A node with a manager certificate asks for a seat. Repeated: the same seat while it holds it.
+    /// A node with a manager certificate asks for a Raft member id. Answered within `seat_patience`. Lost: the node
+    /// asks again by itself. Repeated: the same id while the node holds it; an older request that still waits is
+    /// answered `Wait`. Late: decided by the leader's applied state, never by the node's certificate.
     RequestSeat { node: NodeId, request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
 }
 

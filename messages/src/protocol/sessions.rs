@@ -1,4 +1,4 @@
-//! What the sessions' host, each AgentSession and the dispatcher hear.
+//! Messages to the sessions' host and the dispatcher.
 
 use super::{Named, Reply};
 use crate::model::{ErrorBody, NodeId};
@@ -6,7 +6,9 @@ use crate::wire::{ActorsAsk, SessionDigest};
 
 /// Messages of the sessions' host (`node/manager/sessions`).
 pub enum SessionsMsg {
-    /// Asks a node in session here about its actors. `not_found` when it has no session here.
+    /// Asks a node in session here about its actors. `not_found` when it has no session here, `timed_out` at the
+    /// deadline, `unreachable` when the session ends first. Lost: the port closes. Repeated: see [`ActorsAsk`]. Late:
+    /// the node may still do what it was asked to do.
     AskNode { node: NodeId, ask: ActorsAsk, deadline_ms: u64, reply: Reply<Result<String, ErrorBody>> },
 }
 
@@ -20,7 +22,9 @@ impl Named for SessionsMsg {
 
 /// Messages of the dispatcher (leader).
 pub enum DispatcherMsg {
-    /// A host's view of its sessions. Lost: the next one. Repeated or late: ignored by `sequence`.
+    /// A host's view of its sessions. `conflict`: changes of a host that this leader does not know; it sends all of
+    /// them. Lost: the host sends all of them next. Repeated or late: ignored by `sequence`, unless it names all
+    /// sessions of a host that was silent for a quarter of the grace period.
     Digest { host: NodeId, digest: SessionDigest, reply: Reply<Result<(), ErrorBody>> },
 }
 
