@@ -10,15 +10,21 @@ use crate::model::{ErrorBody, Incarnation, Name, NodeId, Revision, Role};
 /// From the agent to its host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AgentFrame {
-    /// First. Says who this process is beyond its certificate.
+    /// First. Describes this process beyond its certificate. Lost, or later than 5 s: the host ends the session, and
+    /// the agent dials again. Repeated: ends the session as a violation of the protocol.
     Hello(AgentHello),
-    /// Every 5 s ± 10 %. Lost or late: three missed make the node down.
+    /// Every 5 s ± 10 %; any other frame counts as well. Lost or late: three missed make the node down. Repeated: only
+    /// answered again.
     Heartbeat { seen: Revision },
-    /// A request; answered by a [`HostFrame::Answer`] with the same id. Lost with the connection: ask again on the next one.
+    /// A request; answered by a [`HostFrame::Answer`] with the same id. Lost with the connection: ask again on the next
+    /// one. Repeated or late: see [`AgentAsk`].
     Ask { id: u64, ask: AgentAsk },
-    /// The answer to a [`HostFrame::Ask`]: JSON text or an error.
+    /// The answer to a [`HostFrame::Ask`]: JSON text or an error. Lost: the question times out at the host. Repeated or
+    /// late: ignored, the question with this id is closed.
     Answer { id: u64, result: Result<String, ErrorBody> },
-    /// The agent is leaving on purpose (shutdown, or a new certificate).
+    /// The agent leaves on purpose (shutdown, or a new certificate), and the session ends. Lost: the host notices the
+    /// closed connection, and a node that was stopped is down only after its heartbeats were missed. Repeated or late:
+    /// ignored.
     Bye { reason: String },
 }
 
@@ -42,50 +48,52 @@ pub struct AgentHello {
     pub labels: BTreeMap<String, String>,
 }
 
-/// What an agent may ask its host. Each is safe to repeat.
+/// What an agent may ask its host, which passes it to the leader. Each may be repeated. Late: the leader decides by its
+/// own applied state, and the agent ignores an answer to a question that it has given up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AgentAsk {
-    /// A certificate for the granted role. Answered with [`AgentAnswer::Signed`].
+    /// A certificate for the granted role. Answered with [`AgentAnswer::Signed`]. Lost, or without an answer for 10 s:
+    /// the agent asks again with a new key. Repeated: another certificate; an older request that is pending is refused.
     Sign { csr_pem: String },
-    /// A Raft seat. Answered with [`AgentAnswer::Seat`].
+    /// A Raft member id. Answered with [`AgentAnswer::Seat`]. Lost: the manager runtime asks again. Repeated: the same
+    /// id while the node holds it.
     Seat(SeatRequest),
-    /// No seat, because the manager half does not run: this is why. Answered with [`AgentAnswer::Seat`]. A host that is too
-    /// old to know it ends the session of a node that has trouble, and of no other.
+    /// Reports why the manager runtime does not run; asks for no member id. Answered with [`AgentAnswer::Seat`]. A host
+    /// that is too old to know it ends the session, which affects only a node with such a report. Lost: reported again
+    /// every 5 s. Repeated: replaces the report before.
     Lacking { request: SeatRequest, lacks: String },
 }
 
-/// Answers to [`AgentAsk`].
+/// Answers to [`AgentAsk`]. Lost with the connection: the agent asks again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AgentAnswer {
+    /// Lost: that certificate stays unused. Repeated or late: ignored by its id.
     Signed(SignReply),
+    /// Lost: asked again, and answered by the state of that time. Repeated or late: ignored by its id.
     Seat(SeatReply),
 }
 
 /// From the host to the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostFrame {
-    /// The full view, after the hello and whenever it changes. Lost: the next one carries everything again.
-    /// Late: ignored by `revision`.
+    /// The full view, after the hello and whenever it changes. Lost: the next one carries everything again. Repeated:
+    /// no further effect. Late: ignored by `incarnation` and `revision`, until all views have been older for a minute.
     View(AgentView),
-    Answer {
-        id: u64,
-        result: Result<AgentAnswer, ErrorBody>,
-    },
-    /// A question to the agent's process; answered by [`AgentFrame::Answer`].
-    Ask {
-        id: u64,
-        ask: ActorsAsk,
-    },
-    /// Go to another manager: this one has no leader, or is shutting down.
-    Move {
-        reason: String,
-    },
-    /// The session ends here, and why.
+    /// The answer to an [`AgentFrame::Ask`]. Lost with the connection: ask again. Repeated or late: ignored, the
+    /// question with this id is closed.
+    Answer { id: u64, result: Result<AgentAnswer, ErrorBody> },
+    /// A question to the agent's process; answered by [`AgentFrame::Answer`]. Lost: it times out at the host. Repeated
+    /// or late: see [`ActorsAsk`].
+    Ask { id: u64, ask: ActorsAsk },
+    /// Go to another manager: this one has no leader, or is shutting down. The connection ends. Lost: the agent sees
+    /// that and dials again, too. Repeated or late: ignored on a connection that has ended.
+    Move { reason: String },
+    /// The session ends here, and why. Lost: the agent sees the connection end and dials again; a refusal that still
+    /// holds is repeated then. Late: ignored on a connection that has ended.
     Ended(super::Refusal),
-    /// Answers a heartbeat: the host is there, and its copy has applied this. Lost: the next one.
-    Heard {
-        revision: Revision,
-    },
+    /// Answers a heartbeat: the host is alive, and its replica has applied this. Lost: the next one counts; three
+    /// periods without any frame end the session. Repeated or late: one more sign of life.
+    Heard { revision: Revision },
 }
 
 /// Everything an agent needs to know, always whole.
@@ -108,11 +116,17 @@ pub struct AgentView {
     pub root_pem: String,
 }
 
-/// Reading or poking one process' actor tree.
+/// Reads one process' actor tree, or restarts or crashes one of its actors. Late: applies to the actor of that time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ActorsAsk {
+    /// All actors. Read: repeat freely.
     Tree,
+    /// One actor with its own view. Read: repeat freely.
     Inspect { path: String },
+    /// Accepted: its supervisor is asked to restart it; the answer does not wait for that. Lost: look at the tree
+    /// before asking again. Repeated: restarts it again.
     Restart { path: String },
+    /// Accepted: it will crash; the answer does not wait for that. Refused unless the daemon allows it. Lost: look at
+    /// the tree before asking again. Repeated: crashes it again.
     Crash { path: String, how: crate::model::CrashHow },
 }

@@ -12,7 +12,7 @@ use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Rol
 pub struct ApiCall {
     /// Chosen by the client; comes back with the answer.
     pub id: u64,
-    /// Makes a retry of a write safe.
+    /// Makes a retry of a write safe: see [`Request`]. 0: the server chooses one, and a repeat is another request.
     pub request_id: RequestId,
     /// How long the caller waits. The server answers `timed_out` or `no_quorum` before it has passed.
     pub timeout_ms: u64,
@@ -31,123 +31,103 @@ pub struct ApiAnswer {
 pub type NodeRef = String;
 
 /// What can be asked. Reads are linearizable unless they say otherwise.
+///
+/// *Reads* change nothing. Lost: repeat freely. Late: answered by the state at that time.
+///
+/// *Writes* count once per request id ([`ApiCall::request_id`]). Accepted means committed and applied. Lost, or
+/// answered `unknown_outcome`: ask again under the same id. Repeated under the same id: not applied again, and answered
+/// with the first outcome, success or refusal; what the answer shows of the state is as of the repeat. Late: judged by
+/// the state when it is applied. Repeated under another id it is another request, and each variant says what that does.
+/// From feature level 3 on, ids are kept apart by caller, an id that stands for another request is refused as
+/// `conflict`, and one so old that its outcome may be forgotten is refused with a final `unknown_outcome`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// `fresh`: fail instead of answering from the local copy without quorum.
-    Status {
-        fresh: bool,
-    },
-    NodeList {
-        fresh: bool,
-    },
-    NodeInspect {
-        node: NodeRef,
-        fresh: bool,
-    },
-    /// Sets the desired role. Already so: `"changed":false`. Waiting is the client's: it polls `NodeInspect`.
-    SetRole {
-        node: NodeRef,
-        role: Role,
-    },
-    NodeRemove {
-        node: NodeRef,
-        force: bool,
-    },
-    NodeUpdate {
-        node: NodeRef,
-        add: BTreeMap<String, String>,
-        remove: Vec<String>,
-        generation: Option<Generation>,
-    },
-    TokenCreate {
-        role: Role,
-        ttl_ms: Option<u64>,
-        uses: Option<u32>,
-    },
+    /// The cluster in short. `fresh`: fail instead of answering from the local replica without quorum. Read: repeat
+    /// freely.
+    Status { fresh: bool },
+    /// `fresh` as in `Status`. Read: repeat freely.
+    NodeList { fresh: bool },
+    /// `fresh` as in `Status`. Read: repeat freely.
+    NodeInspect { node: NodeRef, fresh: bool },
+    /// Sets the desired role. Already set: `"changed":false`. Waiting is the client's: it polls `NodeInspect`. Write:
+    /// by request id, see [`Request`]. Repeated under another id: set again, the last one written wins.
+    SetRole { node: NodeRef, role: Role },
+    /// Answered when the removal is complete. Write: by request id, see [`Request`]. Repeated while it is in progress:
+    /// waits for the same removal. Repeated under another id afterwards: `not_found`.
+    NodeRemove { node: NodeRef, force: bool },
+    /// Changes labels. Write: by request id, see [`Request`]. Repeated under another id: no change, or `conflict` where
+    /// `generation` is given.
+    NodeUpdate { node: NodeRef, add: BTreeMap<String, String>, remove: Vec<String>, generation: Option<Generation> },
+    /// Write: by request id, see [`Request`]. Repeated under another id: another token.
+    TokenCreate { role: Role, ttl_ms: Option<u64>, uses: Option<u32> },
+    /// Read: repeat freely.
     TokenList,
-    TokenRevoke {
-        id: String,
-    },
-    TokenRotate {
-        role: Role,
-    },
-    TokenShow {
-        role: Role,
-    },
+    /// Write: by request id, see [`Request`]. Repeated under another id: `not_found`.
+    TokenRevoke { id: String },
+    /// Write: by request id, see [`Request`]. Repeated under another id: rotated again.
+    TokenRotate { role: Role },
+    /// Read: repeat freely.
+    TokenShow { role: Role },
+    /// Read: repeat freely.
     CertList,
-    CertRotate {
-        node: NodeRef,
-    },
+    /// Asks the node to renew. Write: by request id, see [`Request`]. Repeated under another id: no change until it has
+    /// renewed.
+    CertRotate { node: NodeRef },
+    /// Read: repeat freely.
     CaShow,
-    /// The key is made by the client and never travels: only its CSR does.
-    UserCreate {
-        name: Name,
-        kind: UserKind,
-        namespaces: Vec<String>,
-        ttl_ms: Option<u64>,
-        csr_pem: String,
-    },
+    /// The key is made by the client and never travels: only its CSR does. Write: by request id, see [`Request`].
+    /// Repeated under the same id and with the same key: another certificate in place of the first. Repeated under
+    /// another id: `conflict` while the user's certificate is valid.
+    UserCreate { name: Name, kind: UserKind, namespaces: Vec<String>, ttl_ms: Option<u64>, csr_pem: String },
+    /// Read: repeat freely.
     UserList,
-    UserRevoke {
-        name: Name,
-    },
-    /// A bearer token for a user, who is made if there is none, and may touch this namespace from now on.
-    AccessTokenCreate {
-        user: Name,
-        namespace: String,
-        ttl_ms: Option<u64>,
-    },
-    BlocklistList {
-        fresh: bool,
-    },
-    RaftStatus {
-        fresh: bool,
-    },
-    /// To a named node, or to the most caught-up voter.
-    TransferLeader {
-        to: Option<NodeRef>,
-    },
-    Actors {
-        node: ActorsOf,
-        ask: super::ActorsAsk,
-    },
-    /// Events after `since`, waiting up to `wait_ms` for the first.
-    Events {
-        since: Revision,
-        wait_ms: u64,
-    },
+    /// Write: by request id, see [`Request`]. Repeated under another id: `not_found`.
+    UserRevoke { name: Name },
+    /// A bearer token for a user, who is created if there is none, and may use this namespace from now on. Write: by
+    /// request id, see [`Request`]. Repeated once it is applied: `conflict`, because the token's text was lost with the
+    /// first answer. Repeated under another id: another token.
+    AccessTokenCreate { user: Name, namespace: String, ttl_ms: Option<u64> },
+    /// `fresh` as in `Status`. Read: repeat freely.
+    BlocklistList { fresh: bool },
+    /// `fresh` as in `Status`. Read: repeat freely.
+    RaftStatus { fresh: bool },
+    /// To a named node, or to the most caught-up voter. Not an entry in the log, so no outcome is remembered. Lost: see
+    /// who leads before asking again. Repeated or late: the leader of that time hands over, unless it is the one named.
+    TransferLeader { to: Option<NodeRef> },
+    /// See [`super::ActorsAsk`].
+    Actors { node: ActorsOf, ask: super::ActorsAsk },
+    /// Events after `since`, waiting up to `wait_ms` for the first. Read: repeat freely, with the revision of the last
+    /// answer.
+    Events { since: Revision, wait_ms: u64 },
+    /// See [`super::LeaseRequest`].
     Lease(super::LeaseRequest),
-    /// A request to the Kubernetes subset, from a node that cannot answer it itself.
+    /// A request to the Kubernetes subset, from a node that cannot answer it itself; only writes. Write: by request id,
+    /// see [`Request`], but a repeat of one that was applied is answered `unknown_outcome`: read the object. Repeated
+    /// under another id: decided by the rules of Kubernetes (resource version, existence).
     Kube(KubeCall),
-    /// Managers' addresses and the root: what a client with an identity of its own needs to connect over TLS.
+    /// Managers' addresses and the root: what a client with an identity of its own needs to connect over TLS. Answered
+    /// by this process alone. Read: repeat freely.
     Contact,
+    /// See [`super::ReconcilerRequest`].
     Reconciler(super::ReconcilerRequest),
-    /// A portion of a list: what the list's own request answers, with so many of its items. `continue` is there while there
-    /// are more; an item that comes or goes meanwhile may be missed, the others are told once.
-    Portion {
-        of: ListOf,
-        page: Page,
-        fresh: bool,
-    },
-    /// Admits others to a cluster that this node restored from a backup. Answered by this process alone. Open already:
-    /// `"changed":false`.
+    /// One page of a list: what the list's own request answers, with at most so many of its items. `continue` is
+    /// present while there are more; an item that is added or removed meanwhile may be missed, the others are listed
+    /// once. Read: repeat freely, with the same `after`.
+    Portion { of: ListOf, page: Page, fresh: bool },
+    /// Admits others to a cluster that this node restored from a backup. Answered by this process alone. Already open:
+    /// `"changed":false`. Lost: ask again. Repeated: no change.
     OpenAdmission,
-    /// The operator's name for a node. Already so: `"changed":false`. Needs feature level 3.
-    NodeRename {
-        node: NodeRef,
-        name: Name,
-    },
-    /// Like `CertRotate`, and what the node holds now stops to count once it is seen with what it gets.
-    CertRevoke {
-        node: NodeRef,
-    },
-    /// A fresh certificate, for a new key, in place of a user's valid one, which stops to count. Its rights and its access
-    /// tokens stay.
-    UserRenew {
-        name: Name,
-        ttl_ms: Option<u64>,
-        csr_pem: String,
-    },
+    /// The operator's name for a node. Already so: `"changed":false`. Needs feature level 3. Write: by request id, see
+    /// [`Request`]. Repeated under another id: no change.
+    NodeRename { node: NodeRef, name: Name },
+    /// Like `CertRotate`, and the certificate that the node holds now ends once the node is seen with the new one.
+    /// Write: by request id, see [`Request`]. Repeated under another id: no change while it is in progress, afterwards
+    /// the certificate of that time is revoked.
+    CertRevoke { node: NodeRef },
+    /// A fresh certificate, for a new key, in place of a user's valid one, which ends. Its rights and its access tokens
+    /// stay. Write: by request id, see [`Request`]. Repeated under the same id and with the same key: another
+    /// certificate in place of the first. Repeated under another id: renewed again.
+    UserRenew { name: Name, ttl_ms: Option<u64>, csr_pem: String },
 }
 
 /// A list that may be too long for one answer.

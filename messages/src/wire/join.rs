@@ -10,11 +10,13 @@ use crate::model::{ErrorBody, Name, NodeId, RequestId, Secret};
 /// A frame of the joiner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinFrame {
-    /// Asks for the root certificate. Harmless to repeat.
+    /// Asks for the root certificate. Read: repeat freely, up to three frames per connection.
     GetRoot,
-    /// Asks to become a node. Repeated with the same `request_id`, `node` and key (all three are kept by the joiner until
-    /// it has succeeded): the same node, another certificate; a token use is counted once. Another key with the id of a
-    /// node that exists is refused as `conflict`: knowing a node's id must not be enough to become it.
+    /// Asks to become a node; the first frame of its connection, and the last. Lost: ask again on another connection.
+    /// Repeated with the same `request_id`, `node` and key (the joiner keeps all three until it has succeeded): the
+    /// same node, another certificate; a token use is counted once. Another key with the id of a node that exists is
+    /// refused as `conflict`: knowing a node's id must not be enough to become it. Late: refused once the token was
+    /// revoked, or the node was removed or blocked.
     Join(JoinRequest),
 }
 
@@ -46,10 +48,14 @@ pub struct Rekey {
     pub signature: Vec<u8>,
 }
 
-/// The answers on `muster-join/1`.
+/// The answers on `muster-join/1`. Lost or late: the joiner asks again on another connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinReply {
+    /// The root certificate. Lost: asked again.
     Root { root_pem: String },
+    /// The node exists. Lost: a repeated request is answered with another certificate for the same node.
     Joined { node: NodeId, cert_pem: String, root_pem: String, managers: Vec<String> },
+    /// Not admitted. Lost: a repeated request is decided anew. Codes that waiting cannot change end the joining, others
+    /// are retried.
     Refused(ErrorBody),
 }

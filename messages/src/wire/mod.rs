@@ -108,9 +108,9 @@ pub fn decode_stored<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> 
 /// sent by the side that accepted, right after the handshake.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Greeting {
-    /// The service follows.
+    /// The service follows. Lost or late: the dialer gives up after its greeting timeout and dials again.
     Welcome { node: NodeId },
-    /// The connection ends after this frame.
+    /// The connection ends after this frame. Lost: the dialer sees it end, dials again and is refused again.
     Refused(Refusal),
 }
 

@@ -1,4 +1,4 @@
-//! Manager to manager: the hello before a mesh stream is handed on, and what travels through the doors.
+//! Manager to manager: the hello before a mesh stream is handed on, and the calls to a manager's RPC endpoint (its door).
 
 use serde::{Deserialize, Serialize};
 
@@ -101,10 +101,12 @@ pub struct Claim {
 /// Claims of one message: more managers than anyone has.
 pub const MOST_CLAIMS: usize = 128;
 
-/// The last word of the hello.
+/// The last frame of the hello, from each side. Lost or late: there is no session, and the dialer dials again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HelloVerdict {
+    /// The session begins once both sides have sent this. Lost or late: the hello ends after 5 s.
     Accepted,
+    /// There is no session, and why. Lost: the other side learns it from the next attempt.
     Refused(super::Refusal),
 }
 
@@ -116,46 +118,61 @@ pub struct PeerEnvelope {
     pub message: PeerMessage,
 }
 
-/// From one manager to another.
+/// From one manager to another. Each is answered with a [`PeerReply`], which is how the sender notices a loss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerMessage {
     /// A batch of Raft messages. Lost: Raft sends again. Repeated or late: Raft ignores by term and index.
     /// Acknowledged when handed to the raft member's mailbox, which is the window's flow control.
     Raft(Vec<RaftPacket>),
-    /// A piece of a snapshot. `head` names which; pieces come in order. Lost: the transfer ends, Raft asks again.
+    /// A piece of a snapshot. `head` names which; pieces come in order. Accepted: kept, and with the last piece the
+    /// whole snapshot is handed to the raft member. Lost, repeated or out of order: the transfer ends, and Raft begins
+    /// another.
     SnapshotChunk { head: SnapshotHead, from: RaftId, offset: u64, data: Vec<u8>, last: Option<Box<RaftPacket>> },
-    /// A call that the receiver's services answer.
+    /// A call that the receiver's services answer. Lost, repeated or late: see [`PeerCall`].
     Call(PeerCall),
-    /// The sender holds this seat now: judged like the seat of a hello, sent before the first Raft message that comes
-    /// from it. Lost: those messages are dropped, and the session ends. Repeated: same answer.
+    /// The sender holds this Raft member id now: checked like the one in a hello, sent before the first Raft message
+    /// from it. Lost: those messages are dropped, and the session ends. Repeated: same answer. Late: an id that the
+    /// receiver knows as outdated or removed is accepted, and Raft messages from it are dropped.
     Seat(RaftId),
-    /// The processes that the sender takes for its peers, all of them. Lost: the session ends, and the next one begins with
-    /// them. Repeated: same answer.
+    /// The processes that the sender accepts as its peers, all of them. Lost: the session ends, and the next one begins
+    /// with them. Repeated: same answer. Late: the next one names all of them again.
     Claims(Vec<Claim>),
 }
 
-/// Calls between managers. Each is safe to repeat.
+/// Calls between managers. The leader alone answers, by its own applied state; `Actors` and `Clock` are answered by
+/// every manager. Each may be repeated; a call for the leader is, while its receiver is `unreachable` or does not lead.
+///
+/// Lost, before or after it was carried out: the sender gets `timed_out`, or `unreachable` without `not_sent`. Late:
+/// carried out as if it were new, even if its sender has given up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerCall {
-    /// An API request that the forwarder authenticated. Answered by the leader on its own applied copy.
+    /// An API request that the forwarder authenticated. Lost or repeated: asked again under the same `request_id`,
+    /// which makes a write happen once; see [`Request`].
     Api { caller: Principal, request_id: RequestId, timeout_ms: u64, request: Request },
-    /// A node that holds a session on the forwarder asks for a certificate. The forwarder vouches for `node`.
+    /// A node that holds a session on the forwarder asks for a certificate. The forwarder vouches for its identity.
+    /// Lost: the node asks again. Repeated: another certificate; an older request of the node that is pending is
+    /// refused.
     SignNode { identity: CertIdentity, observed_addr: String, csr_pem: String },
-    /// A stranger with a token asks to become a node.
+    /// A machine with a token asks to become a node. Lost: it asks again. Repeated: as [`super::JoinFrame::Join`].
     Join { observed_addr: String, request: super::JoinRequest },
-    /// A node whose certificate says manager asks for a Raft seat.
+    /// A node whose certificate says manager asks for a Raft member id. Lost: the node asks again. Repeated: the same
+    /// id while the node holds it.
     Seat { node: NodeId, request: SeatRequest },
-    /// The sessions of one manager, so that the leader knows who is alive. A full view each time; replaces the last one.
+    /// The sessions of one manager, so that the leader knows which nodes are alive: all of them, or those that changed.
+    /// Lost: all of them are sent next. Repeated or late: ignored by `sequence`, see [`SessionDigest`].
     Sessions(SessionDigest),
-    /// Live actors of the receiving manager, or of a worker in session with it.
+    /// Live actors of the receiving manager, or of a worker in session with it. Lost, repeated or late: see
+    /// [`super::ActorsAsk`].
     Actors(ActorsCall),
-    /// A node whose certificate says manager, and whose manager half does not run for this reason. Answered like `Seat`.
-    /// A call of its own, so that the bytes of `Seat` are the same for every build.
+    /// A node whose certificate says manager, and whose manager runtime does not run for this reason. Answered like
+    /// `Seat`. A call of its own, so that the bytes of `Seat` are the same for every build. Lost: the node reports it
+    /// again every 5 s. Repeated or late: the newest request of the node counts.
     Lacking { node: NodeId, request: SeatRequest, lacks: String },
     /// Like `SignNode`, with the pin of the certificate that the node showed. Sent from feature level 3 on, which every
-    /// manager then reads.
+    /// manager then reads. Lost or repeated: as `SignNode`.
     SignPinned { identity: CertIdentity, pin: CertificatePin, observed_addr: String, csr_pem: String },
-    /// What time it is there. Answered by every manager, with an encoded [`WallTime`]. Sent from feature level 3 on.
+    /// The receiver's wall time, as an encoded [`WallTime`]. Sent from feature level 3 on. Read: repeat freely. Lost,
+    /// or later than 2 s: left out of this comparison of clocks.
     Clock,
 }
 
@@ -221,16 +238,17 @@ pub struct ActorsCall {
     pub ask: super::ActorsAsk,
 }
 
-/// The answer to a [`PeerMessage`].
+/// The answer to a [`PeerMessage`]. Lost or late: the sender gives up after the deadline of its message; see there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerReply {
-    /// Handed on.
+    /// Handed on within the receiver. Lost: the message counts as not delivered.
     Taken,
-    /// The receiver's mailbox is full, or the tag is unknown: slow down or open a new session.
+    /// Not handed on: the receiver's mailbox is full, the tag is unknown, or the message is malformed or not allowed.
+    /// Lost: the message counts as not delivered, too.
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
-    /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for `Seat` and `Lacking`,
-    /// empty for `Sessions`.
+    /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for
+    /// `Seat` and `Lacking`, an encoded [`WallTime`] for `Clock`, empty for `Sessions`. Lost: see [`PeerCall`].
     Answer(Result<Vec<u8>, ErrorBody>),
 }
 
@@ -243,13 +261,15 @@ pub struct SignReply {
     pub root_pem: String,
 }
 
-/// The answer to `Seat`.
+/// The answer to `Seat` and `Lacking`. Lost: the node asks again and is answered by the state of that time. Late: a
+/// node that has given up waiting ignores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeatReply {
-    /// The seat that was allocated or is already held; the leader will dial in.
+    /// The Raft member id that was allocated or is already held; the leader will dial in. Lost: the leader dials in all
+    /// the same, and a repeated request gets the same id.
     Seated { raft_id: RaftId },
-    /// Not now; ask again after the pause. `reason` is a word of the contract.
+    /// Not now; ask again after the pause. `reason` is a word of the contract. Lost: the node asks again by itself.
     Wait { reason: crate::model::WaitReason, message: String, retry_after_ms: u64 },
-    /// This node is not wanted as a manager.
+    /// This node is not wanted as a manager. Lost: its agent learns the same from its host's view.
     NotWanted { message: String },
 }

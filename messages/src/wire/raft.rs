@@ -4,27 +4,46 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::RaftId;
 
-/// The Raft message types that one member may send to another. There is no proposal among them: proposals are
-/// made on the leader only.
+/// The Raft message types that one member may send to another. There is no proposal among them: proposals are made on
+/// the leader only. Raft ignores a message of an older term, however late or often it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PacketKind {
+    /// Entries of the log, and the commit index. Lost: the leader sends them again. Repeated or late: matched by index
+    /// and term, nothing is appended twice.
     Append,
+    /// Lost: the next one acknowledges the same entries. Repeated or late: counts only if it is news to the leader; a
+    /// rejection of what was acknowledged is dropped.
     AppendResponse,
+    /// Lost: the candidate campaigns again. Repeated: answered with the same vote.
     RequestVote,
+    /// Lost: the candidate campaigns again. Repeated: counted once per voter. Late: ignored in another term; dropped
+    /// while the receiver's own entries are on their way to its disk.
     RequestVoteResponse,
+    /// Lost: the member asks again at its next campaign. Repeated: answered again; no vote is given away by it.
     RequestPreVote,
+    /// Lost: the member asks again at its next campaign. Repeated: counted once per voter.
     RequestPreVoteResponse,
+    /// Lost: the next one counts. Repeated: answered again. Late, of an older term: answered with the newer term.
     Heartbeat,
+    /// Lost: the next one counts. Repeated: no further effect.
     HeartbeatResponse,
-    /// The head of a snapshot; the data travels as [`super::PeerMessage::SnapshotChunk`] before it.
+    /// The head of a snapshot, with the last piece of its data: see [`super::PeerMessage::SnapshotChunk`]. Without data
+    /// it is dropped. Lost: the leader begins another transfer. Repeated or late: ignored if it is not newer than what
+    /// is committed.
     Snapshot,
+    /// Never sent, because only the leader itself starts a transfer. Lost or not: its receiver drops it.
     TransferLeader,
+    /// The leader asks the receiver to campaign at once. Lost: sent again until the transfer ends. Repeated or late:
+    /// dropped unless the receiver follows its sender in that term.
     TimeoutNow,
+    /// A follower asks the leader to confirm a read. Lost: asked again after two heartbeats. Repeated: same answer.
+    /// Late: dropped by a member that does not lead.
     ReadIndex,
+    /// The leader confirms a read. Lost: the follower asks again. Repeated or late: ignored, the question is closed.
     ReadIndexResponse,
-    /// From feature level 3 on. To a leader: the digest, in `context`, of the sender's state at `index`. From a leader, with
-    /// `reject`: the majority's state there has this digest, and the receiver's another one. Lost: the next index is compared.
-    /// Repeated: judged again, alike. Late, of another term: dropped.
+    /// From feature level 3 on. To a leader: the digest, in `context`, of the sender's state at `index`. From a leader,
+    /// with `reject`: the state of the majority at that index has this digest, and the receiver's state has another
+    /// one. Lost: the next index is compared. Repeated: same decision. Late, of another term: dropped.
     StateDigest,
 }
 

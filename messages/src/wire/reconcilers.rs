@@ -10,159 +10,98 @@ use crate::model::{
     Progress, Release, Revision, RunnerChoice, Triple,
 };
 
-/// What can be asked about reconcilers. A write that is lost is asked again; repeated, it changes nothing more.
+/// What can be asked about reconcilers. Reads and writes behave as [`super::Request`] says. A remembered refusal is
+/// repeated under its request id, too: what is asked again because the state may have changed needs another id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReconcilerRequest {
-    /// `{"definitions":[{"name","release","digest","changed"}]}`. The server fills in digests. Operators only.
-    Apply {
-        definitions: Vec<Definition>,
-        replace: bool,
-    },
-    /// `{"revision","items":[STATUS…]}`.
+    /// `{"definitions":[{"name","release","digest","changed"}]}`. The server fills in digests. Operators only; managers
+    /// for the built-in reconcilers. Write: by request id, see [`super::Request`]. Repeated under another id: no
+    /// change.
+    Apply { definitions: Vec<Definition>, replace: bool },
+    /// `{"revision","items":[STATUS…]}`. Read: repeat freely.
     List,
-    /// STATUS, once its revision is after `seen`, or after `wait_ms`.
-    Status {
-        name: String,
-        seen: Revision,
-        wait_ms: u64,
-    },
-    /// What a definition would do now: `{"name","release","path","objects":[{"op","key"}…],"blockers":[…],"gate"}`. `None`:
-    /// the newest one.
-    Plan {
-        name: String,
-        release: Option<Triple>,
-    },
-    /// `{"name","history":[GATE…]}`, newest last.
-    History {
-        name: String,
-    },
-    Pause {
-        name: String,
-        paused: bool,
-    },
-    /// `{"name","release","digest"}`. A definition may pass the point of no return: once. `None`: the one that STATUS shows.
-    Finalize {
-        name: String,
-        release: Option<Triple>,
-    },
-    /// `{"name","release","digest"}`. `None`: the definition that STATUS shows.
-    Retry {
-        name: String,
-        release: Option<Triple>,
-    },
-    Repair {
-        name: String,
-        epoch: u64,
-    },
-    /// `{"excluded":[member…]}`. With `dry_run` nothing changes.
-    ForceFloor {
-        name: String,
-        floor: Triple,
-        dry_run: bool,
-    },
-    DeleteGate {
-        name: String,
-    },
-    /// Everything under the name, but for what was applied.
-    Delete {
-        name: String,
-    },
+    /// STATUS, once its revision is after `seen`, or after `wait_ms`. Read: repeat freely.
+    Status { name: String, seen: Revision, wait_ms: u64 },
+    /// What a definition would do now: `{"name","release","path","objects":[{"op","key"}…],"blockers":[…],"gate"}`.
+    /// `None`: the newest one. Read: repeat freely.
+    Plan { name: String, release: Option<Triple> },
+    /// `{"name","history":[GATE…]}`, newest last. Read: repeat freely.
+    History { name: String },
+    /// `{}`. Write: by request id, see [`super::Request`]. Repeated under another id: set again, the last one written
+    /// wins.
+    Pause { name: String, paused: bool },
+    /// `{"name","release","digest"}`. A definition may pass the point of no return: once. `None`: the one that STATUS
+    /// shows. Write: by request id, see [`super::Request`]. Repeated under another id: no change before it is used;
+    /// afterwards it allows that once more.
+    Finalize { name: String, release: Option<Triple> },
+    /// `{"name","release","digest"}`. `None`: the definition that STATUS shows. Write: by request id, see
+    /// [`super::Request`]. Repeated under another id: one more retry.
+    Retry { name: String, release: Option<Triple> },
+    /// `{}`. Takes the gate back to what it was at `epoch`. Write: by request id, see [`super::Request`]. Repeated
+    /// under another id: the same content as another epoch.
+    Repair { name: String, epoch: u64 },
+    /// `{"excluded":[member…]}`. With `dry_run` nothing changes. Write: by request id, see [`super::Request`]. Repeated
+    /// under another id: the same floor as another epoch.
+    ForceFloor { name: String, floor: Triple, dry_run: bool },
+    /// `{}`. Write: by request id, see [`super::Request`]. Repeated under another id: `not_found`.
+    DeleteGate { name: String },
+    /// `{}`. Everything under the name, except what was applied. Write: by request id, see [`super::Request`]. Repeated
+    /// under another id: `not_found`.
+    Delete { name: String },
 
-    /// `{"revision","items":[MEMBER…]}`.
-    MemberList {
-        scope: Option<String>,
-    },
-    /// For an external one, or one whose lease somebody does not want to wait for: whoever says so vouches that it has ended.
-    MemberForget {
-        scope: String,
-        member: String,
-    },
-    MemberDrain {
-        scope: String,
-        member: String,
-    },
+    /// `{"revision","items":[MEMBER…]}`. Read: repeat freely.
+    MemberList { scope: Option<String> },
+    /// For an external member, or one whose lease an operator does not want to wait for: the caller vouches that it has
+    /// ended. Write: by request id, see [`super::Request`]. Repeated: `not_found`, since no start of it is left.
+    MemberForget { scope: String, member: String },
+    /// Tells a member to stop serving. Write: by request id, see [`super::Request`]. Repeated: no change, or
+    /// `not_found` once it has left.
+    MemberDrain { scope: String, member: String },
 
-    /// `{"revision","items":[OBJECT…]}`.
-    ObjectList {
-        kind: Option<String>,
-        namespace: Option<String>,
-    },
-    /// OBJECT.
-    ObjectGet {
-        key: ManagedKey,
-    },
-    /// OBJECT. By hand; a reconciler whose object it is will repair it.
-    ObjectPut {
-        key: ManagedKey,
-        labels: BTreeMap<String, String>,
-        body: String,
-    },
-    ObjectDelete {
-        key: ManagedKey,
-    },
+    /// `{"revision","items":[OBJECT…]}`. Read: repeat freely.
+    ObjectList { kind: Option<String>, namespace: Option<String> },
+    /// OBJECT. Read: repeat freely.
+    ObjectGet { key: ManagedKey },
+    /// OBJECT. By hand; a reconciler that owns the object will repair it. Write: by request id, see [`super::Request`].
+    /// Repeated under another id: no change while the object is equal, otherwise written again.
+    ObjectPut { key: ManagedKey, labels: BTreeMap<String, String>, body: String },
+    /// `{}`. Write: by request id, see [`super::Request`]. Repeated under another id: `not_found`.
+    ObjectDelete { key: ManagedKey },
 
-    /// ADMISSION. The lease named by its key must be held by the caller.
-    Announce {
-        participant: Participant,
-    },
-    /// ADMISSION: `phase` is `serving` if every gate lets it in.
-    Admit {
-        key: ParticipantKey,
-    },
-    /// ADMISSION once something that concerns it has changed after `seen`, or after `wait_ms`.
-    Admission {
-        key: ParticipantKey,
-        seen: Revision,
-        wait_ms: u64,
-    },
-    /// `{}`. Gone already: the same.
-    Leave {
-        key: ParticipantKey,
-    },
+    /// ADMISSION. The lease named by its key must be held by the caller. Write: by request id, see [`super::Request`].
+    /// Repeated under another id: no change; `conflict` with another release, lease or needs. Late: refused once that
+    /// lease has ended.
+    Announce { participant: Participant },
+    /// ADMISSION: `phase` is `serving` if every gate admits it. Write: by request id, see [`super::Request`]. Repeated
+    /// under another id: no change once it serves, otherwise decided anew.
+    Admit { key: ParticipantKey },
+    /// ADMISSION once something that concerns it has changed after `seen`, or after `wait_ms`. Read: repeat freely.
+    Admission { key: ParticipantKey, seen: Revision, wait_ms: u64 },
+    /// `{}`. Gone already: the same. Write: by request id, see [`super::Request`]. Repeated under another id: no
+    /// change.
+    Leave { key: ParticipantKey },
 
-    /// [`Definitions`]: every reconciler that has a definition of this release, once something has changed after `seen`, or
-    /// after `wait_ms`.
-    Definitions {
-        release: Triple,
-        seen: Revision,
-        wait_ms: u64,
-    },
-    /// [`RunnerView`] once something has changed after `seen`, the runner's term too, or after `wait_ms`. Progress is no change.
-    View {
-        name: String,
-        release: Triple,
-        seen: Revision,
-        wait_ms: u64,
-    },
+    /// [`Definitions`]: every reconciler that has a definition of this release, once something has changed after
+    /// `seen`, or after `wait_ms`. Read: repeat freely.
+    Definitions { release: Triple, seen: Revision, wait_ms: u64 },
+    /// [`RunnerView`] once something has changed after `seen`, the runner's term too, or after `wait_ms`. Progress does
+    /// not count as a change. Read: repeat freely.
+    View { name: String, release: Triple, seen: Revision, wait_ms: u64 },
     /// `{"epoch","revision"}`. A runner's step; `gate_closed` with the blockers in its details where it is refused.
-    Step {
-        name: String,
-        release: Triple,
-        digest: String,
-        term: FencingToken,
-        epoch: u64,
-        step: GateStep,
-    },
+    /// Write: by request id, see [`super::Request`]. Repeated under another id: no change if the gate is where the step
+    /// leads in this term. Late: refused once the term is over or the epoch has passed.
+    Step { name: String, release: Triple, digest: String, term: FencingToken, epoch: u64, step: GateStep },
     /// `{"created","updated","deleted","unchanged","errors":[{"key","message"}]}`. One wave of an object set; after the
-    /// last one whatever is not wanted any more is deleted.
-    Wave {
-        name: String,
-        release: Triple,
-        digest: String,
-        term: FencingToken,
-        wave: u32,
-    },
-    /// `{}`. Written as it comes: that reports are a second apart is up to the runner. Lost: the next one has all of it.
-    /// Late: of a term that is over, refused.
-    Progress {
-        progress: Progress,
-    },
-    /// `{"feature_level"}`. What the runner of [`LEVEL_RECONCILER`](crate::LEVEL_RECONCILER) does. Managers only. Late: refused,
-    /// its term is over. Repeated: nothing happens.
-    RaiseLevel {
-        level: u32,
-        term: FencingToken,
-    },
+    /// last one, objects that are no longer wanted are deleted. Each object is a write of its own, so an error can
+    /// leave some written. Lost: ask again. Repeated: writes only what differs still. Late: refused once the term is
+    /// over or the definition is another one.
+    Wave { name: String, release: Triple, digest: String, term: FencingToken, wave: u32 },
+    /// `{}`. Written as it comes; the runner spaces its reports by a second. Lost: the next one has all of it.
+    /// Repeated: written again. Late: refused once the term is over.
+    Progress { progress: Progress },
+    /// `{"feature_level"}`. What the runner of [`LEVEL_RECONCILER`](crate::LEVEL_RECONCILER) does. Managers only. Lost:
+    /// ask again. Repeated: no change. Late: refused once its term is over.
+    RaiseLevel { level: u32, term: FencingToken },
 }
 
 /// ADMISSION.
