@@ -4,6 +4,7 @@
 mod dependencies;
 mod invariants;
 mod licence;
+mod messages;
 mod sources;
 mod texts;
 mod tiers;

@@ -1,0 +1,102 @@
+//! Rules for the messages between actors and between processes.
+
+use super::{Text, report, texts};
+
+/// One enum per actor: those whose name ends with `Msg`. The others are parts of messages.
+const PROTOCOL: &str = "messages/src/protocol/";
+/// What leaves a process: every enum is a message, a frame, a call or an answer, except these.
+const WIRE: &str = "messages/src/wire/";
+
+/// Enums of the wire that are not messages, each with its reason. This list only shrinks.
+const NOT_MESSAGES: [(&str, &str); 4] = [
+    ("ActorsOf", "names the processes of a `Request::Actors`"),
+    ("EntryKind", "names what an entry within a Raft message holds"),
+    ("ListOf", "names the list of a `Request::Portion`"),
+    ("WireError", "why bytes are not a value; it stays in the process that decodes"),
+];
+
+/// What the doc comment of a variant has at least one of: a label, or one of the short forms whose meaning the header of the
+/// enum, or of the enum that it names, gives.
+const SAYS: [&str; 6] = ["Lost", "Repeat", "Late", "Read: repeat freely", "Write: by request id", "See [`"];
+
+struct Variant<'a> {
+    name: &'a str,
+    line: usize,
+    doc: String,
+}
+
+struct Enum<'a> {
+    name: &'a str,
+    variants: Vec<Variant<'a>>,
+}
+
+/// The public enums of a file, by the layout that the formatter gives them: variants and their comments are indented by four
+/// spaces, fields by eight.
+fn enums(file: &Text) -> Vec<Enum<'_>> {
+    let mut found: Vec<Enum<'_>> = Vec::new();
+    let mut inside = false;
+    let mut doc = String::new();
+    for (index, line) in file.text.lines().enumerate() {
+        if let Some(rest) = line.strip_prefix("pub enum ") {
+            let name = rest.split([' ', '<']).next().unwrap_or(rest);
+            found.push(Enum { name, variants: Vec::new() });
+            inside = true;
+            doc.clear();
+        } else if line == "}" {
+            inside = false;
+        }
+        let Some(item) = line.strip_prefix("    ").filter(|_| inside) else { continue };
+        if let Some(text) = item.strip_prefix("///") {
+            doc.push_str(text);
+        } else if item.starts_with(|c: char| c.is_ascii_uppercase()) {
+            let name = item.split(|c: char| !c.is_alphanumeric()).next().unwrap_or(item);
+            let variant = Variant { name, line: index + 1, doc: std::mem::take(&mut doc) };
+            found.last_mut().expect("a variant is inside an enum").variants.push(variant);
+        }
+    }
+    found
+}
+
+fn is_message(path: &str, name: &str) -> bool {
+    if path.starts_with(PROTOCOL) {
+        name.ends_with("Msg")
+    } else {
+        NOT_MESSAGES.iter().all(|(other, _)| *other != name)
+    }
+}
+
+#[test]
+fn messages_document_loss_repetition_and_lateness() {
+    let mut violations = Vec::new();
+    let mut unused: Vec<&str> = NOT_MESSAGES.iter().map(|(name, _)| *name).collect();
+    let wanted = |path: &str| path.ends_with(".rs") && (path.starts_with(PROTOCOL) || path.starts_with(WIRE));
+    for file in texts(wanted) {
+        for found in enums(&file) {
+            if !is_message(&file.path, found.name) {
+                unused.retain(|name| *name != found.name);
+                continue;
+            }
+            if found.variants.is_empty() {
+                violations.push(format!("{}: {} has no variant that this test can read", file.path, found.name));
+            }
+            for Variant { name, line, doc } in found.variants {
+                if !SAYS.iter().any(|says| doc.contains(says)) {
+                    violations.push(format!("{}:{line}: {}::{name}", file.path, found.name));
+                }
+            }
+        }
+    }
+    violations.extend(unused.iter().map(|name| format!("{name} is listed as an exception and does not exist")));
+    report("a message says what happens when it is lost, repeated or late", &violations);
+}
+
+#[test]
+fn variants_are_read_with_their_comments() {
+    let text = "/// Lost.\npub enum AMsg {\n    /// Asks\n    /// one thing.\n    #[serde(skip)]\n    Ask {\n        /// Late.\n        \
+                Id: u64,\n    },\n    Bare(u8),\n}\n\nimpl AMsg {\n    /// Repeated.\n    Not {}\n}\n";
+    let file = Text { path: "x.rs".into(), text: text.into() };
+    let found = enums(&file);
+    let read: Vec<_> = found.iter().flat_map(|e| &e.variants).map(|v| (v.name, v.line, v.doc.as_str())).collect();
+    assert_eq!(found.iter().map(|e| e.name).collect::<Vec<_>>(), ["AMsg"]);
+    assert_eq!(read, [("Ask", 6, " Asks one thing."), ("Bare", 10, "")]);
+}
