@@ -101,8 +101,22 @@ impl Stage {
         stage
     }
 
-    /// Everybody as they are now, if all are well and somebody leads.
+    /// Everybody as they are now, if all are well and somebody leads. Two looks agree: for a few milliseconds after a group was killed and started again, the tree shows children of the old
+    /// one below the new one.
     fn at_rest(&self) -> Result<Picture, String> {
+        let first = self.look()?;
+        std::thread::park_timeout(BETWEEN_TWO_LOOKS);
+        let second = self.look()?;
+        let lives = |picture: &Picture, node: &str| -> Vec<(String, (u64, String))> {
+            picture.trees[node].iter().map(|(path, seen)| (path.clone(), seen.life.clone())).collect()
+        };
+        match MANAGERS.into_iter().find(|node| lives(&first, node) != lives(&second, node)) {
+            Some(node) => Err(format!("actors of {node} come and go")),
+            None => Ok(second),
+        }
+    }
+
+    fn look(&self) -> Result<Picture, String> {
         let status = self.world.ask("n1", Request::RaftStatus { fresh: true }).map_err(|e| e.message)?;
         let mut trees = BTreeMap::new();
         for name in MANAGERS {
@@ -347,6 +361,8 @@ const LATE: [&str; 4] = [
     "node/manager/feature-level/reconcilers/*/elect",
     "node/reconcilers/*/elect",
 ];
+/// Many times as long as it takes from the end of a group to the start of its next children.
+const BETWEEN_TWO_LOOKS: Duration = Duration::from_millis(100);
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn has_agent(tops: &[String]) -> bool {

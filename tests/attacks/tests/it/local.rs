@@ -6,11 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_attacks::caller::Caller;
 use muster_attacks::cluster::Cluster;
-use muster_local_cluster::temporary_folder;
+use muster_local_cluster::{WAIT_LIMIT, temporary_folder};
 use muster_messages::protocol::Service;
 use muster_messages::wire::Request;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -158,6 +158,12 @@ fn another_user_finds_no_token_of_a_dev_cluster() {
     let dir = format!("{text}/.muster");
     let up = ["dev", "up", "--dir", &dir, "--managers", "2", "--workers", "1", "--detach"];
     let up = muster(folder.path(), &up);
+    // Whether it has seen one is judged once the daemons are down.
+    let (saw, end) =
+        (|| std::fs::read_to_string(&looked).is_ok_and(|text| text.contains("a process")), Instant::now() + WAIT_LIMIT);
+    while up.status.success() && !saw() && Instant::now() < end {
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
     std::fs::write(&stop, "").expect("the folder is ours");
     let down = muster(folder.path(), &["dev", "down", "--dir", &dir]);
     spy.wait().expect("it is our child");
