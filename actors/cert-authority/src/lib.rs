@@ -17,6 +17,8 @@
 
 mod config;
 pub mod core;
+#[cfg(not(feature = "sabotage"))]
+mod sabotage;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 mod shell;
@@ -26,18 +28,4 @@ pub use self::config::{BadConfig, Config};
 pub use self::shell::{CertAuthorityShell, Clocks, Msg};
 
 /// True while a test has broken this promise on purpose.
-#[cfg(feature = "sabotage")]
 use self::sabotage::engaged as sabotaged;
-
-/// The promises that [`sabotage`] can break; without the feature none ever is.
-#[cfg(not(feature = "sabotage"))]
-mod sabotage {
-    pub enum Sabotage {
-        SignDesiredRole,
-        RenewFormer,
-    }
-}
-#[cfg(not(feature = "sabotage"))]
-fn sabotaged(_: sabotage::Sabotage) -> bool {
-    false
-}

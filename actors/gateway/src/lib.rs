@@ -18,6 +18,8 @@ mod lobby;
 mod managers;
 mod metrics;
 mod port;
+#[cfg(not(feature = "sabotage"))]
+mod sabotage;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 mod services;
@@ -43,18 +45,4 @@ pub use self::stream::{BoxStream, Duplex, Killable, Prefixed};
 pub use self::words::ClockFault;
 
 /// True while a test has broken this promise on purpose.
-#[cfg(feature = "sabotage")]
 use self::sabotage::engaged as sabotaged;
-
-/// The promises that [`sabotage`] can break; without the feature none ever is.
-#[cfg(not(feature = "sabotage"))]
-mod sabotage {
-    pub enum Sabotage {
-        AdmitFormer,
-        AdmitForged,
-    }
-}
-#[cfg(not(feature = "sabotage"))]
-fn sabotaged(_: sabotage::Sabotage) -> bool {
-    false
-}

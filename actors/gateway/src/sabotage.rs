@@ -1,5 +1,5 @@
-//! Switches that break one promise each, so that the simulation can show that it notices. Behind a feature, off
-//! by default, and per thread: a simulated universe runs on one.
+//! Switches that break one promise each, so that the simulation can show that it notices. They can be set
+//! only with the feature `sabotage`, and per thread: a simulation runs on one.
 
 use std::cell::Cell;
 
@@ -17,11 +17,12 @@ thread_local! {
 }
 
 /// Breaks this promise on the current thread from now on; `None` keeps them all again.
+#[cfg(feature = "sabotage")]
 pub fn set(promise: Option<Sabotage>) {
     ENGAGED.set(promise);
 }
 
-/// True while this promise is broken on the current thread.
+/// True while this promise is broken on the current thread; never without the feature.
 pub fn engaged(promise: Sabotage) -> bool {
-    ENGAGED.get() == Some(promise)
+    cfg!(feature = "sabotage") && ENGAGED.get() == Some(promise)
 }

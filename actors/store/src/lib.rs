@@ -23,6 +23,8 @@ pub mod invariants;
 mod limits;
 pub mod recovery;
 mod requests;
+#[cfg(not(feature = "sabotage"))]
+mod sabotage;
 #[cfg(feature = "sabotage")]
 pub mod sabotage;
 mod seats;
@@ -34,34 +36,4 @@ pub use self::limits::{Limits, MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES};
 pub use self::seats::{apply_seat, apply_seat_within, judge_seat};
 
 /// True while a test has broken this promise on purpose.
-#[cfg(feature = "sabotage")]
 use self::sabotage::engaged as sabotaged;
-
-/// The promises that [`sabotage`] can break; without the feature none ever is.
-#[cfg(not(feature = "sabotage"))]
-mod sabotage {
-    pub enum Sabotage {
-        ReuseRaftId,
-        SkipNodeGuard,
-        RecordAnyCertificate,
-        ApplyByMood,
-        TakeLiveLeases,
-        AdmitUnseen,
-        RestrictUnseen,
-        RunWithoutTerm,
-        LeapByConstant,
-        ReviveLeases,
-        ApplyForgotten,
-        ShareRequestIds,
-        TakeAnyLabels,
-        TakeReportedNames,
-        KeepEventsTogether,
-    }
-    pub fn mood() -> bool {
-        false
-    }
-}
-#[cfg(not(feature = "sabotage"))]
-fn sabotaged(_: sabotage::Sabotage) -> bool {
-    false
-}
