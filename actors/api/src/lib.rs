@@ -14,6 +14,7 @@ mod backup;
 pub mod core;
 mod http;
 mod kube;
+mod leader;
 mod leases;
 mod log_quota;
 mod native;
@@ -31,6 +32,7 @@ mod users;
 mod writes;
 
 pub use http::definition;
+pub use leader::{Leader, LeaderSearch, RETRY_PAUSE};
 pub use native::{Caller, serve_native};
 pub use ports::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 pub use service::Service;

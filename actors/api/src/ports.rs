@@ -14,6 +14,9 @@ use muster_messages::protocol::{
 use muster_messages::{Name, NodeDoubts, NodeId, Principal, Replica, Role, RoleView};
 use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::leader::LeaderSearch;
 
 /// What this process knows of itself.
 #[derive(Clone, Debug)]
@@ -128,6 +131,13 @@ pub struct ManagerPorts {
     pub peers: Arc<dyn Fn() -> BTreeSet<NodeId> + Send + Sync>,
     /// The actors of the leader's subtree; their mailboxes answer `Down` while this member does not lead.
     pub leader: LeaderPorts,
+}
+
+impl ManagerPorts {
+    /// The way to the leader for one request.
+    pub fn leader_search(&self, deadline: Instant) -> LeaderSearch {
+        LeaderSearch::new(self.node, self.replica.clone(), deadline)
+    }
 }
 
 /// The leader's actors.

@@ -17,13 +17,11 @@ use muster_messages::{
 use serde_json::{Value, json};
 
 use crate::core::{self, Kind, Source, kind_of, labels_are_the_operators, lives_a_while, resolve, resolve_firmly};
+use crate::leader::{Leader, LeaderSearch};
 use crate::ports::ManagerPorts;
 use crate::reads::{is_unavailable, not_leading, to_text};
 use crate::service::{Asked, Service};
 use crate::users;
-
-/// The pause between two attempts to reach a leader. A leader change takes tens of milliseconds.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// How a proposal ended.
 pub(crate) enum Proposed {
@@ -73,19 +71,21 @@ impl Service {
         mut asked_first: Option<NodeId>,
         mut unsure: Option<ErrorBody>,
     ) -> Result<String, ErrorBody> {
+        let mut search = manager.leader_search(asked.deadline);
         loop {
-            let (leading, leader) = {
-                let replica = manager.replica.borrow();
-                (replica.raft.leading, replica.raft.leader_node)
-            };
-            asked_first = asked_first.or(leader);
-            if let Some(done) = transferred(manager, asked, asked_first, leader) {
+            let leader = search.leader();
+            let leader_node = leader.map(|leader| match leader {
+                Leader::Here => manager.node,
+                Leader::At(node) => node,
+            });
+            asked_first = asked_first.or(leader_node);
+            if let Some(done) = transferred(manager, asked, asked_first, leader_node) {
                 return Ok(done);
             }
             let answer = match leader {
-                _ if leading => Some(self.lead(manager, asked).await),
-                Some(leader) if leader != manager.node => Some(self.call_leader(manager, asked, leader).await),
-                _ => None,
+                Some(Leader::Here) => Some(self.lead(manager, asked).await),
+                Some(Leader::At(leader)) => Some(self.call_leader(manager, asked, &search, leader).await),
+                None => None,
             };
             match answer {
                 Some(Err(error)) if retriable(&error) => {
@@ -97,16 +97,12 @@ impl Service {
                 Some(done) => return done,
                 None => {}
             }
-            if asked.left() <= RETRY_PAUSE {
+            if !search.retry().await {
                 return Err(match unsure {
                     Some(error) => self.may_still_happen(manager, asked, &error),
                     None => self.no_quorum(manager, "no leader took the request in time"),
                 });
             }
-            // A new leader shows as a change of the replica; the pause bounds the wait for what does not show there.
-            let mut changes = manager.replica.clone();
-            let _changed = tokio::time::timeout(RETRY_PAUSE, changes.changed()).await;
-            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
@@ -125,7 +121,13 @@ impl Service {
         ErrorBody { code: ErrorCode::UnknownOutcome, message, ..no_quorum }
     }
 
-    async fn call_leader(&self, manager: &ManagerPorts, asked: &Asked, leader: NodeId) -> Result<String, ErrorBody> {
+    async fn call_leader(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        search: &LeaderSearch,
+        leader: NodeId,
+    ) -> Result<String, ErrorBody> {
         let call = PeerCall::Api {
             caller: asked.caller.clone(),
             request_id: asked.request_id,
@@ -134,18 +136,15 @@ impl Service {
         };
         let deadline_ms = asked.left_ms();
         let make = |reply| MeshMsg::Call { to: leader, deadline_ms, call: Box::new(call), reply };
-        let mut changes = manager.replica.clone();
-        let answer = tokio::select! {
-            answer = manager.mesh.ask(asked.left(), make) => answer.map_err(ErrorBody::from)??,
-            // A frozen leader does not answer, and its connection takes seconds to be given up. What it may have done
-            // already, its successor knows by the request id.
-            Ok(_) = changes.wait_for(|r| r.raft.leader_node != Some(leader)) => {
-                return Err(ErrorBody::new(
-                    ErrorCode::UnknownOutcome,
-                    "leadership changed while the request was in progress; it may have been done: look before you repeat it",
-                ));
-            }
+        let answer = search.while_leading(leader, manager.mesh.ask(asked.left(), make)).await;
+        let Some(answer) = answer else {
+            // What it may have done already, its successor knows by the request id.
+            return Err(ErrorBody::new(
+                ErrorCode::UnknownOutcome,
+                "leadership changed while the request was in progress; it may have been done: look before you repeat it",
+            ));
         };
+        let answer = answer.map_err(ErrorBody::from)??;
         String::from_utf8(answer).map_err(|_| ErrorBody::new(ErrorCode::Internal, "the leader's answer is no text"))
     }
 

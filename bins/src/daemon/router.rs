@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_api::{ManagerPorts, Service as Api};
+use muster_api::{Leader, ManagerPorts, Service as Api};
 use muster_kernel::{Address, Clock, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
 use muster_messages::wire::{self, PeerCall, SeatRequest};
@@ -19,8 +19,6 @@ use tokio::time::Instant;
 
 /// A call between managers ends within this, whatever it is: longer than an election, shorter than a joiner's patience.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks for a leader.
-const PAUSE: Duration = Duration::from_millis(20);
 /// Calls of other managers that may be in progress here.
 const IN_PROGRESS: usize = 1024;
 
@@ -73,33 +71,27 @@ impl Router {
     }
 
     async fn ask_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
-        let deadline = Instant::now() + LIMIT;
+        let mut search = self.ports.leader_search(Instant::now() + LIMIT);
         loop {
-            let (leading, leader) = {
-                let replica = self.ports.replica.borrow();
-                (replica.raft.leading, replica.raft.leader_node)
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            let answer = match leader {
-                _ if leading => self.answer(self.ports.node, call.clone(), left).await,
-                Some(leader) if leader != self.ports.node => self.ask(leader, left, call.clone()).await,
-                _ => Err(no_leader()),
+            let left = search.left();
+            let answer = match search.leader() {
+                Some(Leader::Here) => self.answer(self.ports.node, call.clone(), left).await,
+                Some(Leader::At(leader)) => {
+                    let is_read = self.ports.replica.borrow().tables.records_identities();
+                    let answer = (self.peers)(leader, left, with_pin(call.clone(), is_read));
+                    // Every call may be repeated.
+                    search.while_leading(leader, answer).await.unwrap_or_else(|| Err(no_leader()))
+                }
+                None => Err(no_leader()),
             };
             match answer {
-                Err(error) if error.code == ErrorCode::Unreachable && left > PAUSE => tokio::time::sleep(PAUSE).await,
+                Err(error) if error.code == ErrorCode::Unreachable => {
+                    if !search.retry().await {
+                        return Err(error);
+                    }
+                }
                 done => return done,
             }
-        }
-    }
-
-    /// Asks one manager for as long as it leads: a frozen one does not answer, and its connection takes seconds to be
-    /// given up. Every call may be repeated.
-    async fn ask(&self, leader: NodeId, left: Duration, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
-        let mut changes = self.ports.replica.clone();
-        let call = with_pin(call, self.ports.replica.borrow().tables.records_identities());
-        tokio::select! {
-            answer = (self.peers)(leader, left, call) => answer,
-            Ok(_) = changes.wait_for(|r| r.raft.leader_node != Some(leader)) => Err(no_leader()),
         }
     }
 

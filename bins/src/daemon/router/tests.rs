@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use muster_api::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts};
+use muster_api::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts, RETRY_PAUSE};
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
 use muster_messages::protocol::Reply;
@@ -198,7 +198,7 @@ async fn who_finds_no_leader_is_told_so_after_ten_seconds_and_when_to_ask_again(
     let world = World::new(None).await;
     let began = Instant::now();
     assert_eq!(code(world.asks().await.unwrap()), ErrorCode::Unreachable);
-    assert!((LIMIT - PAUSE..LIMIT + PAUSE).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert!((LIMIT - RETRY_PAUSE..LIMIT + RETRY_PAUSE).contains(&began.elapsed()), "{:?}", began.elapsed());
     world.universe.finish().await;
 }
 
