@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_kernel::{Address, Alarm, Cx, Fault, Poke, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
-use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAsk, AgentFrame, AgentHello, SeatReply};
+use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, SeatReply};
 use muster_messages::{ErrorBody, Incarnation, Name, NodeId, RefusalReason, Role, Secret};
 use muster_pki::Ended;
 use serde_json::{Value, json};
@@ -155,6 +155,26 @@ impl Named for Msg {
     }
 }
 
+/// Who waits for an answer of the leader.
+enum Port {
+    Membership(Reply<Result<SeatReply, ErrorBody>>),
+    Report(Reply<Result<(), ErrorBody>>),
+}
+
+impl Port {
+    fn answer(self, result: Result<AgentAnswer, ErrorBody>) {
+        let mixed_up = || ErrorBody::new(ErrorCode::Internal, "the answer is of another kind than the question");
+        let _gave_up = match (self, result) {
+            (Self::Membership(port), Ok(AgentAnswer::Seat(reply))) => port.send(Ok(reply)).is_ok(),
+            (Self::Membership(port), Ok(_)) => port.send(Err(mixed_up())).is_ok(),
+            (Self::Membership(port), Err(error)) => port.send(Err(error)).is_ok(),
+            (Self::Report(port), Ok(AgentAnswer::Reported)) => port.send(Ok(())).is_ok(),
+            (Self::Report(port), Ok(_)) => port.send(Err(mixed_up())).is_ok(),
+            (Self::Report(port), Err(error)) => port.send(Err(error)).is_ok(),
+        };
+    }
+}
+
 /// Messages that wait at most: seat requests and refusals; its own tasks are not counted.
 const MAILBOX: usize = 64;
 
@@ -173,7 +193,7 @@ pub struct AgentShell {
     core: Agent,
     ports: AgentPorts,
     effects: Vec<Effect>,
-    asks: BTreeMap<AskId, Reply<Result<SeatReply, ErrorBody>>>,
+    asks: BTreeMap<AskId, Port>,
     next_ask: u64,
     /// The key of the question for a certificate that was asked last.
     key: Option<(u64, Secret)>,
@@ -250,9 +270,9 @@ impl AgentShell {
                 self.send(cx, attempt, Box::new(AgentFrame::Ask { id, ask }));
             }
             Effect::Install { id, reply } => self.install(cx, id, reply.cert_pem),
-            Effect::AnswerSeat { ask, result } => {
-                if let Some(reply) = self.asks.remove(&ask) {
-                    let _gone = reply.send(result);
+            Effect::LeaderAnswered { ask, result } => {
+                if let Some(port) = self.asks.remove(&ask) {
+                    port.answer(result);
                 }
             }
             Effect::KeepManagers(managers) => self.remember(move |node| node.managers = managers),
@@ -339,10 +359,10 @@ impl AgentShell {
         });
     }
 
-    fn park(&mut self, reply: Reply<Result<SeatReply, ErrorBody>>) -> AskId {
+    fn park(&mut self, port: Port) -> AskId {
         self.next_ask += 1;
         let ask = AskId(self.next_ask);
-        self.asks.insert(ask, reply);
+        self.asks.insert(ask, port);
         ask
     }
 
@@ -374,8 +394,12 @@ impl Shell for AgentShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         let input = match msg {
             Msg::Protocol(AgentMsg::RequestSeat { request, reply }) => {
-                let ask = self.park(reply);
-                Input::RequestSeat { ask, request }
+                let ask = self.park(Port::Membership(reply));
+                Input::AskLeader { ask, question: AgentAsk::Seat(request) }
+            }
+            Msg::Protocol(AgentMsg::ReportManager { report, reply }) => {
+                let ask = self.park(Port::Report(reply));
+                Input::AskLeader { ask, question: AgentAsk::ReportManager(report) }
             }
             Msg::Protocol(AgentMsg::RefusedByPeer { refusal, serial }) => Input::RefusedByPeer { refusal, serial },
             Msg::Wake => {

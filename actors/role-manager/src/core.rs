@@ -106,6 +106,7 @@ impl RoleManager {
         match input {
             Input::Wished(wished) => self.wishes.parked.push_back((now.at, wished)),
             Input::Knocked { ask, node, request } => self.knock(now, ask, node, request, out),
+            Input::Reported { ask, node, report } => self.seats.reports.push((ask, node, report)),
             Input::Seen(replica) => self.see(now, replica, out),
             Input::Committed { step, outcome } => self.end_proposal(now, step, outcome, out),
             Input::Probed { step, result } => self.end_probe(now, step, result, out),
@@ -151,6 +152,7 @@ impl RoleManager {
         self.held.retain(|_, held| now.at < held.until);
         self.judge_wishes(now, out);
         self.answer_removals(out);
+        self.take_reports(out);
         self.serve_knocks(now, out);
         self.replan(now);
         self.write(now, out);

@@ -77,6 +77,7 @@ enum Port {
     Role(Reply<Result<WishAccepted, ErrorBody>>),
     Removed(Reply<Result<(), ErrorBody>>),
     Seat(Reply<Result<SeatReply, ErrorBody>>),
+    Reported(Reply<Result<(), ErrorBody>>),
 }
 
 impl Port {
@@ -85,6 +86,7 @@ impl Port {
             Self::Role(port) => port.is_closed(),
             Self::Removed(port) => port.is_closed(),
             Self::Seat(port) => port.is_closed(),
+            Self::Reported(port) => port.is_closed(),
         }
     }
     /// Whoever asked may have given up: that is no fault of ours.
@@ -95,6 +97,7 @@ impl Port {
             }
             (Self::Removed(port), Answer::Removed(result)) => drop(port.send(result)),
             (Self::Seat(port), Answer::Seat(result)) => drop(port.send(result)),
+            (Self::Reported(port), Answer::Reported(result)) => drop(port.send(result)),
             (_, answer) => debug_assert!(false, "an answer of another kind: {answer:?}"),
         }
     }
@@ -103,6 +106,7 @@ impl Port {
             Self::Role(_) => Answer::Role(Err(error)),
             Self::Removed(_) => Answer::Removed(Err(error)),
             Self::Seat(_) => Answer::Seat(Err(error)),
+            Self::Reported(_) => Answer::Reported(Err(error)),
         };
         self.answer(answer);
     }
@@ -177,6 +181,9 @@ impl RoleManagerShell {
             }
             RoleManagerMsg::RequestSeat { node, request, reply } => {
                 (Port::Seat(reply), Input::Knocked { ask, node, request })
+            }
+            RoleManagerMsg::ReportManager { node, report, reply } => {
+                (Port::Reported(reply), Input::Reported { ask, node, report })
             }
         };
         if self.asks.len() >= MAX_OPEN_ASKS {

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use muster_gateway::Connection;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
-use muster_messages::wire::{ActorsAsk, AgentAnswer, HostFrame, PeerCall, SeatReply, SessionFact, SignReply, decode};
+use muster_messages::wire::{ActorsAsk, AgentAnswer, HostFrame, PeerCall, SeatReply, SessionFact, SignReply, WireError, decode};
 use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, millis};
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -249,11 +249,17 @@ impl SessionShell {
 
     fn call(&self, cx: &Cx<Msg>, conn: ConnId, id: u64, call: PeerCall) {
         let (me, limit) = (cx.me().clone(), self.ports.config.leader_deadline);
-        let signs = matches!(call, PeerCall::SignNode { .. });
+        let read: fn(&[u8]) -> Result<AgentAnswer, WireError> = match call {
+            PeerCall::SignNode { .. } => |bytes| decode::<SignReply>(bytes).map(AgentAnswer::Signed),
+            PeerCall::ReportManager { .. } => |_| Ok(AgentAnswer::Reported),
+            _ => |bytes| decode::<SeatReply>(bytes).map(AgentAnswer::Seat),
+        };
         let calling = self.ports.leader.call(call);
         cx.spawn(async move {
             let result = match timeout(limit, calling).await {
-                Ok(Ok(bytes)) => answer(&bytes, signs),
+                Ok(Ok(bytes)) => read(&bytes).map_err(|error| {
+                    ErrorBody::new(ErrorCode::Internal, format!("the leader's answer cannot be read: {error}"))
+                }),
                 Ok(Err(error)) => Err(error),
                 Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "the leader did not answer in time")),
             };
@@ -283,15 +289,6 @@ impl SessionShell {
             }
         }
     }
-}
-
-fn answer(bytes: &[u8], signs: bool) -> Result<AgentAnswer, ErrorBody> {
-    let decoded = if signs {
-        decode::<SignReply>(bytes).map(AgentAnswer::Signed)
-    } else {
-        decode::<SeatReply>(bytes).map(AgentAnswer::Seat)
-    };
-    decoded.map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the leader's answer cannot be read: {e}")))
 }
 
 impl Shell for SessionShell {

@@ -19,9 +19,9 @@ use muster_agent::ManagerWanted;
 use muster_elector::BootTime;
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials};
-use muster_messages::wire::{ReconcilerRequest, SeatRequest};
+use muster_messages::wire::{ManagerReport, ReconcilerRequest};
 use muster_messages::{
-    Definition, DefinitionKey, ErrorBody, ErrorCode, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release,
+    Definition, DefinitionKey, ErrorBody, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release,
     Replica, level_release,
 };
 use muster_raft_member::Outgrown;
@@ -109,15 +109,14 @@ pub fn outgrows(shared: &Shared) -> Outgrow {
     Arc::new(move |why| outgrow(&shared, why))
 }
 
-/// Asks for the seat in vain, for as long as the process runs: whoever leads can tell operators of this node then.
+/// Reports the feature level of this build for as long as the process runs, so that the leader shows operators why this node is
+/// not a manager.
 async fn stay_named(shared: Shared) {
-    let (advertise, feature_level) = (shared.advertise.clone(), shared.config.settings.debug.feature_level);
-    let request = SeatRequest { advertise, held: None, data_lost: None, feature_level, lacks: None };
+    let report = ManagerReport { feature_level: shared.config.settings.debug.feature_level, failure: None };
     loop {
-        let request = request.clone();
-        let asked = shared.agent.ask(PATIENCE, |reply| AgentMsg::RequestSeat { request, reply }).await;
-        let heard = matches!(asked, Ok(Err(error)) if error.code == ErrorCode::GateClosed);
-        tokio::time::sleep(if heard { NAMED_AGAIN } else { AGAIN }).await;
+        let report = report.clone();
+        let reported = shared.agent.ask(PATIENCE, |reply| AgentMsg::ReportManager { report, reply }).await;
+        tokio::time::sleep(if matches!(reported, Ok(Ok(()))) { NAMED_AGAIN } else { AGAIN }).await;
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_agent::ManagerWanted;
 use muster_kernel::Tree;
 use muster_messages::protocol::AgentMsg;
-use muster_messages::wire::SeatRequest;
+use muster_messages::wire::ManagerReport;
 use tokio::sync::watch;
 
 use super::node::Shared;
@@ -41,10 +41,10 @@ pub fn report(shared: &Shared, wanted: watch::Receiver<ManagerWanted>) {
             };
             told = match &known {
                 Some(why) => {
-                    let _heard = tell(&shared, Some(why.clone())).await;
+                    let _heard = send(&shared, Some(why.clone())).await;
                     true
                 }
-                None => told && !tell(&shared, None).await,
+                None => told && !send(&shared, None).await,
             };
         }
     });
@@ -77,14 +77,8 @@ fn failing(tree: &Tree) -> Option<Seen> {
     part.map(Seen::Cause).or_else(|| tree.failing("node/manager").map(Seen::GaveUp))
 }
 
-/// True once whoever leads has heard it. Without a session or a leader nobody has; the next time is soon.
-async fn tell(shared: &Shared, lacks: Option<String>) -> bool {
-    let request = SeatRequest {
-        advertise: shared.advertise.clone(),
-        held: None,
-        data_lost: None,
-        feature_level: shared.config.settings.debug.feature_level,
-        lacks,
-    };
-    matches!(shared.agent.ask(PATIENCE, |reply| AgentMsg::RequestSeat { request, reply }).await, Ok(Ok(_)))
+/// True once the leader has the report. Without a session or a leader it has not; the next attempt is soon.
+async fn send(shared: &Shared, failure: Option<String>) -> bool {
+    let report = ManagerReport { feature_level: shared.config.settings.debug.feature_level, failure };
+    matches!(shared.agent.ask(PATIENCE, |reply| AgentMsg::ReportManager { report, reply }).await, Ok(Ok(())))
 }

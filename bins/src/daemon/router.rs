@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use muster_api::{Leader, ManagerPorts, Service as Api};
 use muster_kernel::{Address, Clock, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
-use muster_messages::wire::{self, PeerCall, SeatRequest};
+use muster_messages::wire::{self, PeerCall};
 use muster_messages::{CertIdentity, ErrorBody, ErrorCode, ErrorMark, NodeId, Replica, Role};
 use muster_sessions::LeaderCalls;
 use serde_json::{Value, json};
@@ -140,9 +140,13 @@ impl Router {
                 let make = |reply| CertAuthorityMsg::Join { observed_addr, request: Box::new(request), reply };
                 encoded(leader.authority.ask(left, make).await.map_err(gone)?)
             }
-            PeerCall::Seat { node, request } => self.seat(node, request, left).await,
-            PeerCall::Lacking { node, request, lacks } => {
-                self.seat(node, SeatRequest { lacks: Some(lacks), ..request }, left).await
+            PeerCall::Seat { node, request } => {
+                let make = |reply| RoleManagerMsg::RequestSeat { node, request, reply };
+                encoded(leader.roles.ask(left, make).await.map_err(gone)?)
+            }
+            PeerCall::ReportManager { node, report } => {
+                let make = |reply| RoleManagerMsg::ReportManager { node, report, reply };
+                leader.roles.ask(left, make).await.map_err(gone)?.map(|()| Vec::new())
             }
             PeerCall::Sessions(digest) => {
                 let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
@@ -151,11 +155,6 @@ impl Router {
             PeerCall::Clock => encoded(Ok(Clock.wall())),
             PeerCall::Actors(call) => self.api.answer_actors(&call, left).await.map(String::into_bytes),
         }
-    }
-
-    async fn seat(&self, node: NodeId, request: SeatRequest, left: Duration) -> Result<Vec<u8>, ErrorBody> {
-        let asked = |reply| RoleManagerMsg::RequestSeat { node, request, reply };
-        encoded(self.ports.leader.roles.ask(left, asked).await.map_err(gone)?)
     }
 }
 

@@ -117,7 +117,7 @@ impl SeatKeeper {
             RaftData::Damaged { held, file, .. } => (held, Some(DataLoss { damaged: true, file })),
         };
         let SeatPorts { advertise, feature_level, .. } = &self.ports;
-        SeatRequest { advertise: advertise.clone(), held, data_lost, feature_level: *feature_level, lacks: None }
+        SeatRequest { advertise: advertise.clone(), held, data_lost, feature_level: *feature_level }
     }
 
     /// One line per change, to whoever looks at why a manager is not there yet.

@@ -2,7 +2,7 @@
 
 use super::{Named, Reply};
 use crate::model::ErrorBody;
-use crate::wire::{Refusal, SeatReply, SeatRequest};
+use crate::wire::{ManagerReport, Refusal, SeatReply, SeatRequest};
 
 /// Messages of the agent.
 pub enum AgentMsg {
@@ -10,6 +10,9 @@ pub enum AgentMsg {
     /// with the leader's reply, or `unreachable` without a session or when it ends first. Lost: ask again. Repeated:
     /// forwarded again, see [`super::RoleManagerMsg::RequestSeat`]. Late: decided by the leader's applied state.
     RequestSeat { request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
+    /// Forwards a report of the manager runtime to the leader, in the same way. Lost: report again. Repeated or late: see
+    /// [`super::RoleManagerMsg::ReportManager`].
+    ReportManager { report: ManagerReport, reply: Reply<Result<(), ErrorBody>> },
     /// Another manager refused this node's manager runtime. `blocked`, `removed`, `demoted` and `old_incarnation` have
     /// the effect that they have from the agent's own host; other reasons are only shown. `serial` is the certificate
     /// that was refused, where known. Lost: the next refusal counts. Repeated: same effect. Late: ignored once another
@@ -21,6 +24,7 @@ impl Named for AgentMsg {
     fn name(&self) -> &'static str {
         match self {
             Self::RequestSeat { .. } => "request_seat",
+            Self::ReportManager { .. } => "report_manager",
             Self::RefusedByPeer { .. } => "refused_by_peer",
         }
     }

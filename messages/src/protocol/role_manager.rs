@@ -2,7 +2,7 @@
 
 use super::{Named, Reply};
 use crate::model::{ErrorBody, NodeId, Principal, RequestId, Role};
-use crate::wire::{SeatReply, SeatRequest};
+use crate::wire::{ManagerReport, SeatReply, SeatRequest};
 
 /// A desired-state change that was written to the replicated state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,10 @@ pub enum RoleManagerMsg {
     /// asks again by itself. Repeated: the same id while the node holds it; an older request that still waits is
     /// answered `Wait`. Late: decided by the leader's applied state, never by the node's certificate.
     RequestSeat { node: NodeId, request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
+    /// A node reports whether its manager runtime can run. Answered at once; a report of a node that is not to be a
+    /// manager is dropped. Lost: a failure is reported again every 5 s. Repeated or late: the newest report or
+    /// membership request of the node counts.
+    ReportManager { node: NodeId, report: ManagerReport, reply: Reply<Result<(), ErrorBody>> },
 }
 
 impl Named for RoleManagerMsg {
@@ -40,6 +44,7 @@ impl Named for RoleManagerMsg {
             Self::SetRole { .. } => "set_role",
             Self::Remove { .. } => "remove",
             Self::RequestSeat { .. } => "request_seat",
+            Self::ReportManager { .. } => "report_manager",
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{SeatReply, SeatRequest, SignReply};
+use super::{ManagerReport, SeatReply, SeatRequest, SignReply};
 use crate::model::{ErrorBody, Incarnation, Name, NodeId, Revision, Role};
 
 /// From the agent to its host.
@@ -58,10 +58,9 @@ pub enum AgentAsk {
     /// A Raft member id. Answered with [`AgentAnswer::Seat`]. Lost: the manager runtime asks again. Repeated: the same
     /// id while the node holds it.
     Seat(SeatRequest),
-    /// Reports why the manager runtime does not run; asks for no member id. Answered with [`AgentAnswer::Seat`]. A host
-    /// that is too old to know it ends the session, which affects only a node with such a report. Lost: reported again
-    /// every 5 s. Repeated: replaces the report before.
-    Lacking { request: SeatRequest, lacks: String },
+    /// Reports whether the manager runtime can run. Answered with [`AgentAnswer::Reported`]. Lost: a failure is reported
+    /// again every 5 s. Repeated: replaces the report before.
+    ReportManager(ManagerReport),
 }
 
 /// Answers to [`AgentAsk`]. Lost with the connection: the agent asks again.
@@ -71,6 +70,8 @@ pub enum AgentAnswer {
     Signed(SignReply),
     /// Lost: asked again, and answered by the state of that time. Repeated or late: ignored by its id.
     Seat(SeatReply),
+    /// The leader has the report. Lost: reported again. Repeated or late: ignored by its id.
+    Reported,
 }
 
 /// From the host to the agent.

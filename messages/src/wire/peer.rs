@@ -164,10 +164,9 @@ pub enum PeerCall {
     /// Live actors of the receiving manager, or of a worker in session with it. Lost, repeated or late: see
     /// [`super::ActorsAsk`].
     Actors(ActorsCall),
-    /// A node whose certificate says manager, and whose manager runtime does not run for this reason. Answered like
-    /// `Seat`. A call of its own, so that the bytes of `Seat` are the same for every build. Lost: the node reports it
-    /// again every 5 s. Repeated or late: the newest request of the node counts.
-    Lacking { node: NodeId, request: SeatRequest, lacks: String },
+    /// A node whose certificate says manager reports whether its manager runtime can run. Lost: the node reports a
+    /// failure again every 5 s. Repeated or late: the newest report or membership request of the node counts.
+    ReportManager { node: NodeId, report: ManagerReport },
     /// Like `SignNode`, with the pin of the certificate that the node showed. Sent from feature level 3 on, which every
     /// manager then reads. Lost or repeated: as `SignNode`.
     SignPinned { identity: CertIdentity, pin: CertificatePin, observed_addr: String, csr_pem: String },
@@ -187,10 +186,16 @@ pub struct SeatRequest {
     pub data_lost: Option<DataLoss>,
     /// The newest encoding of commands and snapshots that its build reads. Below the cluster's: refused.
     pub feature_level: u32,
-    /// What its manager half lacks to run, if it does not: then no seat is meant. It is shown as what the change waits for,
-    /// until the next request. Nothing that the node holds is touched. Travels beside the request: `Lacking`.
-    #[serde(skip)]
-    pub lacks: Option<String>,
+}
+
+/// What a node reports of its manager runtime. It is shown as what the change waits for; the node's membership and data
+/// stay as they are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagerReport {
+    /// As in [`SeatRequest`]. Below the cluster's: shown as the reason.
+    pub feature_level: u32,
+    /// Why the manager runtime does not run; `None`: a failure reported before is over.
+    pub failure: Option<String>,
 }
 
 /// What became of a manager's Raft data.
@@ -248,7 +253,7 @@ pub enum PeerReply {
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
     /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for
-    /// `Seat` and `Lacking`, an encoded [`WallTime`] for `Clock`, empty for `Sessions`. Lost: see [`PeerCall`].
+    /// `Seat`, an encoded [`WallTime`] for `Clock`, empty for `Sessions` and `ReportManager`. Lost: see [`PeerCall`].
     Answer(Result<Vec<u8>, ErrorBody>),
 }
 
@@ -261,7 +266,7 @@ pub struct SignReply {
     pub root_pem: String,
 }
 
-/// The answer to `Seat` and `Lacking`. Lost: the node asks again and is answered by the state of that time. Late: a
+/// The answer to `Seat`. Lost: the node asks again and is answered by the state of that time. Late: a
 /// node that has given up waiting ignores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeatReply {

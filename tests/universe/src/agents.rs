@@ -5,7 +5,7 @@ use std::time::Duration;
 use muster_agent::core::{self as agent, CertificateFacts};
 use muster_cert_authority::core as authority;
 use muster_messages::wire::{
-    AGENT_PROTOCOL, AgentAsk, AgentFrame, AgentHello, PeerCall, Refusal, SeatReply, SeatRequest,
+    AGENT_PROTOCOL, AgentAnswer, AgentAsk, AgentFrame, AgentHello, PeerCall, Refusal, SeatReply, SeatRequest,
 };
 use muster_messages::{
     CertIdentity, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role,
@@ -167,10 +167,14 @@ impl Universe {
                 let (life, soon) = (self.machines[place].life, self.dice.micros(300, 20_000));
                 self.time.after(soon, Event::Installed { place, life, id, text: reply.cert_pem });
             }
-            agent::Effect::AnswerSeat { ask, result } => {
+            agent::Effect::LeaderAnswered { ask, result } => {
                 let asked = |h: &crate::machine::Half| h.keeper.asking == Some(ask.0);
                 if self.machines[place].half.as_ref().is_some_and(asked) {
-                    self.seat_answered(place, result);
+                    let seat = result.map(|answer| match answer {
+                        AgentAnswer::Seat(reply) => reply,
+                        other => panic!("a request for a seat was answered {other:?}"),
+                    });
+                    self.seat_answered(place, seat);
                 }
             }
             agent::Effect::KeepManagers(known) => self.machines[place].agent.known = known,
@@ -375,13 +379,13 @@ impl Universe {
         let lost = disk.lost.clone().filter(|_| h.keeper.seated <= disk.held);
         let held = if lost.is_some() { self.machines[place].disk.held } else { h.keeper.holds };
         let advertise = self.machines[place].addr.clone();
-        let request = SeatRequest { advertise, held, data_lost: lost, feature_level: FEATURE_LEVEL, lacks: None };
+        let request = SeatRequest { advertise, held, data_lost: lost, feature_level: FEATURE_LEVEL };
         let ask = self.number();
         if let Some(h) = self.machines[place].half_mut(half) {
             h.keeper.asking = Some(ask);
         }
         self.time.after(PATIENCE, Event::AskSeat { place, half, unanswered: Some(ask) });
-        self.agent_step(place, agent::Input::RequestSeat { ask: agent::AskId(ask), request });
+        self.agent_step(place, agent::Input::AskLeader { ask: agent::AskId(ask), question: AgentAsk::Seat(request) });
     }
 
     /// A member that follows nobody for so long may have lost its seat without hearing of it.

@@ -28,7 +28,6 @@ use std::time::Duration;
 
 use muster_messages::wire::{
     AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame, Refusal,
-    SeatRequest,
 };
 use muster_messages::{
     Dice, ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role, WallTime,
@@ -116,7 +115,7 @@ impl Agent {
             }
             Input::Heard { attempt, frame } => self.heard(now, wall, attempt, *frame, out),
             Input::Lost { attempt, why } => self.lost(now, wall, attempt, why, out),
-            Input::RequestSeat { ask, request } => self.request_seat(ask, request, out),
+            Input::AskLeader { ask, question } => self.ask_leader(ask, question, out),
             Input::RefusedByPeer { refusal, serial } => {
                 if serial.is_none_or(|s| s == self.certificate.serial) {
                     if refusal.reason == RefusalReason::OldIncarnation {
@@ -282,12 +281,7 @@ impl Agent {
 
     fn answered(&mut self, now: Moment, id: u64, result: Result<AgentAnswer, ErrorBody>, out: &mut Vec<Effect>) {
         if let Some(ask) = self.asks.remove(&id) {
-            let result = match result {
-                Ok(AgentAnswer::Seat(reply)) => Ok(reply),
-                Ok(AgentAnswer::Signed(_)) => Err(mixed_up()),
-                Err(error) => Err(error),
-            };
-            out.push(Effect::AnswerSeat { ask, result });
+            out.push(Effect::LeaderAnswered { ask, result });
             return;
         }
         if !self.renewal.expects(id) {
@@ -298,7 +292,7 @@ impl Agent {
                 self.renewal.installing();
                 out.push(Effect::Install { id, reply });
             }
-            Ok(AgentAnswer::Seat(_)) => self.sign_failed(now, &mixed_up(), out),
+            Ok(AgentAnswer::Seat(_) | AgentAnswer::Reported) => self.sign_failed(now, &mixed_up(), out),
             Err(error) => self.sign_failed(now, &error, out),
         }
     }
@@ -309,27 +303,23 @@ impl Agent {
         out.push(Effect::Note(Note::SignFailed { why: error.message.clone() }));
     }
 
-    fn request_seat(&mut self, ask: AskId, request: SeatRequest, out: &mut Vec<Effect>) {
+    fn ask_leader(&mut self, ask: AskId, question: AgentAsk, out: &mut Vec<Effect>) {
         let refusal = match &self.phase {
             Phase::Live(live) if live.viewed && self.asks.len() < self.config.open_asks => {
                 let attempt = live.attempt;
                 self.next_id += 1;
                 self.asks.insert(self.next_id, ask);
-                let ask = match request.lacks.clone() {
-                    Some(lacks) => AgentAsk::Lacking { request, lacks },
-                    None => AgentAsk::Seat(request),
-                };
-                let frame = Box::new(AgentFrame::Ask { id: self.next_id, ask });
+                let frame = Box::new(AgentFrame::Ask { id: self.next_id, ask: question });
                 out.push(Effect::Send { attempt, frame });
                 return;
             }
             Phase::Live(live) if live.viewed => {
-                ErrorBody::new(ErrorCode::TooManyRequests, "too many seat requests are waiting")
+                ErrorBody::new(ErrorCode::TooManyRequests, "too many questions of the manager runtime are waiting")
             }
             Phase::Over => ErrorBody::new(ErrorCode::Unreachable, "this node keeps no session any more"),
             _ => no_session(),
         };
-        out.push(Effect::AnswerSeat { ask, result: Err(refusal) });
+        out.push(Effect::LeaderAnswered { ask, result: Err(refusal) });
     }
 
     /// A connection ended, or never came about.
@@ -381,7 +371,7 @@ impl Agent {
     fn session_gone(&mut self, out: &mut Vec<Effect>) {
         self.renewal.session_lost();
         for (_, ask) in std::mem::take(&mut self.asks) {
-            out.push(Effect::AnswerSeat { ask, result: Err(no_session()) });
+            out.push(Effect::LeaderAnswered { ask, result: Err(no_session()) });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Claims about the agent's decisions.
 
-use muster_messages::wire::{SeatReply, SignReply};
+use muster_messages::wire::{SeatReply, SeatRequest, SignReply};
 use muster_messages::{FEATURE_LEVEL, Name, WaitReason};
 
 use super::*;
@@ -540,29 +540,29 @@ fn a_lost_session_stops_no_manager_half() {
 #[test]
 fn a_seat_request_is_relayed_and_ends_with_its_session() {
     let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
-    let request = || SeatRequest {
+    let membership = SeatRequest {
         advertise: "10.0.0.9:4400".to_owned(),
         held: None,
         data_lost: None,
         feature_level: FEATURE_LEVEL,
-        lacks: None,
     };
-    w.step(Input::RequestSeat { ask: AskId(1), request: request() });
-    assert!(w.said(|e| matches!(e, Effect::AnswerSeat { result: Err(e), .. } if e.code == ErrorCode::Unreachable)));
+    let request = || AgentAsk::Seat(membership.clone());
+    w.step(Input::AskLeader { ask: AskId(1), question: request() });
+    assert!(w.said(|e| matches!(e, Effect::LeaderAnswered { result: Err(e), .. } if e.code == ErrorCode::Unreachable)));
     w.open();
     w.show(view(9, Role::Manager, 5));
-    w.step(Input::RequestSeat { ask: AskId(2), request: request() });
+    w.step(Input::AskLeader { ask: AskId(2), question: request() });
     let id = w.agent.next_id;
     let wait = SeatReply::Wait { reason: WaitReason::MembershipBusy, message: String::new(), retry_after_ms: 50 };
     w.answer(id, Ok(AgentAnswer::Seat(wait.clone())));
-    assert!(w.said(|e| *e == Effect::AnswerSeat { ask: AskId(2), result: Ok(wait.clone()) }));
-    w.step(Input::RequestSeat { ask: AskId(3), request: request() });
+    assert!(w.said(|e| *e == Effect::LeaderAnswered { ask: AskId(2), result: Ok(AgentAnswer::Seat(wait.clone())) }));
+    w.step(Input::AskLeader { ask: AskId(3), question: request() });
     w.lose();
-    assert!(w.said(|e| matches!(e, Effect::AnswerSeat { ask: AskId(3), result: Err(_) })));
+    assert!(w.said(|e| matches!(e, Effect::LeaderAnswered { ask: AskId(3), result: Err(_) })));
     for n in 0..20 {
         w.open();
         w.show(view(9, Role::Manager, 5));
-        w.step(Input::RequestSeat { ask: AskId(10 + n), request: request() });
+        w.step(Input::AskLeader { ask: AskId(10 + n), question: request() });
         w.lose();
     }
     assert!(w.agent.asks.is_empty());

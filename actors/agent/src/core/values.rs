@@ -1,6 +1,6 @@
 //! What the agent hears and says, as values.
 
-use muster_messages::wire::{AgentFrame, AgentHello, HostFrame, Refusal, SeatReply, SeatRequest, SignReply};
+use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, AgentHello, HostFrame, Refusal, SignReply};
 use muster_messages::{CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime};
 
 use super::Because;
@@ -69,9 +69,10 @@ pub enum Input {
         attempt: Attempt,
         why: Loss,
     },
-    RequestSeat {
+    /// The manager runtime has a question for the leader.
+    AskLeader {
         ask: AskId,
-        request: SeatRequest,
+        question: AgentAsk,
     },
     /// Another manager refused the manager half.
     RefusedByPeer {
@@ -110,9 +111,10 @@ pub enum Effect {
         id: u64,
         reply: SignReply,
     },
-    AnswerSeat {
+    /// Of another kind than the question only if the host mixed them up.
+    LeaderAnswered {
         ask: AskId,
-        result: Result<SeatReply, ErrorBody>,
+        result: Result<AgentAnswer, ErrorBody>,
     },
     /// The cluster's managers changed: keep them.
     KeepManagers(Vec<String>),

@@ -169,7 +169,6 @@ async fn calls_without_end_are_gated_and_cost_bounded_memory() {
         held: None,
         data_lost: None,
         feature_level: muster_messages::FEATURE_LEVEL,
-        lacks: None,
     };
     let asked = muster_messages::wire::PeerCall::Seat { node: crate::node::node(9), request };
     let message = envelope(client.victim.tag, PeerMessage::Call(asked));

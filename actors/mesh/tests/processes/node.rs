@@ -142,7 +142,6 @@ pub fn call(text: &str) -> PeerCall {
             held: None,
             data_lost: None,
             feature_level: FEATURE_LEVEL,
-            lacks: None,
         },
     }
 }

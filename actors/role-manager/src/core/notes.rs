@@ -18,10 +18,10 @@ pub struct Note {
     pub dial_back: Option<String>,
     /// The seat whose data it lost. Remembered until it holds another one.
     pub lost: Option<(RaftId, DataLoss)>,
-    /// It asked for a seat with a build that does not speak what the cluster speaks. Remembered until it asks with another.
+    /// Its build does not support the cluster's feature level. Kept until a request or report of another build.
     pub too_old: Option<String>,
-    /// Its manager half does not run, it says, and why. Remembered until it asks for a seat.
-    pub lacks: Option<String>,
+    /// Why its manager runtime does not run, as it reported. Kept until another report or a membership request.
+    pub failure: Option<String>,
     /// Its progress as a learner.
     pub learner: Option<Learner>,
 }

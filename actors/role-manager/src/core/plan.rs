@@ -155,7 +155,7 @@ impl Path<'_> {
 
     /// It has its seat and takes no part. Nothing is to be done here, and nobody waits for it.
     fn absent(&self) -> Option<Plan> {
-        let why = self.note.too_old.as_ref().or(self.note.lacks.as_ref())?;
+        let why = self.note.too_old.as_ref().or(self.note.failure.as_ref())?;
         let wait = Wait::new(WaitReason::WaitingForJoin, why.clone());
         Some(Plan { wants: Wants::Manager, next: None, wait, holds: false })
     }
@@ -164,7 +164,7 @@ impl Path<'_> {
     fn seatless(&self) -> Plan {
         let name = &self.record.name;
         // A dial-back proves that it listens. A seat for a half that does not run would be one more silent learner.
-        let runs = self.note.lacks.is_none();
+        let runs = self.note.failure.is_none();
         if let Some(proven) = self.note.proven_at(self.scene.now.at).filter(|_| runs) {
             return Plan {
                 wants: Wants::Manager,
@@ -182,7 +182,7 @@ impl Path<'_> {
         }
         let wait = if self.is_down() {
             Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it asks for a seat when it returns"))
-        } else if let Some(why) = self.note.too_old.as_ref().or(self.note.lacks.as_ref()) {
+        } else if let Some(why) = self.note.too_old.as_ref().or(self.note.failure.as_ref()) {
             Wait::new(WaitReason::WaitingForJoin, why.clone())
         } else if let Some(why) = &self.note.dial_back {
             Wait::new(WaitReason::DialBackFailed, why.clone())
@@ -201,7 +201,7 @@ impl Path<'_> {
     fn learner(&self, seat: &Member) -> Plan {
         let (node, raft_id, name) = (self.record.id, seat.raft_id, &self.record.name);
         let config = self.scene.config;
-        let wait = match &self.note.lacks {
+        let wait = match &self.note.failure {
             Some(why) => Wait::new(WaitReason::WaitingForJoin, why.clone()),
             None => Wait::new(WaitReason::CatchingUp, format!("{name} copies the log")),
         };

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
+use muster_messages::wire::{DataLoss, ManagerReport, SeatReply, SeatRequest};
 use muster_messages::{ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replica, Role, Tables, WaitReason, millis};
 
 use super::{Answer, AskId, Effect, Moment, Now, RoleManager, StepId};
 
-/// What a node says that it lacks is shown to people, and kept: so much of it, in characters. A path and an error fit.
-const LONGEST_LACK: usize = 500;
+/// Characters of a reported failure that are kept and shown: a path and an error fit.
+const MAX_FAILURE: usize = 500;
 
 /// A node at the door. One per node: a newer request of the same node takes the place of an older one.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,8 @@ pub(crate) struct Seats {
     pub knocks: BTreeMap<NodeId, Knock>,
     /// Dial-backs in progress, with the address each dials.
     pub probes: BTreeMap<StepId, (NodeId, String)>,
+    /// Reports that no leader has taken in yet.
+    pub reports: Vec<(AskId, NodeId, ManagerReport)>,
 }
 
 impl Seats {
@@ -41,8 +43,6 @@ pub(crate) enum Standing {
     Answer(Box<Result<SeatReply, ErrorBody>>),
     /// Its build does not speak what the cluster speaks.
     TooOld(ErrorBody),
-    /// Its manager half does not run: this is why.
-    Lacking(String),
     /// It holds this seat.
     Seated(RaftId),
     /// It holds this seat, and others dial it at another address.
@@ -72,10 +72,6 @@ pub(crate) fn judge(replica: &Replica, node: NodeId, request: &SeatRequest) -> S
     }
     if let Some(why) = too_old(tables, name, request.feature_level) {
         return Standing::TooOld(why);
-    }
-    if let Some(lacks) = &request.lacks {
-        let lacks: String = lacks.chars().take(LONGEST_LACK).collect();
-        return Standing::Lacking(format!("the manager half of {name} does not run: {lacks}"));
     }
     if let Err(why) = dialable(&request.advertise) {
         let message = format!("{name} advertises {:?}: {why}", request.advertise);
@@ -151,20 +147,14 @@ impl RoleManager {
             let Some(knock) = self.seats.knocks.get(&node) else { continue };
             let (ask, addr, eligible) = (knock.ask, knock.request.advertise.clone(), knock.eligible);
             let standing = judge(&self.seen, node, &knock.request);
-            if !matches!(standing, Standing::TooOld(_)) {
-                self.kept.notes.edit(node, |note| note.too_old = None);
-            }
-            self.note_lack(node, &standing);
+            let too_old = match &standing {
+                Standing::TooOld(error) => Some(error.message.clone()),
+                _ => None,
+            };
+            self.note_runtime(node, too_old, None);
             match standing {
                 Standing::Answer(answer) => self.open(node, ask, *answer, out),
-                Standing::TooOld(error) => {
-                    self.kept.notes.edit(node, |note| note.too_old = Some(error.message.clone()));
-                    self.open(node, ask, Err(error), out);
-                }
-                Standing::Lacking(why) => {
-                    let reply = wait(WaitReason::WaitingForJoin, why, self.config.ask_again);
-                    self.open(node, ask, Ok(reply), out);
-                }
+                Standing::TooOld(error) => self.open(node, ask, Err(error), out),
                 Standing::Seated(raft_id) => self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out),
                 Standing::Lost(raft_id, _) if eligible => {
                     self.open(node, ask, Ok(SeatReply::Seated { raft_id }), out);
@@ -182,14 +172,28 @@ impl RoleManager {
         }
     }
 
-    /// What the newest request says: a lack is over with the first that names none.
-    fn note_lack(&mut self, node: NodeId, standing: &Standing) {
-        let lacks = match standing {
-            Standing::Lacking(why) => Some(why.clone()),
-            _ => None,
-        };
-        if self.kept.notes.of(node).lacks != lacks {
-            self.kept.notes.edit(node, |note| note.lacks = lacks);
+    /// Takes in what nodes report of their manager runtimes.
+    pub(super) fn take_reports(&mut self, out: &mut Vec<Effect>) {
+        for (ask, node, report) in std::mem::take(&mut self.seats.reports) {
+            let tables = &self.seen.tables;
+            let record = (tables.nodes.get(&node)).filter(|r| r.desired_role == Role::Manager && r.removing.is_none());
+            if let Some(record) = record.filter(|_| !tables.blocklist.contains_key(&node)) {
+                let too_old = too_old(tables, &record.name, report.feature_level).map(|error| error.message);
+                let failure = report.failure.map(|why| {
+                    let why: String = why.chars().take(MAX_FAILURE).collect();
+                    format!("the manager runtime of {} does not run: {why}", record.name)
+                });
+                self.note_runtime(node, too_old, failure);
+            }
+            out.push(Effect::Answer(ask, Answer::Reported(Ok(()))));
+        }
+    }
+
+    /// What the newest request or report of a node says of its manager runtime.
+    fn note_runtime(&mut self, node: NodeId, too_old: Option<String>, failure: Option<String>) {
+        let before = self.kept.notes.of(node);
+        if (&before.too_old, &before.failure) != (&too_old, &failure) {
+            self.kept.notes.edit(node, |note| (note.too_old, note.failure) = (too_old, failure));
             self.dirty.insert(node);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::wire::{SeatReply, SeatRequest};
+use muster_messages::wire::{ManagerReport, SeatReply, SeatRequest};
 use muster_messages::{
     Command, CommandRefusal, ErrorBody, Moment, NodeId, RaftId, Replica, Revision, SeatChange, SettleTimes, Term,
     WallTime, Wants,
@@ -46,6 +46,8 @@ pub enum Input {
     Wished(Wished),
     /// A manager half asks for a seat.
     Knocked { ask: AskId, node: NodeId, request: SeatRequest },
+    /// A node reports whether its manager runtime can run.
+    Reported { ask: AskId, node: NodeId, report: ManagerReport },
     /// The newest level of the replicated state and of Raft.
     Seen(Arc<Replica>),
     /// A proposed command or seat change ended.
@@ -120,6 +122,8 @@ pub enum Answer {
     /// A removal was wished, and is done.
     Removed(Result<(), ErrorBody>),
     Seat(Result<SeatReply, ErrorBody>),
+    /// The report was taken in.
+    Reported(Result<(), ErrorBody>),
 }
 
 /// What survives a crash of the role manager. The next incarnation starts from this and from a fresh look.

@@ -177,6 +177,9 @@ impl RoleManager {
         for ask in std::mem::take(&mut self.wishes.removals).into_values().flatten() {
             out.push(Effect::Answer(ask, Answer::Removed(Err(not_leading()))));
         }
+        for (ask, ..) in std::mem::take(&mut self.seats.reports) {
+            out.push(Effect::Answer(ask, Answer::Reported(Err(not_leading()))));
+        }
         for knock in std::mem::take(&mut self.seats.knocks).into_values() {
             out.push(Effect::Answer(knock.ask, Answer::Seat(Err(not_leading()))));
         }

@@ -143,7 +143,7 @@ async fn three_wishes(fuse: Fuse, copies_late: bool) {
         if seated.is_none() && stage.tables.nodes[&id(4)].role == Role::Manager {
             seated = Some(stage.insists(|reply| {
                 let (advertise, feature_level) = ("10.0.0.4:4400".to_owned(), FEATURE_LEVEL);
-                let request = SeatRequest { advertise, held: None, data_lost: None, feature_level, lacks: None };
+                let request = SeatRequest { advertise, held: None, data_lost: None, feature_level };
                 RoleManagerMsg::RequestSeat { node: id(4), request, reply }
             }));
         }

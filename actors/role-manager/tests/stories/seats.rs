@@ -1,4 +1,4 @@
-use muster_messages::wire::{DataLoss, SeatReply, SeatRequest};
+use muster_messages::wire::{DataLoss, ManagerReport, SeatReply, SeatRequest};
 use muster_messages::*;
 use muster_role_manager::core::{Answer, AskId};
 
@@ -10,7 +10,6 @@ fn request(n: u64) -> SeatRequest {
         held: None,
         data_lost: None,
         feature_level: FEATURE_LEVEL,
-        lacks: None,
     }
 }
 fn reply(world: &World, ask: AskId) -> Result<SeatReply, ErrorBody> {
@@ -28,6 +27,15 @@ fn ask(world: &mut World, n: u64, request: SeatRequest) -> Result<SeatReply, Err
     let reply = world.machine(n).replies.last().cloned();
     *world.machine(n) = before;
     reply.ok_or_else(|| ErrorBody::new(ErrorCode::Internal, "no reply"))
+}
+
+fn report(world: &mut World, n: u64, report: ManagerReport) -> Result<(), ErrorBody> {
+    let ask = world.report_manager(id(n), report);
+    world.turn();
+    match world.answers.get(&ask) {
+        Some(Answer::Reported(result)) => result.clone(),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Asks, and is refused at once.
@@ -119,30 +127,30 @@ fn a_build_that_does_not_speak_the_clusters_level_gets_no_seat_and_is_named() {
 
 // E1, S130: promoted, and its manager half cannot start.
 #[test]
-fn what_a_manager_half_lacks_is_what_the_change_waits_for_until_it_asks_for_a_seat() {
-    let mut world = World::new(3, 1);
+fn reported_failure_is_shown_until_membership_is_requested() {
+    let mut world = World::new(3, 2);
     world.machine(4).no_knocks = true;
     world.promote(4);
     world.run_for(secs(1));
-    let lacking = |n: u64, what: &str| SeatRequest { lacks: Some(what.to_owned()), ..request(n) };
-    let answer = ask(&mut world, 4, lacking(4, "DIR/raft: permission denied")).unwrap();
-    let sentence = "the manager half of n4 does not run: DIR/raft: permission denied";
-    assert!(matches!(&answer, SeatReply::Wait { message, .. } if message == sentence), "{answer:?}");
+    let failing = |why: &str| ManagerReport { feature_level: FEATURE_LEVEL, failure: Some(why.to_owned()) };
+    let running = ManagerReport { feature_level: FEATURE_LEVEL, failure: None };
+    report(&mut world, 4, failing("DIR/raft: permission denied")).unwrap();
+    let sentence = "the manager runtime of n4 does not run: DIR/raft: permission denied";
     assert_eq!(world.reason(4), Some(WaitReason::WaitingForJoin));
     assert_eq!(world.message(4), sentence);
     assert!(world.tables.seat_of(id(4)).is_none(), "no seat is given to who cannot take it");
 
     // One that votes is shown, too, and keeps its seat: its disk may have room again in a minute.
-    let voter = SeatRequest { held: Some(RaftId(3)), ..lacking(3, "no space left") };
-    ask(&mut world, 3, voter.clone()).unwrap();
+    report(&mut world, 3, failing("no space left")).unwrap();
     assert!(world.message(3).contains("no space left"));
     assert_eq!(world.voters(), 3);
-    let back = SeatRequest { lacks: None, ..voter };
-    assert_eq!(ask(&mut world, 3, back).unwrap(), SeatReply::Seated { raft_id: RaftId(3) });
+    report(&mut world, 3, running).unwrap();
     assert_eq!(world.reason(3), None);
 
-    // Whatever it says, it costs a few hundred bytes.
-    ask(&mut world, 4, lacking(4, &"ä".repeat(500_000))).unwrap();
+    // A worker's report is dropped, and the longest one costs a few hundred bytes.
+    report(&mut world, 5, failing("I am a worker")).unwrap();
+    assert_eq!(world.reason(5), None);
+    report(&mut world, 4, failing(&"ä".repeat(500_000))).unwrap();
     assert!(world.message(4).len() < 2_000);
     let answer = ask(&mut world, 4, request(4)).unwrap();
     assert!(matches!(answer, SeatReply::Seated { .. }), "{answer:?}");
@@ -157,7 +165,6 @@ fn a_member_that_moved_keeps_its_seat_and_its_address_is_replaced() {
         held: Some(RaftId(3)),
         data_lost: None,
         feature_level: FEATURE_LEVEL,
-        lacks: None,
     };
     let answer = ask(&mut world, 3, moved).unwrap();
     assert_eq!(answer, SeatReply::Seated { raft_id: RaftId(3) });
@@ -179,7 +186,6 @@ fn an_address_that_nobody_can_dial_is_invalid() {
             held: None,
             data_lost: None,
             feature_level: FEATURE_LEVEL,
-            lacks: None,
         };
         let ask = world.ask_for_seat(id(4), knock);
         world.keep_seat_answers = true;

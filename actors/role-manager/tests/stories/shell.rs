@@ -235,7 +235,6 @@ async fn a_seat_is_given_after_the_dial_back() {
             held: None,
             data_lost: None,
             feature_level: FEATURE_LEVEL,
-            lacks: None,
         };
         roles.ask(PATIENCE, |reply| RoleManagerMsg::RequestSeat { node: id(4), request, reply }.into()).await
     });

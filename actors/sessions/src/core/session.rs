@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use muster_messages::wire::{
     AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, BYE_SHUTDOWN, HostFrame, PeerCall,
-    Refusal, SeatRequest, SessionFact,
+    ManagerReport, Refusal, SeatRequest, SessionFact,
 };
 use muster_messages::{
     CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, WallTime,
@@ -346,12 +346,12 @@ impl AgentSession {
             },
             AgentAsk::Seat(request) => {
                 let advertise = reachable(&printable(&request.advertise, MAX_TEXT), peer.remote.ip());
-                let lacks = request.lacks.map(|lacks| printable(&lacks, MAX_REASON));
-                let request = SeatRequest { advertise, lacks, ..request };
+                let request = SeatRequest { advertise, ..request };
                 PeerCall::Seat { node: self.node, request }
             }
-            AgentAsk::Lacking { request, lacks } => {
-                PeerCall::Lacking { node: self.node, request, lacks: printable(&lacks, MAX_REASON) }
+            AgentAsk::ReportManager(report) => {
+                let failure = report.failure.map(|failure| printable(&failure, MAX_REASON));
+                PeerCall::ReportManager { node: self.node, report: ManagerReport { failure, ..report } }
             }
         };
         self.asks += 1;

@@ -297,16 +297,17 @@ fn asks_are_relayed_with_the_identity_of_the_connection_and_bounded() {
         held: None,
         data_lost: None,
         feature_level: FEATURE_LEVEL,
-        lacks: None,
     };
     w.frame(AgentFrame::Ask { id: 10, ask: AgentAsk::Seat(request.clone()) });
     assert!(w.said(|e| matches!(e, Effect::CallLeader { call, .. }
         if matches!(&**call, PeerCall::Seat { request, .. } if request.advertise == "192.0.2.7:4400"))));
     w.step(Input::LeaderAnswered { conn: w.conn, id: 10, result: Err(ErrorBody::new(ErrorCode::Unreachable, "")) });
-    let ask = AgentAsk::Lacking { request, lacks: "room on its disk".to_owned() };
+    let failure = Some("no space\u{7} left".to_owned());
+    let ask = AgentAsk::ReportManager(ManagerReport { feature_level: FEATURE_LEVEL, failure });
     w.frame(AgentFrame::Ask { id: 11, ask });
     assert!(w.said(|e| matches!(e, Effect::CallLeader { call, .. }
-        if matches!(&**call, PeerCall::Lacking { node: of, lacks, .. } if *of == node(1) && lacks == "room on its disk"))));
+        if matches!(&**call, PeerCall::ReportManager { node: of, report }
+            if *of == node(1) && report.failure.as_ref().is_some_and(|why| !why.contains('\u{7}'))))));
 }
 
 #[test]

@@ -75,7 +75,6 @@ async fn one_is_promoted_and_stops(who: Who, fuse: Fuse) {
         held: None,
         data_lost: None,
         feature_level: FEATURE_LEVEL,
-        lacks: None,
     };
     let seat = granted(&agent.agent, |reply| AgentMsg::RequestSeat { request: request.clone(), reply }.into()).await;
     assert_eq!(seat, SeatReply::Seated { raft_id: RaftId(7) });

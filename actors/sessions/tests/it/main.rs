@@ -92,7 +92,6 @@ async fn seats_and_questions_travel_both_ways_through_a_session() {
         held: None,
         data_lost: None,
         feature_level: FEATURE_LEVEL,
-        lacks: None,
     };
     let make = |reply| AgentMsg::RequestSeat { request, reply }.into();
     let seat = agent.agent.ask(Duration::from_secs(5), make).await.unwrap();

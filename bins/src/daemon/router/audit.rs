@@ -41,7 +41,7 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
         }
         PeerCall::Api { .. }
         | PeerCall::Seat { .. }
-        | PeerCall::Lacking { .. }
+        | PeerCall::ReportManager { .. }
         | PeerCall::Sessions(_)
         | PeerCall::Actors(_)
         | PeerCall::Clock => None,

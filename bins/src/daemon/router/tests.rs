@@ -41,7 +41,6 @@ fn seat_call() -> PeerCall {
         held: None,
         data_lost: None,
         feature_level: FEATURE_LEVEL,
-        lacks: None,
     };
     PeerCall::Seat { node: node(7), request }
 }

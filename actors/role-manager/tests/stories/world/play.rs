@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::wire::{SeatReply, SeatRequest};
+use muster_messages::wire::{ManagerReport, SeatReply, SeatRequest};
 use muster_messages::*;
 use muster_role_manager::core::*;
 
@@ -382,7 +382,7 @@ impl World {
         }
         let (advertise, data_lost) = (machine.addr.clone(), machine.data_lost.clone());
         let request =
-            SeatRequest { advertise, held: machine.held, data_lost, feature_level: FEATURE_LEVEL, lacks: None };
+            SeatRequest { advertise, held: machine.held, data_lost, feature_level: FEATURE_LEVEL };
         self.ask_for_seat(node, request);
         true
     }
@@ -397,6 +397,14 @@ impl World {
         self.open.insert(ask);
         self.knocks.insert(ask, node);
         self.inputs.push_back(Input::Knocked { ask, node, request });
+        ask
+    }
+
+    pub fn report_manager(&mut self, node: NodeId, report: ManagerReport) -> AskId {
+        self.next_ask += 1;
+        let ask = AskId(self.next_ask);
+        self.open.insert(ask);
+        self.inputs.push_back(Input::Reported { ask, node, report });
         ask
     }
 
