@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use muster_kernel::{Address, Alarm, Cx, Fault, Poke, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
 use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, SeatReply};
-use muster_messages::{ErrorBody, Incarnation, Name, NodeId, RefusalReason, Role, Secret};
+use muster_messages::{ErrorBody, ErrorCode, Incarnation, Name, NodeId, RefusalReason, Role, Secret};
 use muster_pki::Ended;
 use serde_json::{Value, json};
 use tokio::sync::watch;

@@ -8,7 +8,9 @@ use futures_util::future::BoxFuture;
 use muster_gateway::Connection;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
-use muster_messages::wire::{ActorsAsk, AgentAnswer, HostFrame, PeerCall, SeatReply, SessionFact, SignReply, WireError, decode};
+use muster_messages::wire::{
+    ActorsAsk, AgentAnswer, HostFrame, PeerCall, SeatReply, SessionFact, SignReply, WireError, decode,
+};
 use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, millis};
 use serde_json::{Value, json};
 use tokio::time::timeout;

@@ -21,8 +21,8 @@ use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials};
 use muster_messages::wire::{ManagerReport, ReconcilerRequest};
 use muster_messages::{
-    Definition, DefinitionKey, ErrorBody, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release,
-    Replica, level_release,
+    Definition, DefinitionKey, ErrorBody, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica,
+    level_release,
 };
 use muster_raft_member::Outgrown;
 use muster_reconciler::{

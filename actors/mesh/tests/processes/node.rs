@@ -137,12 +137,7 @@ fn raft_probe() -> Recipient<RaftMemberMsg> {
 pub fn call(text: &str) -> PeerCall {
     PeerCall::Seat {
         node: node(0),
-        request: SeatRequest {
-            advertise: text.to_owned(),
-            held: None,
-            data_lost: None,
-            feature_level: FEATURE_LEVEL,
-        },
+        request: SeatRequest { advertise: text.to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL },
     }
 }
 

@@ -5,12 +5,7 @@ use muster_role_manager::core::{Answer, AskId};
 use crate::world::*;
 
 fn request(n: u64) -> SeatRequest {
-    SeatRequest {
-        advertise: format!("127.0.0.1:44{n:02}"),
-        held: None,
-        data_lost: None,
-        feature_level: FEATURE_LEVEL,
-    }
+    SeatRequest { advertise: format!("127.0.0.1:44{n:02}"), held: None, data_lost: None, feature_level: FEATURE_LEVEL }
 }
 fn reply(world: &World, ask: AskId) -> Result<SeatReply, ErrorBody> {
     match world.answers.get(&ask) {
@@ -181,12 +176,8 @@ fn an_address_that_nobody_can_dial_is_invalid() {
         world.machine(4).no_knocks = true;
         world.promote(4);
         world.run_for(secs(1));
-        let knock = SeatRequest {
-            advertise: bad.to_owned(),
-            held: None,
-            data_lost: None,
-            feature_level: FEATURE_LEVEL,
-        };
+        let knock =
+            SeatRequest { advertise: bad.to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
         let ask = world.ask_for_seat(id(4), knock);
         world.keep_seat_answers = true;
         world.turn();

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::wire::{
-    AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, BYE_SHUTDOWN, HostFrame, PeerCall,
-    ManagerReport, Refusal, SeatRequest, SessionFact,
+    AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, BYE_SHUTDOWN, HostFrame, ManagerReport,
+    PeerCall, Refusal, SeatRequest, SessionFact,
 };
 use muster_messages::{
     CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, WallTime,

@@ -292,12 +292,8 @@ fn asks_are_relayed_with_the_identity_of_the_connection_and_bounded() {
     let reply = SignReply { cert_pem: String::new(), root_pem: String::new() };
     w.step(Input::LeaderAnswered { conn: w.conn, id: 0, result: Ok(AgentAnswer::Signed(reply)) });
     assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Answer { id: 0, .. }))));
-    let request = SeatRequest {
-        advertise: "0.0.0.0:4400".to_owned(),
-        held: None,
-        data_lost: None,
-        feature_level: FEATURE_LEVEL,
-    };
+    let request =
+        SeatRequest { advertise: "0.0.0.0:4400".to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
     w.frame(AgentFrame::Ask { id: 10, ask: AgentAsk::Seat(request.clone()) });
     assert!(w.said(|e| matches!(e, Effect::CallLeader { call, .. }
         if matches!(&**call, PeerCall::Seat { request, .. } if request.advertise == "192.0.2.7:4400"))));

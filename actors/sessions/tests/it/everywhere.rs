@@ -70,12 +70,8 @@ async fn one_is_promoted_and_stops(who: Who, fuse: Fuse) {
     eventually("its session has the new certificate", known).await;
     assert_eq!(agent.memory.store().load_credentials().unwrap().unwrap().identity.serial, serial, "written first");
 
-    let request = SeatRequest {
-        advertise: "0.0.0.0:4400".to_owned(),
-        held: None,
-        data_lost: None,
-        feature_level: FEATURE_LEVEL,
-    };
+    let request =
+        SeatRequest { advertise: "0.0.0.0:4400".to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
     let seat = granted(&agent.agent, |reply| AgentMsg::RequestSeat { request: request.clone(), reply }.into()).await;
     assert_eq!(seat, SeatReply::Seated { raft_id: RaftId(7) });
     let told = granted(&host.sessions, |reply| {

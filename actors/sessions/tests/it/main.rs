@@ -87,12 +87,8 @@ async fn seats_and_questions_travel_both_ways_through_a_session() {
     let host = stage.host(M1).await;
     let agent = stage.agent(&[M1]).await;
     agent.has_session().await;
-    let request = SeatRequest {
-        advertise: "0.0.0.0:4400".to_owned(),
-        held: None,
-        data_lost: None,
-        feature_level: FEATURE_LEVEL,
-    };
+    let request =
+        SeatRequest { advertise: "0.0.0.0:4400".to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
     let make = |reply| AgentMsg::RequestSeat { request, reply }.into();
     let seat = agent.agent.ask(Duration::from_secs(5), make).await.unwrap();
     assert_eq!(seat, Ok(SeatReply::Seated { raft_id: RaftId(7) }));

@@ -1,7 +1,8 @@
 use muster_messages::protocol::Reply;
 use muster_messages::wire::LeaseRequest;
 use muster_messages::{
-    ActorState, ClusterId, ClusterRecord, CrashHow, Incarnation, NodeRecord, Revision, Role, Secret, WallTime,
+    ActorState, ClusterId, ClusterRecord, CrashHow, ErrorCode, Incarnation, NodeRecord, Revision, Role, Secret,
+    WallTime,
 };
 use muster_tests::{Probe, Universe};
 

@@ -36,12 +36,8 @@ fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
 }
 fn seat_call() -> PeerCall {
-    let request = wire::SeatRequest {
-        advertise: String::new(),
-        held: None,
-        data_lost: None,
-        feature_level: FEATURE_LEVEL,
-    };
+    let request =
+        wire::SeatRequest { advertise: String::new(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
     PeerCall::Seat { node: node(7), request }
 }
 fn no_such_actor<P: Send + 'static>() -> Recipient<P> {

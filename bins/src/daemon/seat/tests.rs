@@ -66,7 +66,7 @@ impl World {
         self.agent
             .expect("a request for a seat", |msg| match msg {
                 AgentMsg::RequestSeat { request, reply } => Some((request, reply)),
-                AgentMsg::RefusedByPeer { .. } => None,
+                AgentMsg::ReportManager { .. } | AgentMsg::RefusedByPeer { .. } => None,
             })
             .await
     }

@@ -381,8 +381,7 @@ impl World {
             return false;
         }
         let (advertise, data_lost) = (machine.addr.clone(), machine.data_lost.clone());
-        let request =
-            SeatRequest { advertise, held: machine.held, data_lost, feature_level: FEATURE_LEVEL };
+        let request = SeatRequest { advertise, held: machine.held, data_lost, feature_level: FEATURE_LEVEL };
         self.ask_for_seat(node, request);
         true
     }
