@@ -1,7 +1,10 @@
 //! Looking into processes while they work, hang and fail.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use muster_messages::Role;
@@ -97,6 +100,43 @@ fn no_series_are_left_of_paths_that_are_gone_and_sessions_are_one_path_together(
         !scraped(&mut world, &leader).contains("node/manager/leader/")
     });
     assert!(scraped(&mut world, &follower).contains(r#"{path="node/manager/leader/role-manager"}"#));
+}
+
+const METRICS: &str = "docs/metrics.md";
+
+/// Every series that a leader, which audits, exports, with its type and its help. A number that an actor's view no longer has
+/// would leave its series out.
+#[test]
+#[ignore = "full tier"]
+fn every_exported_series_is_in_the_list_of_metrics() {
+    let mut world = World::with_settings("[audit]\nfile = \"audit.log\"\n", 1, 1);
+    let text = scraped(&mut world, "n1");
+    let mut list = String::from(
+        "# Metrics\n\nEvery series of `musterd`'s `/metrics`. Those of Raft, of leases and of elections come from managers; those of \
+         leases and elections, of nodes' roles and of coordinated elections from the leader alone. `/metrics` answers in OpenMetrics' or in \
+         Prometheus' text format, as the scraper prefers.\n\nThis list is generated from a running leader: `UPDATE=1 cargo test -p \
+         muster --test processes -- --ignored every_exported_series`.\n\n| series | type | meaning |\n|---|---|---|\n",
+    );
+    let described = |kind: &str| -> BTreeMap<String, String> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix("# ")?.strip_prefix(kind)?.strip_prefix(' '));
+        lines.filter_map(|line| line.split_once(' ')).map(|(name, of)| (name.to_owned(), of.to_owned())).collect()
+    };
+    let helps = described("HELP");
+    for (name, kind) in described("TYPE") {
+        let help = helps.get(&name).map_or("", |help| help.trim_end_matches('.'));
+        writeln!(list, "| `{name}` | {kind} | {help} |").expect("a string takes it");
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(METRICS);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &list).expect("the list can be written");
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = list
+        .lines()
+        .filter(|line| !written.lines().any(|other| other == *line))
+        .chain(written.lines().filter(|line| !list.lines().any(|other| other == *line)));
+    let differs: Vec<&str> = differs.collect();
+    assert!(differs.is_empty(), "{METRICS} is out of date; write it again with UPDATE=1 and review: {differs:#?}");
 }
 
 /// How long the disk of the next story hangs at least.
