@@ -69,6 +69,7 @@ fn requests(token: &str) -> Vec<Request> {
         Request::Status { fresh: true },
         Request::NodeList { fresh: true },
         Request::NodeInspect { node: node(), fresh: true },
+        Request::NodeWatch { node: node(), seen: 0, wait_ms: 0 },
         Request::TokenList,
         Request::CertList,
         Request::CertRotate { node: node() },
@@ -120,6 +121,7 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         Request::Status { .. }
         | Request::NodeList { .. }
         | Request::NodeInspect { .. }
+        | Request::NodeWatch { .. }
         | Request::SetRole { .. }
         | Request::NodeRemove { .. }
         | Request::NodeUpdate { .. }

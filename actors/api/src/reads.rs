@@ -95,6 +95,29 @@ impl Service {
         }
     }
 
+    /// Waits for a change of the node here, so that the leader is asked when there is something new to be read; what only the
+    /// leader knows, a failed dial-back for example, is read after `wait` at the latest.
+    pub(crate) async fn watch_node(
+        &self,
+        manager: &ManagerPorts,
+        asked: &Asked,
+        node: &str,
+        seen: u64,
+        wait: Duration,
+    ) -> Result<String, ErrorBody> {
+        let mut changes = manager.replica.clone();
+        let id = resolve(&changes.borrow().tables, node).ok().map(|record| record.id);
+        let digest = |replica: &Replica| id.map_or(0, |id| core::node_digest(&replica.tables, id));
+        let changed = changes.wait_for(|replica| digest(replica) != seen);
+        let _in_time = tokio::time::timeout(wait.min(asked.left()), changed).await.is_ok();
+        // Before the leader is asked: a change in between ends the next wait at once.
+        let seen = digest(&manager.replica.borrow());
+        let mut inspect = asked.clone();
+        inspect.request = Request::NodeInspect { node: node.to_owned(), fresh: false };
+        let node = self.staleable_read(manager, &inspect, false).await?;
+        Ok(format!("{{\"seen\":{seen},\"node\":{node}}}"))
+    }
+
     fn render_stale(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
         let replica = manager.replica.borrow().clone();
         let as_of = replica.tables.last_event().map_or_else(|| muster_kernel::Clock.wall(), |e| e.at);

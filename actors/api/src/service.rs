@@ -235,6 +235,9 @@ impl Service {
         let Some(manager) = manager else {
             return self.without_manager_half(asked, &facts).await;
         };
+        if let Request::NodeWatch { node, seen, wait_ms } = &asked.request {
+            return self.watch_node(&manager, asked, node, *seen, Duration::from_millis(*wait_ms)).await;
+        }
         if let Request::Lease(watch @ LeaseRequest::Watch { .. }) = &asked.request {
             return self.watch_lease(&manager, asked, watch).await;
         }

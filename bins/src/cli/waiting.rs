@@ -1,23 +1,24 @@
-//! Waiting until a role change is in force: a level that is looked at, never an edge that could be missed.
+//! Waiting until a role change is in force. The node's state is watched, so that no change is missed.
 
 use std::time::{Duration, Instant};
 
 use muster_client::{Client, Failure, Outcome, Progress, left_to_do, parse, progress};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, NodeView, Role};
+use muster_messages::{ErrorCode, NodeWatched, Role, millis};
 use serde_json::json;
 
-/// How often a waiting command looks. A promotion takes about 100 ms; a look costs the daemon far under 1 ms.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
-
-/// How long one look may take: one that hangs, in the middle of a change of leader say, is made again.
-const LOOK_WITHIN: Duration = Duration::from_secs(5);
+/// The longest time between two answers: reasons that only the leader knows change without a change of the node.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+/// The shortest time between two requests.
+const MIN_PAUSE: Duration = Duration::from_millis(5);
+/// How long one request may take: one that hangs, during a change of leader for example, is repeated.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A reason that is over sooner is not worth a line.
 const WORTH_A_LINE: Duration = Duration::from_millis(500);
 
-/// Looks at a node until its change is in force, and says what it waits for, once for each reason. What was accepted goes
-/// on when the time is up. Returns what is left for a node that is down to do when it returns.
+/// Watches a node until its change is in force, and reports what it waits for, once for each reason. An accepted change
+/// continues when the time is up. Returns what is left for a node that is down to do when it returns.
 pub async fn wait_until_settled(
     client: &mut Client,
     node: &str,
@@ -27,6 +28,7 @@ pub async fn wait_until_settled(
 ) -> Outcome<Option<String>> {
     let mut last = "no manager has answered yet".to_owned();
     let mut reasons = Reasons::new(Instant::now());
+    let mut seen = 0;
     loop {
         if reasons.is_news(&last, Instant::now()) {
             say(&last);
@@ -39,12 +41,13 @@ pub async fn wait_until_settled(
             )
             .with_details(json!({"node": node, "reason": last})));
         }
-        let request = Request::NodeInspect { node: node.to_owned(), fresh: false };
-        match client.call_within(request, left.min(LOOK_WITHIN)).await {
+        let request = Request::NodeWatch { node: node.to_owned(), seen, wait_ms: millis(WATCH_INTERVAL) };
+        match client.call_within(request, left.min(WATCH_TIMEOUT)).await {
             Ok(text) => {
-                let seen = parse::<NodeView>(&text)?;
-                match progress(&seen, role) {
-                    Progress::Settled => return Ok(left_to_do(&seen, role)),
+                let watched = parse::<NodeWatched>(&text)?;
+                seen = watched.seen;
+                match progress(&watched.node, role) {
+                    Progress::Settled => return Ok(left_to_do(&watched.node, role)),
                     Progress::Waiting(reason) => last = reason,
                     Progress::Overridden => {
                         let other = format!("the desired role was changed to {} by another request", other_than(role));
@@ -57,7 +60,7 @@ pub async fn wait_until_settled(
             Err(failure) if failure.is(ErrorCode::TimedOut) => last = failure.message,
             Err(failure) => return Err(failure),
         }
-        tokio::time::sleep(LOOK_EVERY.min(left)).await;
+        tokio::time::sleep(MIN_PAUSE.min(left)).await;
     }
 }
 

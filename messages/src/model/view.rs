@@ -93,6 +93,14 @@ pub struct CertificateView {
     pub not_after: Option<WallTime>,
 }
 
+/// The answer to [`NodeWatch`](crate::wire::Request::NodeWatch).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeWatched {
+    /// Stands for what the answering process had applied of the node; the next request gives it back.
+    pub seen: u64,
+    pub node: NodeView,
+}
+
 /// NODE of the contract.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeView {

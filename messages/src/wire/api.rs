@@ -49,7 +49,7 @@ pub enum Request {
     NodeList { fresh: bool },
     /// `fresh` as in `Status`. Read: repeat freely.
     NodeInspect { node: NodeRef, fresh: bool },
-    /// Sets the desired role. Already set: `"changed":false`. Waiting is the client's: it polls `NodeInspect`. Write:
+    /// Sets the desired role. Already set: `"changed":false`. Waiting is the client's, with `NodeWatch`. Write:
     /// by request id, see [`Request`]. Repeated under another id: set again, the last one written wins.
     SetRole { node: NodeRef, role: Role },
     /// Answered when the removal is complete. Write: by request id, see [`Request`]. Repeated while it is in progress:
@@ -128,6 +128,10 @@ pub enum Request {
     /// stay. Write: by request id, see [`Request`]. Repeated under the same id and with the same key: another
     /// certificate in place of the first. Repeated under another id: renewed again.
     UserRenew { name: Name, ttl_ms: Option<u64>, csr_pem: String },
+    /// Like `NodeInspect`, once what the answering process has applied of the node is not what `seen` stands for (0:
+    /// nothing), or after `wait_ms`. Answered with a [`NodeWatched`](crate::model::NodeWatched). Read: repeat freely,
+    /// with the `seen` of the last answer; no change between two requests is missed.
+    NodeWatch { node: NodeRef, seen: u64, wait_ms: u64 },
 }
 
 /// A list that may be too long for one answer.

@@ -118,7 +118,7 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
     let (verb, object) = match request {
         Request::Status { .. } => ("status", cluster()),
         Request::NodeList { .. } => ("node.list", cluster()),
-        Request::NodeInspect { node: of, .. } => ("node.inspect", node(of)),
+        Request::NodeInspect { node: of, .. } | Request::NodeWatch { node: of, .. } => ("node.inspect", node(of)),
         Request::SetRole { node: of, role: Role::Manager } => ("node.promote", node(of)),
         Request::SetRole { node: of, role: Role::Worker } => ("node.demote", node(of)),
         Request::NodeRemove { node: of, force: false } => ("node.remove", node(of)),

@@ -39,6 +39,7 @@ pub fn kind_of(request: &Request) -> Kind {
         Request::Status { .. }
         | Request::NodeList { .. }
         | Request::NodeInspect { .. }
+        | Request::NodeWatch { .. }
         | Request::BlocklistList { .. }
         | Request::RaftStatus { .. } => Kind::StaleableRead,
         Request::CertList | Request::CaShow | Request::UserList | Request::Events { .. } | Request::Contact => {
@@ -112,6 +113,7 @@ pub fn right_to(request: &Request) -> Right {
         Request::Portion { of, fresh, .. } => right_to(&of.whole(*fresh)),
         Request::NodeList { .. }
         | Request::NodeInspect { .. }
+        | Request::NodeWatch { .. }
         | Request::BlocklistList { .. }
         | Request::RaftStatus { .. }
         | Request::CertList

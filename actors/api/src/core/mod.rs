@@ -15,5 +15,5 @@ pub use self::authorize::{
 };
 pub use self::checks::{labels_are_the_operators, lives_a_while};
 pub use self::portions::{portion, user};
-pub use self::resolve::{node_of, node_ref_is_sane, resolve, resolve_firmly};
+pub use self::resolve::{node_digest, node_of, node_ref_is_sane, resolve, resolve_firmly};
 pub use self::views::*;

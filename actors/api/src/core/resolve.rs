@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use muster_messages::wire::{ActorsOf, Request};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, NodeRecord, SHORTEST_ID_PREFIX, Tables};
+use muster_messages::wire::{ActorsOf, Request, encode_stored};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, NodeRecord, SHORTEST_ID_PREFIX, Tables, request_digest};
 
 /// The shortest beginning of an id for what cannot be undone: as many digits as lists of events show.
 const FIRM_PREFIX: usize = 8;
@@ -31,6 +31,7 @@ pub fn node_ref_is_sane(reference: &str) -> Result<(), ErrorBody> {
 pub fn node_of(request: &Request) -> Option<&str> {
     match request {
         Request::NodeInspect { node, .. }
+        | Request::NodeWatch { node, .. }
         | Request::SetRole { node, .. }
         | Request::NodeRemove { node, .. }
         | Request::NodeUpdate { node, .. }
@@ -41,6 +42,13 @@ pub fn node_of(request: &Request) -> Option<&str> {
         | Request::Actors { node: ActorsOf::Node(node), .. } => Some(node),
         _ => None,
     }
+}
+
+/// Stands for what this replica shows of a node. Never 0, and the same in every process that shows the same.
+pub fn node_digest(tables: &Tables, node: NodeId) -> u64 {
+    let shown = (tables.nodes.get(&node).map(|record| &**record), tables.seat_of(node));
+    let bytes = encode_stored(&shown).unwrap_or_default();
+    request_digest(&[&bytes]).max(1)
 }
 
 /// The node that `reference` names, for what cannot be undone: promotions, demotions, removals, new names. One wrong letter
