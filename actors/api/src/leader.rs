@@ -75,3 +75,7 @@ impl LeaderSearch {
         true
     }
 }
+
+#[cfg(test)]
+#[path = "leader_tests.rs"]
+mod tests;

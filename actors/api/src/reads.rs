@@ -248,3 +248,7 @@ fn users(replica: &Replica) -> Value {
     let items: Vec<Value> = replica.tables.users.values().map(core::user).collect();
     json!({"items": items})
 }
+
+#[cfg(test)]
+#[path = "reads_tests.rs"]
+mod tests;
